@@ -1,0 +1,158 @@
+"""The contracts: what every actor, learner, worker and agent promises to the rest.
+
+One iteration of acting and one of learning, in the order in which the calls are made::
+
+    timestep = environment.reset()                      # [B, ...], every lane FIRST
+    actor.observe_first(timestep)
+    while True:
+        action = actor.select_action(timestep.observation)
+        timestep = environment.step(action)
+        actor.observe(action, timestep)
+        actor.update()
+
+    for sample in dataset:                              # ReplaySample, batch first
+        result = learner.step(sample)
+        if result.priorities is not None:
+            client.update_priorities(table, sample.info.key, result.priorities)
+
+Actors and learners know nothing of each other: they meet through replay and a variable source only.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from framework.types import Nest, StepResult
+
+State = TypeVar("State")
+
+
+class Actor(abc.ABC):
+    """Acts for the B lanes of one batched environment at once."""
+
+    @abc.abstractmethod
+    def select_action(self, observation: Nest) -> Nest:
+        """Chooses one action per lane: nest of ``[B, ...]`` to nest of ``[B, ...]``."""
+
+    @abc.abstractmethod
+    def observe_first(self, timestep: Any) -> None:
+        """Takes the time step of ``environment.reset()``; every lane is FIRST."""
+
+    @abc.abstractmethod
+    def observe(self, action: Nest, next_timestep: Any) -> None:
+        """Takes what the environment answered to ``action``.
+
+        Lanes whose ``next_timestep`` is FIRST have just been reset: their action was ignored by the
+        environment and is no transition.
+        """
+
+    @abc.abstractmethod
+    def update(self, wait: bool = False) -> None:
+        """Pulls newer parameters if there are any; with ``wait``, not before the source answered."""
+
+
+class Policy(abc.ABC):
+    """A pure step from observations to actions: it owns no adder, no variables and no clock."""
+
+    @abc.abstractmethod
+    def initial_state(self, batch_size: int) -> Nest:
+        """The recurrent state of ``batch_size`` lanes at the start of an episode; ``()`` if none."""
+
+    @abc.abstractmethod
+    def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
+        """``(observation [B, ...], state)`` to ``(action [B, ...], extras [B, ...], next state)``."""
+
+
+class VariableSource(abc.ABC):
+    """Hands out named parameters with a version that only grows."""
+
+    @abc.abstractmethod
+    def get_variables(
+        self, names: Sequence[str] = (), newer_than: int = -1
+    ) -> tuple[int, dict[str, Any]] | None:
+        """``(version, {name: nest of numpy arrays})``, or None if nothing is newer than asked for.
+
+        Args:
+          names: which variables; none named means all of them. An unknown name is a KeyError.
+          newer_than: the version that the caller has; -1 if it has none.
+        """
+
+
+class Saveable(abc.ABC, Generic[State]):
+    """Has a state that a checkpoint keeps."""
+
+    @abc.abstractmethod
+    def save(self) -> State:
+        """A snapshot that later changes of this object do not touch."""
+
+    @abc.abstractmethod
+    def restore(self, state: State) -> None:
+        """Continues from what ``save`` returned, here or in another process."""
+
+
+class Learner(VariableSource, Saveable):
+    """Turns batches into parameters. Who drives it owns the data, the logs and the checkpoints."""
+
+    @abc.abstractmethod
+    def step(self, batch: Any) -> StepResult:
+        """One update from a ``ReplaySample`` whose leaves are ``[N, ...]`` or ``[N, T, ...]``."""
+
+
+class Worker(abc.ABC):
+    """What sits in a node of a program and does its work one step at a time."""
+
+    def ready(self) -> bool:
+        """Whether ``step()`` would go through without blocking. The serial engine asks this."""
+        return True
+
+    @abc.abstractmethod
+    def step(self) -> None:
+        """One unit of work. May block (on replay, say); must end soon after the program is stopped."""
+
+    def run(self) -> None:
+        """Steps until the program is stopped."""
+        import launch
+
+        stopped = launch.stop_event()
+        while not stopped.is_set():
+            self.step()
+
+
+class Agent(abc.ABC):
+    """How the parts of one agent are made. ``framework.programs`` wires them into a graph.
+
+    Every method is called in the process that uses the part, on every engine::
+
+        networks = agent.make_networks(spec)
+        tables = agent.make_tables(spec)                # in the replay node
+        adder = agent.make_adder(client, spec)          # in each actor
+        policy = agent.make_policy(networks)
+        dataset = agent.make_dataset(client)            # in the learner
+        learner = agent.make_learner(networks, spec)
+    """
+
+    @abc.abstractmethod
+    def make_networks(self, spec: Any) -> Any:
+        """The torch module that holds all of the agent's parameters, on the CPU."""
+
+    @abc.abstractmethod
+    def make_policy(self, networks: Any, evaluation: bool = False) -> Policy:
+        """The policy that acts with ``networks``: exploring, or greedy if ``evaluation``."""
+
+    @abc.abstractmethod
+    def make_tables(self, spec: Any) -> list[Any]:
+        """The ``replay.Table``s of this agent; their rate limiters set the replay ratio."""
+
+    @abc.abstractmethod
+    def make_adder(self, client: Any, spec: Any) -> Any:
+        """What turns the experience of B lanes into items of the tables."""
+
+    @abc.abstractmethod
+    def make_dataset(self, client: Any) -> Any:
+        """An iterator of ``ReplaySample`` on the learner's device."""
+
+    @abc.abstractmethod
+    def make_learner(self, networks: Any, spec: Any) -> Learner:
+        """The learner that updates ``networks``."""

@@ -1,0 +1,52 @@
+"""The data that travels between the parts, as named tuples of arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# A tree of dicts, lists, tuples and named tuples with arrays at its leaves (dm-tree's meaning).
+Nest = Any
+
+
+class Transition(NamedTuple):
+    """One n-step transition, or a batch of them with a leading ``[N]``.
+
+    ``reward`` is the discounted n-step sum and ``discount`` carries one factor fewer than it has steps, so
+    that a learner bootstraps with ``reward + gamma * discount * value(next_observation)``.
+    """
+
+    observation: Nest
+    action: Nest
+    reward: Nest
+    discount: Nest
+    next_observation: Nest
+    extras: Nest = ()
+
+
+class Step(NamedTuple):
+    """Rows of an episode: ``[T, ...]`` in an item, ``[N, T, ...]`` in a batch.
+
+    ``reward`` and ``discount`` are those that resulted from ``action``; ``extras`` belong to the time of
+    ``observation``. ``mask`` (float32) is 1 on real transitions, 0 on padding and on the closing row, which
+    holds the last observation of an episode with zero action, reward and discount.
+    """
+
+    observation: Nest
+    action: Nest
+    reward: Nest
+    discount: Nest
+    start_of_episode: Nest
+    extras: Nest = ()
+    mask: Nest = ()
+
+
+class StepResult(NamedTuple):
+    """What one learner step gave.
+
+    Attributes:
+      metrics: name to scalar; may be tensors still on the device, read only when logged.
+      priorities: ``[N]`` new priorities of the batch's items, or None.
+    """
+
+    metrics: dict[str, Any]
+    priorities: Any = None

@@ -1,0 +1,62 @@
+"""Packaging of Repertory. What is tested together, to the exact version, stands in ``constraints/``."""
+
+from setuptools import find_packages, setup
+
+TEST = [
+    "pytest>=8",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
+    "scipy",
+    "ruff",
+    "mypy",
+]
+
+setup(
+    name="repertory",
+    version="0.1.0",
+    description="Actor-model reinforcement learning in PyTorch with a Reverb-style replay server",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["framework*", "agents*", "launch*"]),
+    install_requires=[
+        "numpy>=1.23",
+        "dm-env>=1.6",
+        "dm-tree>=0.1.8",
+        "torch>=2.4",
+        "gymnasium[classic-control]>=1.0",
+        "pyzmq>=26",
+        "msgpack>=1",
+        "cloudpickle>=2.2",
+        "psutil>=5.9",
+        "tyro>=0.8",
+        "rich>=13",
+        "tensorboard>=2.8",
+        "matplotlib>=3.7",
+        "imageio[ffmpeg]>=2.31",
+        "lz4>=4",
+    ],
+    extras_require={
+        "test": TEST,
+        "atari": ["ale-py>=0.10", "opencv-python-headless>=4.8"],
+        "mujoco": ["gymnasium[mujoco]>=1.0"],
+        "dm-control": ["dm-control>=1.0.20"],
+        "ray": ["ray>=2.40"],
+        "reverb": ["dm-reverb>=0.7.2", "tensorflow>=2.8,<2.16", "numpy<2"],
+        "deepmind": [
+            "dm-launchpad==0.5.2",
+            "dm-reverb==0.7.2",
+            "tensorflow-cpu==2.8.4",
+            "protobuf<3.21",
+            "numpy<1.24",
+        ],
+    },
+    entry_points={"console_scripts": ["repertory=agents.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
