@@ -1,0 +1,20 @@
+"""Loggers: rows of named scalars to the terminal and to files. Nothing written is dropped.
+
+::
+
+    with JsonlLogger("run/metrics.jsonl") as log:
+        log.write({"label": "learner", "learner_steps": 100, "loss": 0.25, "time/steps_per_second": 812.0})
+"""
+
+from framework.loggers.aggregate import Aggregator as Aggregator
+from framework.loggers.aggregate import aggregate as aggregate
+from framework.loggers.base import TIME_PREFIX as TIME_PREFIX
+from framework.loggers.base import Dispatcher as Dispatcher
+from framework.loggers.base import InMemoryLogger as InMemoryLogger
+from framework.loggers.base import LabelledLogger as LabelledLogger
+from framework.loggers.base import Logger as Logger
+from framework.loggers.base import to_scalars as to_scalars
+from framework.loggers.base import without_times as without_times
+from framework.loggers.jsonl import JsonlLogger as JsonlLogger
+from framework.loggers.jsonl import read_jsonl as read_jsonl
+from framework.loggers.terminal import TerminalLogger as TerminalLogger

@@ -1,0 +1,128 @@
+"""What a logger is: ``write`` takes one row of named scalars, ``close`` ends it with nothing lost.
+
+Rows are flat dicts. Names that start with ``time/`` (seconds, rates, dates) are the only ones whose values may
+differ between two serial runs of one seed.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TIME_PREFIX = "time/"
+Scalar = bool | int | float | str | None
+Row = dict[str, Scalar]
+
+
+class Logger(abc.ABC):
+    """Takes rows of metrics. Use it in a ``with`` block or call ``close``."""
+
+    @abc.abstractmethod
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Takes one row: name to number, string, bool, None, or a 0-d array or tensor."""
+
+    def flush(self) -> None:
+        """Brings everything written so far to where it is kept."""
+
+    def close(self) -> None:
+        """Flushes and lets go of files. A second call does nothing."""
+        self.flush()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+
+class Dispatcher(Logger):
+    """Writes every row to each of several loggers."""
+
+    def __init__(self, loggers: Sequence[Logger]):
+        self._loggers = list(loggers)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        plain = to_scalars(row)
+        for logger in self._loggers:
+            logger.write(plain)
+
+    def flush(self) -> None:
+        for logger in self._loggers:
+            logger.flush()
+
+    def close(self) -> None:
+        """Closes all of them; the first error is raised when all had their turn."""
+        first: BaseException | None = None
+        for logger in self._loggers:
+            try:
+                logger.close()
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+
+class InMemoryLogger(Logger):
+    """Keeps the rows in ``rows``; for tests and notebooks."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(to_scalars(row))
+
+
+class LabelledLogger(Logger):
+    """Adds constant entries, the label of a node for instance, to every row."""
+
+    def __init__(self, logger: Logger, **constants: Scalar):
+        self._logger = logger
+        self._constants = constants
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._logger.write({**self._constants, **row})
+
+    def flush(self) -> None:
+        self._logger.flush()
+
+    def close(self) -> None:
+        self._logger.close()
+
+
+def to_scalars(row: Mapping[str, Any]) -> Row:
+    """The row with plain Python values. ValueError names the entry that is no scalar."""
+    return {name: _to_scalar(name, value) for name, value in row.items()}
+
+
+def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a row that two serial runs of one seed have in common."""
+    return {name: value for name, value in row.items() if not name.startswith(TIME_PREFIX)}
+
+
+def format_value(value: Scalar) -> str:
+    """A short text for people: ``1337``, ``42.000``, ``1.2e-05``, ``foo``."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    if value != 0 and not 1e-3 <= abs(value) < 1e7:
+        return f"{value:.3g}"
+    return f"{value:.3f}"
+
+
+def _to_scalar(name: str, value: Any) -> Scalar:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    item = getattr(value, "item", None)  # numpy and torch scalars, 0-d arrays, one-element tensors
+    if item is None or getattr(value, "size", 1) == 0 or getattr(value, "ndim", 0) > 0:
+        shape = getattr(value, "shape", None)
+        what = (
+            f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else type(value).__name__
+        )
+        raise ValueError(f"Metric {name!r} is a {what}; expected a scalar. Log its mean or norm instead.")
+    plain = item()
+    if not isinstance(plain, bool | int | float | str):
+        raise ValueError(f"Metric {name!r} is a {type(plain).__name__}; expected a number, string or bool.")
+    return plain

@@ -1,0 +1,72 @@
+"""One JSON object per line: columns may appear at any time, a cut last line costs only itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from framework.loggers.base import Logger, Row, Scalar, to_scalars
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class JsonlLogger(Logger):
+    """Appends rows to ``path``; every row is handed to the operating system before ``write`` returns.
+
+    NaN and infinities become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, so that every line is
+    JSON to any reader; ``read_jsonl`` turns them back.
+
+    Args:
+      path: the file; its folder is made. An existing file is continued.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        _end_cut_line(self._path)
+        self._file = open(self._path, "a", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        if self._file.closed:
+            raise ValueError(f"JsonlLogger({self._path}): write after close.")
+        plain = {name: _to_json(value) for name, value in to_scalars(row).items()}
+        self._file.write(json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: str | os.PathLike) -> Iterator[Row]:
+    """The rows of a file. A broken line is left out with a warning that gives its number."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                warnings.warn(f"{path}:{number}: left out a line that is not JSON ({error}).")
+                continue
+            yield {name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+                   for name, value in row.items()}  # fmt: skip
+
+
+def _to_json(value: Scalar) -> Scalar:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value
+
+
+def _end_cut_line(path: Path) -> None:
+    # A run that was killed may have left half a line; the next row must not be glued to it.
+    if path.exists() and path.stat().st_size:
+        with open(path, "rb+") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
