@@ -1,0 +1,306 @@
+"""ZeroMQ sockets that only the nodes of one program can reach.
+
+Every program has one random key pair (`CurveKeys`), known to its nodes only. What keeps strangers out
+depends on where a socket lives:
+
+- ``ipc://`` lives in a directory of mode 0700: the kernel lets nobody in but the user (and root). Peers
+  show a token that is derived from the keys (ZeroMQ's PLAIN handshake), so that two programs of one user
+  cannot meet by mistake either. There is no encryption: the bytes never leave the kernel, and CURVE would
+  cost several times the price of the call for large arrays.
+- ``tcp://`` uses CURVE: authenticated encryption, and only a client that shows the program's own key is let
+  in. Without keys a tcp socket may only be bound to the loopback interface.
+
+In both cases ZeroMQ finishes the handshake before it hands over any frame: what a peer without the key
+sends is never parsed. The answer "may this peer come in" is given by one thread a process
+(`Authenticator`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+DEFAULT_MAX_FRAME_BYTES = 1 << 30
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_USER = b"launch"
+# Longest path of a unix socket that the kernel takes (108 bytes with the closing zero).
+_MAX_IPC_PATH = 107
+
+
+@dataclass(frozen=True)
+class CurveKeys:
+    """The key pair of a program; both halves are secret to its nodes. Never printed.
+
+    Attributes:
+      public: 40 characters of Z85, as ``zmq.curve_keypair()`` gives them.
+      secret: the same.
+    """
+
+    public: bytes = field(repr=False)
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> CurveKeys:
+        """A new random pair."""
+        public, secret = zmq.curve_keypair()
+        return cls(public=public, secret=secret)
+
+    @property
+    def token(self) -> bytes:
+        """What a peer shows on ``ipc://``; says nothing about the keys."""
+        return self._derive(b"launch-token")
+
+    @property
+    def domain(self) -> bytes:
+        """The name under which the authenticator knows this program; not a secret."""
+        return self._derive(b"launch-domain")[:24]
+
+    def _derive(self, purpose: bytes) -> bytes:
+        return hashlib.blake2b(self.secret, digest_size=32, person=purpose).hexdigest().encode()
+
+
+class Authenticator(threading.Thread):
+    """Answers libzmq's question whether a peer may come in (ZAP, https://rfc.zeromq.org/spec/27/).
+
+    Attributes:
+      refused: how many peers were turned away since the process began.
+    """
+
+    def __init__(self, context: zmq.Context) -> None:
+        super().__init__(name="launch-authenticator", daemon=True)
+        self.refused = 0
+        self._programs: dict[bytes, CurveKeys] = {}
+        self._socket = context.socket(zmq.REP)
+        self._socket.linger = 0
+        self._socket.bind(_ZAP_ENDPOINT)
+
+    def admit(self, keys: CurveKeys) -> None:
+        """Lets the peers of a program in from now on."""
+        self._programs[keys.domain] = keys
+
+    def run(self) -> None:
+        while True:
+            try:
+                request = self._socket.recv_multipart()
+            except zmq.ContextTerminated:
+                self._socket.close()
+                return
+            version, request_id = request[:2]
+            allowed = self._may_enter(request[2], request[5], request[6:])
+            self.refused += not allowed
+            code, text = (b"200", b"OK") if allowed else (b"400", b"not a peer of this program")
+            self._socket.send_multipart([version, request_id, code, text, _USER if allowed else b"", b""])
+
+    def _may_enter(self, domain: bytes, mechanism: bytes, credentials: list[bytes]) -> bool:
+        keys = self._programs.get(domain)
+        if keys is None:
+            return False
+        if mechanism == b"PLAIN" and len(credentials) == 2:
+            return credentials[0] == _USER and hmac.compare_digest(credentials[1], keys.token)
+        if mechanism == b"CURVE" and len(credentials) == 1:
+            return hmac.compare_digest(credentials[0], z85.decode(keys.public))
+        return False
+
+
+class _Process:
+    """The ZeroMQ context of this process and its authenticator; made anew after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid: int | None = None
+        self._context: zmq.Context | None = None
+        self._authenticator: Authenticator | None = None
+
+    def context(self) -> zmq.Context:
+        with self._lock:
+            if self._context is None or self._pid != os.getpid():
+                self._context, self._authenticator, self._pid = zmq.Context(), None, os.getpid()
+            return self._context
+
+    def authenticator(self) -> Authenticator:
+        context = self.context()
+        with self._lock:
+            if self._authenticator is None:
+                self._authenticator = Authenticator(context)
+                self._authenticator.start()
+            return self._authenticator
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=lambda: setattr(_process, "_lock", threading.Lock()))
+
+
+def context() -> zmq.Context:
+    """The ZeroMQ context that this process uses for all sockets of programs."""
+    return _process.context()
+
+
+def refused_peers() -> int:
+    """How many peers this process has turned away because they did not know the key."""
+    return _process.authenticator().refused
+
+
+def make_private_directory() -> str:
+    """A new directory of mode 0700 for ``ipc://`` sockets; `remove_private_directory` takes it away."""
+    candidates = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
+    for parent in candidates:
+        # Room for "/" + "lp-xxxxxxxx" + "/" + a file name of 60 characters.
+        if parent and len(parent) <= _MAX_IPC_PATH - 73 and os.access(parent, os.W_OK | os.X_OK):
+            return tempfile.mkdtemp(prefix="lp-", dir=parent)  # mkdtemp makes it 0700
+    raise ValueError(f"no directory for sockets: tried {candidates}; set TMPDIR to a short, writable path")
+
+
+def remove_private_directory(path: str) -> None:
+    """Takes away what `make_private_directory` made; nothing happens if it is gone already."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def make_server_socket(
+    address: str,
+    curve: CurveKeys | None,
+    *,
+    socket_type: int = zmq.ROUTER,
+    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+) -> zmq.Socket:
+    """A bound socket that lets in only peers that know ``curve``.
+
+    Args:
+      address: ``ipc://<path in a directory of mode 0700>`` or ``tcp://<interface>:<port or *>``.
+      curve: the keys of the program. None lets every local peer in, and is an error unless the address is
+        ipc or loopback.
+      socket_type: ROUTER unless another is asked for.
+      max_frame_bytes: a peer that sends a larger frame is disconnected.
+
+    Returns:
+      The socket; `bound_address` tells where clients connect to.
+
+    Raises:
+      ValueError: an address of another kind, or an open interface without keys.
+      PermissionError: the directory of an ipc address is open to other users.
+    """
+    transport = check_address(address, curve)
+    socket = context().socket(socket_type)
+    try:
+        _set_common_options(socket)
+        socket.maxmsgsize = max_frame_bytes
+        if socket_type == zmq.ROUTER:
+            socket.router_mandatory = True  # sending to a peer that has gone is an error, not a silent loss
+        if curve is not None:
+            _process.authenticator().admit(curve)
+            socket.zap_domain = curve.domain
+            if transport == "ipc":
+                socket.plain_server = True
+            else:
+                socket.curve_server = True
+                socket.curve_secretkey = curve.secret
+        if transport == "ipc":
+            old = address[len("ipc://") :]
+            if os.path.exists(old):  # left by an earlier life of this node
+                os.unlink(old)
+        socket.bind(address)
+    except BaseException:
+        socket.close(linger=0)
+        raise
+    return socket
+
+
+def make_client_socket(
+    address: str,
+    curve: CurveKeys | None,
+    *,
+    socket_type: int = zmq.DEALER,
+    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+) -> zmq.Socket:
+    """A socket connected to a server; it connects again, by itself, when the server comes back.
+
+    Connecting does not wait for the server. The arguments and errors are those of `make_server_socket`.
+    """
+    transport = check_address(address, curve, connecting=True)
+    socket = context().socket(socket_type)
+    try:
+        _set_common_options(socket)
+        socket.maxmsgsize = max_frame_bytes
+        socket.reconnect_ivl = 10
+        socket.reconnect_ivl_max = 500
+        if curve is not None:
+            if transport == "ipc":
+                socket.plain_username = _USER
+                socket.plain_password = curve.token
+            else:
+                socket.curve_serverkey = curve.public
+                socket.curve_publickey = curve.public
+                socket.curve_secretkey = curve.secret
+        socket.connect(address)
+    except BaseException:
+        socket.close(linger=0)
+        raise
+    return socket
+
+
+def bound_address(socket: zmq.Socket) -> str:
+    """Where a server socket is really bound, its port filled in."""
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.rstrip(b"\0").decode()
+
+
+def check_address(address: str, curve: CurveKeys | None, *, connecting: bool = False) -> str:
+    """The transport of an address, ``"ipc"`` or ``"tcp"``, once it has been found safe."""
+    transport, separator, rest = address.partition("://")
+    if not separator or transport not in ("ipc", "tcp"):
+        raise ValueError(f"address {address!r}: expected ipc://<path> or tcp://<interface>:<port>")
+    if transport == "ipc":
+        _check_ipc_path(rest)
+    elif curve is None and not connecting and not is_loopback(rest.rpartition(":")[0]):
+        raise ValueError(
+            f"address {address!r} can be reached from other machines and no keys were given: "
+            "pass curve=CurveKeys.generate() and hand it to the clients, or bind to tcp://127.0.0.1"
+        )
+    return transport
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an interface or host name can be reached from this machine only."""
+    host = host.strip("[]")
+    if host in ("localhost", "lo"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_ipc_path(path: str) -> None:
+    if not os.path.isabs(path) or len(os.fsencode(path)) > _MAX_IPC_PATH:
+        raise ValueError(f"ipc path {path!r}: expected an absolute path of at most {_MAX_IPC_PATH} bytes")
+    directory = os.path.dirname(path)
+    try:
+        status = os.stat(directory)
+    except FileNotFoundError:
+        raise ValueError(
+            f"ipc path {path!r}: the directory {directory!r} is not there; has its program ended?"
+        ) from None
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise PermissionError(
+            f"ipc path {path!r}: {directory!r} has mode {stat.S_IMODE(status.st_mode):04o} and owner "
+            f"{status.st_uid}; expected mode 0700 and owner {os.getuid()} (see make_private_directory)"
+        )
+
+
+def _set_common_options(socket: zmq.Socket) -> None:
+    socket.linger = 0
+    socket.sndhwm = 0  # the callers bound what is in flight; dropping or blocking here would hide it
+    socket.rcvhwm = 0
+    socket.ipv6 = False
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = 30
