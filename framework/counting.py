@@ -126,7 +126,7 @@ class Counter(Saveable[dict[str, Any]]):
             was granted before and did not spend goes back to the budget first, so an actor that died in the
             middle of a grant simply asks again.
 
-        The sum of all ``spent`` never exceeds ``max_steps``. ``grant(who, 0, spent)`` settles and takes nothing.
+        The sum of all ``spent`` never exceeds ``max_steps``. ``grant(who, 0, spent)`` only settles.
         """
         if n < 0 or spent < 0:
             raise ValueError(f"grant({who!r}): n is {n} and spent is {spent}; expected both 0 or more.")

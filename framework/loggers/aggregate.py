@@ -17,7 +17,7 @@ class Aggregator(Logger):
 
     A row is due when ``every_rows`` rows came in, or when ``every_seconds`` seconds passed since the last one
     was written, whichever comes first; on the serial engine use ``every_rows`` alone, for then no clock
-    decides. ``flush`` and ``close`` write what is left. ``rows`` in the result is how many rows it stands for.
+    decides. ``flush`` and ``close`` write what is left. ``rows`` in the result says how many it stands for.
 
     Args:
       logger: gets the aggregated rows.
@@ -113,4 +113,6 @@ def _combine(values: list[Any], how: str | None) -> Any:
             if all(map(math.isfinite, numbers))
             else sum(numbers) / len(numbers)
         )
-    return {"sum": sum, "max": max, "min": min}[how](numbers)
+    if how == "sum":
+        return sum(numbers)
+    return max(numbers) if how == "max" else min(numbers)

@@ -1,7 +1,7 @@
 """What a logger is: ``write`` takes one row of named scalars, ``close`` ends it with nothing lost.
 
-Rows are flat dicts. Names that start with ``time/`` (seconds, rates, dates) are the only ones whose values may
-differ between two serial runs of one seed.
+Rows are flat dicts. Names that start with ``time/`` (seconds, rates, dates) are the only ones whose values
+may differ between two serial runs of one seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Logger(abc.ABC):
     def write(self, row: Mapping[str, Any]) -> None:
         """Takes one row: name to number, string, bool, None, or a 0-d array or tensor."""
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027 - many loggers have nothing to flush
         """Brings everything written so far to where it is kept."""
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class JsonlLogger(Logger):
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         _end_cut_line(self._path)
-        self._file = open(self._path, "a", encoding="utf-8")
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(self, row: Mapping[str, Any]) -> None:
         if self._file.closed:
