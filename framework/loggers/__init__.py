@@ -2,7 +2,7 @@
 
 ::
 
-    with JsonlLogger("run/metrics.jsonl") as log:
+    with JSONLLogger("run/metrics.jsonl") as log:
         log.write({"label": "learner", "learner_steps": 100, "loss": 0.25, "time/steps_per_second": 812.0})
 """
 
@@ -15,6 +15,9 @@ from framework.loggers.base import LabelledLogger as LabelledLogger
 from framework.loggers.base import Logger as Logger
 from framework.loggers.base import to_scalars as to_scalars
 from framework.loggers.base import without_times as without_times
-from framework.loggers.jsonl import JsonlLogger as JsonlLogger
+from framework.loggers.csv import CSVLogger as CSVLogger
+from framework.loggers.jsonl import JSONLLogger as JSONLLogger
 from framework.loggers.jsonl import read_jsonl as read_jsonl
+from framework.loggers.progress import ProgressDisplay as ProgressDisplay
+from framework.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
 from framework.loggers.terminal import TerminalLogger as TerminalLogger

@@ -15,7 +15,7 @@ from framework.loggers.base import Logger, Row, Scalar, to_scalars
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class JsonlLogger(Logger):
+class JSONLLogger(Logger):
     """Appends rows to ``path``; every row is handed to the operating system before ``write`` returns.
 
     NaN and infinities become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, so that every line is
@@ -33,7 +33,7 @@ class JsonlLogger(Logger):
 
     def write(self, row: Mapping[str, Any]) -> None:
         if self._file.closed:
-            raise ValueError(f"JsonlLogger({self._path}): write after close.")
+            raise ValueError(f"JSONLLogger({self._path}): write after close.")
         plain = {name: _to_json(value) for name, value in to_scalars(row).items()}
         self._file.write(json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n")
         self._file.flush()

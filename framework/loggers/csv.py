@@ -1,0 +1,68 @@
+"""Rows as a table for spreadsheets; a column that appears late is added to the whole table."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from framework.loggers.base import Logger, to_scalars
+
+
+class CSVLogger(Logger):
+    """Appends rows to ``path``; every row reaches the operating system before ``write`` returns.
+
+    A row with new columns makes the file be written anew under the longer header, beside the old one, which is
+    then replaced in one step: a crash leaves one or the other. Missing values are empty fields.
+
+    Args:
+      path: the file; its folder is made. An existing file is continued, with its columns.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._columns: list[str] = []
+        if self._path.exists():
+            with open(self._path, newline="", encoding="utf-8") as file:
+                self._columns = next(csv.reader(file), [])
+        self._open()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        if self._file.closed:
+            raise ValueError(f"CSVLogger({self._path}): write after close.")
+        plain = to_scalars(row)
+        new = [name for name in plain if name not in self._columns]
+        if new:
+            self._add_columns(new)
+        self._writer.writerow(plain)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open(self) -> None:
+        self._file = open(self._path, "a", newline="", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._writer = csv.DictWriter(self._file, self._columns, restval="", lineterminator="\n")
+
+    def _add_columns(self, new: list[str]) -> None:
+        self._file.close()
+        columns = self._columns + new
+        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}.new")
+        try:
+            with (
+                open(self._path, newline="", encoding="utf-8") as old,
+                open(beside, "w", newline="", encoding="utf-8") as file,
+            ):
+                writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(csv.DictReader(old))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self._path)
+            self._columns = columns
+        finally:
+            beside.unlink(missing_ok=True)
+            self._open()  # with the old columns if the table could not be written anew

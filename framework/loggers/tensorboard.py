@@ -1,0 +1,43 @@
+"""Rows as TensorBoard scalars."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from framework.loggers.base import Logger, to_scalars
+
+
+class TensorBoardLogger(Logger):
+    """Writes the numbers of each row under ``label/name``; strings, bools and None are left to other loggers.
+
+    Args:
+      directory: where the event files go.
+      steps_keys: the first of these that a row has is its place on the x axis. A row without any gets the
+        number of rows of its label before it.
+    """
+
+    def __init__(self, directory: str | os.PathLike, steps_keys: Sequence[str] = ("actor_steps", "steps")):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(os.fspath(directory))
+        self._steps_keys = tuple(steps_keys)
+        self._rows: dict[str, int] = {}
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        plain = to_scalars(row)
+        label = str(plain.get("label", ""))
+        count = self._rows.get(label, 0)
+        self._rows[label] = count + 1
+        step = next((plain[key] for key in self._steps_keys if isinstance(plain.get(key), int)), count)
+        for name, value in plain.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+                self._writer.add_scalar(f"{label}/{name}" if label else name, value, step)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
