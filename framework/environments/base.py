@@ -1,0 +1,231 @@
+"""The contract of batched environments, and the buffers and checks that all of them share."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any
+
+import dm_env
+import numpy as np
+import tree
+
+from framework import specs
+from framework.types import Nest
+
+FIRST = int(dm_env.StepType.FIRST)
+MID = int(dm_env.StepType.MID)
+LAST = int(dm_env.StepType.LAST)
+
+
+class EnvironmentFault(RuntimeError):
+    """An environment (or the action it was given) broke the contract; names environment, lane and field."""
+
+
+class BatchedEnvironment(dm_env.Environment):
+    """B environments ("lanes") behind dm_env's interface, every array with a leading ``[B]``.
+
+    ::
+
+        timestep = environment.reset()                   # all lanes FIRST
+        while True:
+            timestep = environment.step(action)          # action: nest of [B, ...]
+            timestep.step_type                           # int64[B]: 0 FIRST, 1 MID, 2 LAST
+            timestep.reward, timestep.discount           # float32[B]; on FIRST 0 and 1, never None
+            timestep.observation                         # nest of [B, ...]
+
+    How one lane's episode ends and the next begins (a lane's action is ignored at ``*``)::
+
+        step_type   FIRST  MID   MID   LAST  FIRST*  MID
+        reward        0     r     r     r      0      r
+        discount      1     1     1     d      1      1       d = 0: terminated; d > 0: truncated
+
+    The observation of LAST is the one the episode ended in. Specs describe ONE lane, without ``[B]``.
+
+    Returned arrays may be buffers that the environment uses again: a time step is intact until the
+    second ``step`` after it, so copy what is kept for longer. One thread may use an environment at a time.
+    """
+
+    #: What errors call this environment.
+    name: str = "environment"
+    #: B.
+    num_lanes: int = 1
+
+    @abc.abstractmethod
+    def reset(self) -> dm_env.TimeStep:
+        """Starts a new episode in every lane, whatever state it is in."""
+
+    @abc.abstractmethod
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        """One step of every lane; lanes whose last step was LAST start a new episode and return FIRST.
+
+        Raises:
+          EnvironmentFault: an environment raised, or gave NaN, a wrong shape or dtype; or the action does
+            not fit ``action_spec()``. The environment must then be reset or closed.
+        """
+
+    def step_lanes(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
+        """Like ``step`` where ``active`` (bool[B]) is set; the other lanes keep their last values."""
+        raise NotImplementedError(
+            f"{self.name}: {type(self).__name__} cannot step some lanes only, which action repeat needs. "
+            "Make the environment with stepping='inline' or 'processes' and put ActionRepeat innermost."
+        )
+
+    @abc.abstractmethod
+    def observation_spec(self) -> Nest: ...
+
+    @abc.abstractmethod
+    def action_spec(self) -> Nest: ...
+
+    def reward_spec(self) -> Nest:
+        return specs.Array((), np.float32, name="reward")
+
+    def discount_spec(self) -> Nest:
+        return specs.BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount")
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        """A picture uint8[height, width, 3] of one lane; make the environment with ``render_mode``."""
+        raise NotImplementedError(
+            f"{self.name}: {type(self).__name__} cannot render; make the environment with "
+            "render_mode='rgb_array' and stepping='inline'."
+        )
+
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the statistics of wrappers. The state of the world itself is not kept."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues with what ``save`` of an environment made the same way returned."""
+        if state:
+            raise ValueError(
+                f"{self.name}: the checkpoint holds state of {sorted(state)}, but {type(self).__name__} "
+                "keeps none; make the environment with the same wrappers as the saved one."
+            )
+
+
+class Buffers:
+    """The arrays of the time steps of B lanes, twice over.
+
+    Two slots are filled in turn, so that the previous time step is intact while the next one is made.
+
+    Attributes:
+      observations: per slot, per leaf of the observation spec, ``[B, *shape]``.
+      step_types, rewards, discounts: per slot; rewards and discounts per leaf of their specs.
+    """
+
+    SLOTS = 2
+
+    def __init__(self, spec: specs.EnvironmentSpec, num_lanes: int, allocate: Any = None):
+        """``allocate(shape, dtype)`` makes one array; ``numpy.zeros`` if not given."""
+        allocate = allocate or np.zeros
+
+        def columns(nest: Nest) -> list[np.ndarray]:
+            return [allocate((num_lanes, *leaf.shape), leaf.dtype) for leaf in tree.flatten(nest)]
+
+        self.observations = [columns(spec.observations) for _ in range(self.SLOTS)]
+        self.rewards = [columns(spec.rewards) for _ in range(self.SLOTS)]
+        self.discounts = [columns(spec.discounts) for _ in range(self.SLOTS)]
+        self.step_types = [allocate((num_lanes,), np.dtype(np.int64)) for _ in range(self.SLOTS)]
+        self.current = 0
+        # The time steps are views of the buffers: built once, handed out again and again.
+        self._timesteps = [
+            dm_env.TimeStep(
+                step_type=self.step_types[slot],
+                reward=specs.unflattener(spec.rewards)(self.rewards[slot]),
+                discount=specs.unflattener(spec.discounts)(self.discounts[slot]),
+                observation=specs.unflattener(spec.observations)(self.observations[slot]),
+            )
+            for slot in range(self.SLOTS)
+        ]
+
+    def flip(self) -> int:
+        """Moves on to the other slot and returns it."""
+        self.current = 1 - self.current
+        return self.current
+
+    def timestep(self) -> dm_env.TimeStep:
+        """The current slot as a time step."""
+        return self._timesteps[self.current]
+
+
+class ActionChecker:
+    """Turns what a policy gave into arrays ``[B, *shape]`` of the action spec's dtypes, or says why not."""
+
+    def __init__(self, name: str, spec: Nest, num_lanes: int):
+        self._name = name
+        self._num_lanes = num_lanes
+        self._spec = spec
+        self._leaves = specs.leaves(spec)
+        self._single = len(self._leaves) == 1 and self._leaves[0][0] == ()
+
+    def __call__(self, action: Nest) -> list[np.ndarray]:
+        """One array per leaf of the spec, in the order of ``tree.flatten``; possibly the caller's own."""
+        if self._single:
+            return [self._leaf(action, (), self._leaves[0][1])]
+        try:
+            return [self._leaf(specs.pick(action, path), path, leaf) for path, leaf in self._leaves]
+        except (KeyError, IndexError, TypeError) as error:
+            raise EnvironmentFault(
+                f"{self._name}: the action's structure is {tree.map_structure(type, action)}, which lacks "
+                f"a part of the action spec {self._spec}; the policy must return one array per leaf of the spec."
+            ) from error
+
+    def _leaf(self, value: Any, path: specs.Path, spec: specs.Array) -> np.ndarray:
+        array = np.asarray(value)
+        expected = (self._num_lanes, *spec.shape)
+        if array.shape != expected:
+            raise self._fault(
+                path, f"has shape {array.shape}, expected {expected}", "return one action per lane"
+            )
+        kind = spec.dtype.kind
+        if array.dtype != spec.dtype:
+            if kind in "iu" and array.dtype.kind not in "iub":
+                raise self._fault(path, f"has dtype {array.dtype}, expected {spec.dtype}", "return integers")
+            array = array.astype(spec.dtype)
+        if kind == "f":
+            if not all_finite(array):
+                lane = _first_bad_lane(array)
+                raise self._fault(
+                    path,
+                    f"of lane {lane} is {array[lane]!r}, which is not finite",
+                    "check the policy's parameters and losses for NaN",
+                )
+        elif isinstance(spec, specs.BoundedArray):
+            bad = (array < spec.minimum) | (array > spec.maximum)
+            if bad.any():
+                lane = int(np.nonzero(bad.reshape(self._num_lanes, -1).any(axis=1))[0][0])
+                raise self._fault(
+                    path,
+                    f"of lane {lane} is {array[lane]!r}, outside {spec.minimum} ... {spec.maximum}",
+                    "size the policy's output by action_spec()",
+                )
+        return array
+
+    def _fault(self, path: specs.Path, what: str, fix: str) -> EnvironmentFault:
+        return EnvironmentFault(f"{self._name}: {specs.path_name('action', path)} {what}; {fix}.")
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Whether a float array holds neither NaN nor infinity."""
+    # A sum is NaN or infinite if any summand is: one pass, no temporary. Its own overflow is no fault.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()
+    return math.isfinite(total) or bool(np.isfinite(array).all())
+
+
+def _first_bad_lane(array: np.ndarray) -> int:
+    finite = np.isfinite(array.reshape(array.shape[0], -1)).all(axis=1)
+    return int(np.nonzero(~finite)[0][0])
+
+
+def check_finite(name: str, field: str, path: specs.Path, array: np.ndarray, first_lane: int = 0) -> None:
+    """Raises if a float array ``[B, ...]`` holds NaN or infinity, naming the lane."""
+    if array.dtype.kind != "f" or all_finite(array):
+        return
+    lane = _first_bad_lane(array)
+    what = "NaN" if np.isnan(array[lane]).any() else "infinity"
+    raise EnvironmentFault(
+        f"{name}, lane {first_lane + lane}: {specs.path_name(field, path)} holds {what}: {array[lane]!r}; "
+        "expected finite numbers. Find where the environment divides by zero or diverges, and end the "
+        "episode there."
+    )

@@ -1,0 +1,109 @@
+"""``make``: from a name or a callable to a batched environment."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from framework.environments import suites
+from framework.environments.base import BatchedEnvironment
+from framework.environments.inline import InlineEnvironment
+from framework.environments.lanes import Lane, call_factory, lane_seeds, make_lane
+from framework.environments.vector import VectorEnvironment
+
+STEPPING = ("auto", "inline", "vector", "processes")
+
+Wrapper = Callable[[BatchedEnvironment], BatchedEnvironment]
+
+
+def make(
+    environment: str | Callable[..., Any],
+    *,
+    num_lanes: int = 1,
+    seed: int | None = None,
+    stepping: str = "auto",
+    num_processes: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Wrapper] = (),
+    render_mode: str | None = None,
+) -> BatchedEnvironment:
+    """Makes ``num_lanes`` environments and puts them behind one batched dm_env interface.
+
+    ::
+
+        make("gymnasium:CartPole-v1", num_lanes=64, seed=1)
+        make("dm_control:cartpole/balance", wrappers=[wrappers.SinglePrecision, wrappers.Flatten])
+        make("atari:Pong", num_lanes=8, options={"sticky_actions": 0.0}, stepping="processes")
+        make(MyEnvironment, num_lanes=4, options={"size": 9})
+
+    Args:
+      environment: ``gymnasium:ID``, ``dm_control:DOMAIN/TASK``, ``atari:GAME``; or a callable that returns
+        a new ``dm_env.Environment``, ``gymnasium.Env`` or (all lanes at once) ``gymnasium.vector.VectorEnv``.
+        A callable with a parameter ``seed`` is given the lane's seed there.
+      num_lanes: B.
+      seed: of all lanes; each gets its own from it. None: different at every run.
+      stepping: how the lanes are stepped. ``inline``: one after the other in this thread. ``vector``: by
+        gymnasium's vector environment, computed together where the environment has such an implementation.
+        ``processes``: by ``num_processes`` children, for slow environments. ``auto``: ``vector`` if there is
+        an implementation for all lanes together and num_lanes > 1, else ``inline``.
+      num_processes: with ``processes``: how many, by default one per CPU core but at most one per lane.
+      options: keyword arguments of the environment's constructor (for Atari: of ``AtariOptions``).
+      wrappers: applied in this order to the batched environment, the first innermost.
+      render_mode: for ``render()``: ``rgb_array`` where the environment draws only on request.
+
+    Raises:
+      ValueError: an unknown name, or arguments that do not go together.
+      ImportError: the package that the environment needs is not installed; says which extra installs it.
+    """
+    if num_lanes < 1:
+        raise ValueError(f"num_lanes is {num_lanes}, expected at least 1")
+    if stepping not in STEPPING:
+        raise ValueError(f"stepping is {stepping!r}, expected one of {', '.join(STEPPING)}")
+    if num_processes is not None and stepping != "processes":
+        raise ValueError(f"num_processes={num_processes} needs stepping='processes', got {stepping!r}")
+    source = suites.find(environment, dict(options or {}), render_mode)
+    batched = _batch(source, num_lanes, seed, stepping, num_processes)
+    try:
+        for wrapper in wrappers:
+            batched = wrapper(batched)
+    except BaseException:
+        batched.close()
+        raise
+    return batched
+
+
+def _batch(
+    source: suites.Source, num_lanes: int, seed: int | None, stepping: str, num_processes: int | None
+) -> BatchedEnvironment:
+    if stepping == "vector" or (stepping == "auto" and num_lanes > 1 and source.has_fast_vector):
+        if source.make_vector is None:
+            raise ValueError(
+                f"{source.name}: stepping='vector' needs a gymnasium environment known by its id, or a "
+                "callable that returns a gymnasium.vector.VectorEnv; use 'inline' or 'processes'."
+            )
+        return VectorEnvironment(source.name, source.make_vector(num_lanes), seed)
+    seeds = lane_seeds(seed, num_lanes)
+    if stepping == "processes":
+        raise ValueError("stepping='processes' comes with the next change")
+    first = call_factory(source.make_one, seeds[0], source.options)
+    if suites.is_vector(first):
+        return _adopt_vector(source.name, first, num_lanes, seed)
+    makers: list[Callable[[], Lane]] = [functools.partial(make_lane, first, seeds[0])]
+    makers += [functools.partial(build_lane, source, lane_seed) for lane_seed in seeds[1:]]
+    return InlineEnvironment(source.name, makers)
+
+
+def _adopt_vector(name: str, environment: Any, num_lanes: int, seed: int | None) -> VectorEnvironment:
+    if environment.num_envs != num_lanes:
+        environment.close()
+        raise ValueError(
+            f"{name}: the factory returned a vector environment of {environment.num_envs} lanes, expected "
+            f"num_lanes={num_lanes}; make the two agree."
+        )
+    return VectorEnvironment(name, environment, seed)
+
+
+def build_lane(source: suites.Source, seed: int | None) -> Lane:
+    """One lane of ``source``."""
+    return make_lane(call_factory(source.make_one, seed, source.options), seed)

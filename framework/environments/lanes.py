@@ -1,0 +1,174 @@
+"""One environment, dm_env's or gymnasium's, seen as a lane: the two APIs brought to one."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dm_env
+import numpy as np
+import tree
+
+from framework import specs
+from framework.environments.base import LAST, MID
+from framework.types import Nest
+
+_BOUNDED_FLOAT = specs.BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount")
+
+
+class Lane(abc.ABC):
+    """One environment. It never starts a new episode by itself; the batch around it says when."""
+
+    spec: specs.EnvironmentSpec
+
+    @abc.abstractmethod
+    def reset(self) -> Nest:
+        """Starts an episode; returns the observation."""
+
+    @abc.abstractmethod
+    def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
+        """``(observation, reward, discount, step_type)``; step_type is MID or LAST."""
+
+    @abc.abstractmethod
+    def render(self) -> Any:
+        """A picture of the present state."""
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
+class GymnasiumLane(Lane):
+    """A gymnasium environment. ``terminated`` is LAST with discount 0, ``truncated`` LAST with discount 1."""
+
+    def __init__(self, environment: Any, seed: int | None):
+        self._environment = environment
+        self._seed = seed
+        self.spec = specs.EnvironmentSpec(
+            observations=specs.from_space(environment.observation_space, "observation"),
+            actions=specs.from_space(environment.action_space, "action"),
+            rewards=specs.Array((), np.float32, name="reward"),
+            discounts=_BOUNDED_FLOAT,
+        )
+        self._observation_offsets = _Offsets(self.spec.observations, environment.observation_space, -1)
+        self._action_offsets = _Offsets(self.spec.actions, environment.action_space, 1)
+
+    def reset(self) -> Nest:
+        # Only the first reset is seeded: seeding again would play the same episode for ever.
+        seed, self._seed = self._seed, None
+        observation, _ = self._environment.reset(seed=seed)
+        return self._observation_offsets(observation)
+
+    def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
+        if self._action_offsets.needed:
+            action = self._action_offsets(action)
+        observation, reward, terminated, truncated, _ = self._environment.step(action)
+        if self._observation_offsets.needed:
+            observation = self._observation_offsets(observation)
+        if terminated:
+            return observation, reward, 0.0, LAST
+        return observation, reward, 1.0, LAST if truncated else MID
+
+    def render(self) -> Any:
+        return self._environment.render()
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+class _Offsets:
+    """Adds ``sign * start`` to the leaves that come from Discrete spaces with a start other than 0."""
+
+    def __init__(self, spec: Nest, space: Any, sign: int):
+        self._spec = spec
+        self._offsets = [sign * offset for offset in specs.discrete_offsets(space)]
+        self.needed = any(self._offsets)
+
+    def __call__(self, nest: Nest) -> Nest:
+        if not self.needed:
+            return nest
+        values = [specs.pick(nest, path) for path, _ in specs.leaves(self._spec)]
+        shifted = [
+            value + offset if offset else value for value, offset in zip(values, self._offsets, strict=True)
+        ]
+        return specs.unflattener(self._spec)(shifted)
+
+
+class DmEnvLane(Lane):
+    """A dm_env environment; rewards and discounts may be nested or arrays and become float32."""
+
+    def __init__(self, environment: dm_env.Environment):
+        self._environment = environment
+        spec = specs.make_environment_spec(environment)
+        self.spec = spec._replace(
+            rewards=tree.map_structure(_as_float32, spec.rewards),
+            discounts=tree.map_structure(_as_float32, spec.discounts),
+        )
+
+    def reset(self) -> Nest:
+        timestep = self._environment.reset()
+        if not timestep.first():
+            raise ValueError(f"reset() returned step_type {timestep.step_type!r}, expected FIRST")
+        return timestep.observation
+
+    def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
+        step_type, reward, discount, observation = self._environment.step(action)
+        if step_type == 0:
+            raise ValueError(
+                "step() returned FIRST although the step before was not LAST; end the episode with LAST"
+            )
+        return observation, reward, discount, int(step_type)
+
+    def render(self) -> Any:
+        render = getattr(self._environment, "render", None)
+        if render is not None:
+            return render()
+        physics = getattr(self._environment, "physics", None)
+        if physics is not None:  # dm_control
+            return physics.render(height=240, width=320, camera_id=0)
+        raise NotImplementedError(f"{type(self._environment).__name__} has no render() method")
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def _as_float32(spec: specs.Array) -> specs.Array:
+    if isinstance(spec, specs.BoundedArray):
+        return specs.BoundedArray(spec.shape, np.float32, spec.minimum, spec.maximum, name=spec.name)
+    return specs.Array(spec.shape, np.float32, name=spec.name)
+
+
+def make_lane(environment: Any, seed: int | None) -> Lane:
+    """Wraps what a factory returned; TypeError if it is neither dm_env's nor gymnasium's."""
+    if isinstance(environment, dm_env.Environment):
+        return DmEnvLane(environment)
+    import gymnasium
+
+    if isinstance(environment, gymnasium.Env):
+        return GymnasiumLane(environment, seed)
+    if all(hasattr(environment, name) for name in ("reset", "step", "observation_spec", "action_spec")):
+        return DmEnvLane(environment)
+    raise TypeError(
+        f"the environment factory returned {type(environment).__name__}, expected a dm_env.Environment or a "
+        "gymnasium.Env (environments of the old gym package: wrap them in a gymnasium.Env)."
+    )
+
+
+def call_factory(factory: Callable[..., Any], seed: int | None, options: Mapping[str, Any]) -> Any:
+    """Builds one environment; ``seed`` is passed to factories that name such a parameter."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    arguments = dict(options)
+    if "seed" in parameters and "seed" not in arguments:
+        arguments["seed"] = seed
+    return factory(**arguments)
+
+
+def lane_seeds(seed: int | None, num_lanes: int) -> list[int | None]:
+    """One independent seed per lane; lane i's does not depend on how many lanes there are."""
+    if seed is None:
+        return [None] * num_lanes
+    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(num_lanes)]

@@ -1,0 +1,142 @@
+"""Where environments come from: a name or a callable becomes a ``Source``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """How one environment, or B of them at once, are made.
+
+    Attributes:
+      name: for errors and logs.
+      make_one: ``make_one(**options)`` gives one dm_env or gymnasium environment.
+      options: keyword arguments of ``make_one``.
+      make_vector: ``make_vector(num_lanes)`` gives a gymnasium vector environment; None if there is none.
+      has_fast_vector: that one computes all lanes together instead of looping over them.
+    """
+
+    name: str
+    make_one: Callable[..., Any]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    make_vector: Callable[[int], Any] | None = None
+    has_fast_vector: bool = False
+
+
+def find(environment: str | Callable[..., Any], options: dict[str, Any], render_mode: str | None) -> Source:
+    """The source that ``make``'s first argument names; ValueError if there is none."""
+    if callable(environment):
+        if render_mode is not None:
+            options = {**options, "render_mode": render_mode}
+        name = getattr(environment, "__qualname__", None) or type(environment).__name__
+        return Source(name, environment, options)
+    if not isinstance(environment, str):
+        raise TypeError(
+            f"environment is {environment!r}, expected a name such as 'gymnasium:CartPole-v1' or a callable "
+            "that makes an environment (pass the class or a function, not the instance)"
+        )
+    suite, separator, name = environment.partition(":")
+    if separator and suite in SUITES and name:
+        return SUITES[suite](environment, name, options, render_mode)
+    fix = "; ".join(f"{key}:{example}" for key, example in EXAMPLES.items())
+    hint = f" Did you mean 'gymnasium:{environment}'?" if not separator else ""
+    raise ValueError(f"unknown environment {environment!r}; names look like {fix}.{hint}")
+
+
+def is_vector(environment: Any) -> bool:
+    """Whether this is a gymnasium vector environment."""
+    import gymnasium
+
+    return isinstance(environment, gymnasium.vector.VectorEnv)
+
+
+def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    import gymnasium
+    from gymnasium.error import Error
+
+    try:
+        spec = gymnasium.spec(name)
+    except (Error, ImportError) as error:
+        raise ValueError(
+            f"unknown environment {full!r}: {error} (gymnasium.envs.registry lists the ids; write "
+            "'gymnasium:module:Id' for one that a module registers)"
+        ) from error
+    if render_mode is not None:
+        options = {**options, "render_mode": render_mode}
+    fast = spec.vector_entry_point is not None and not spec.additional_wrappers
+    return Source(
+        full,
+        functools.partial(_make_gymnasium, name),
+        options,
+        functools.partial(_make_gymnasium_vector, name, options),
+        # Ids such as phys2d's have a vector version only for JAX, which is another bargain: ask for it.
+        has_fast_vector=fast and "jax" not in str(spec.vector_entry_point).lower(),
+    )
+
+
+def _make_gymnasium(gymnasium_id: str, **options: Any) -> Any:
+    import gymnasium
+
+    # The checker warns about style at every step; check_environment() reports violations once.
+    return gymnasium.make(gymnasium_id, disable_env_checker=True, **options)
+
+
+def _make_gymnasium_vector(gymnasium_id: str, options: dict[str, Any], num_lanes: int) -> Any:
+    import gymnasium
+
+    spec = gymnasium.spec(gymnasium_id)
+    if spec.vector_entry_point is not None and not spec.additional_wrappers:
+        return gymnasium.make_vec(
+            gymnasium_id, num_envs=num_lanes, vectorization_mode="vector_entry_point", **options
+        )
+    mode = gymnasium.vector.AutoresetMode.NEXT_STEP
+    return gymnasium.make_vec(
+        gymnasium_id,
+        num_envs=num_lanes,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": mode},
+        **options,
+    )
+
+
+def _make_dm_control(domain: str, task: str, seed: int | None = None, **task_options: Any) -> Any:
+    from dm_control import suite
+
+    return suite.load(domain, task, task_kwargs={**task_options, "random": seed})
+
+
+def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    domain, _, task = name.partition("/")
+    try:
+        from dm_control import suite
+    except ImportError as error:
+        raise ImportError(
+            f"{full!r} needs dm_control, which is not installed; pip install 'repertory[dm-control]'"
+        ) from error
+    if (domain, task) not in suite.ALL_TASKS:
+        tasks = ", ".join(f"{known}/{task}" for known, task in suite.ALL_TASKS if known == domain)
+        domains = ", ".join(sorted({known for known, _ in suite.ALL_TASKS}))
+        known = f"tasks of {domain}: {tasks}" if tasks else f"domains: {domains}"
+        raise ValueError(f"unknown environment {full!r}, expected dm_control:DOMAIN/TASK; {known}")
+    return Source(full, functools.partial(_make_dm_control, domain, task), options)
+
+
+def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    from framework.environments import atari
+
+    if render_mode is not None:
+        options = {**options, "render_mode": render_mode}
+    atari.check_options(options)
+    return Source(full, functools.partial(atari.make_atari, name), options)
+
+
+SUITES: dict[str, Callable[[str, str, dict[str, Any], str | None], Source]] = {
+    "gymnasium": _gymnasium,
+    "dm_control": _dm_control,
+    "atari": _atari,
+}
+EXAMPLES = {"gymnasium": "CartPole-v1", "dm_control": "cartpole/balance", "atari": "Pong"}

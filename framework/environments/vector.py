@@ -1,0 +1,139 @@
+"""B environments inside one gymnasium vector environment that computes them together."""
+
+from __future__ import annotations
+
+import dm_env
+import numpy as np
+import tree
+
+from framework import specs
+from framework.environments.base import (
+    FIRST,
+    LAST,
+    MID,
+    ActionChecker,
+    BatchedEnvironment,
+    EnvironmentFault,
+    check_finite,
+)
+from framework.types import Nest
+
+
+class VectorEnvironment(BatchedEnvironment):
+    """A ``gymnasium.vector.VectorEnv`` in ``NEXT_STEP`` autoreset mode.
+
+    All lanes may share one random generator (CartPole's do): then lane i's episodes depend on how many
+    lanes there are, unlike with the other ways to step.
+    """
+
+    def __init__(self, name: str, environment: object, seed: int | None):
+        """Takes over ``environment``, which must not have been reset yet.
+
+        Raises:
+          ValueError: the environment resets in another mode than NEXT_STEP.
+        """
+        self.name = name
+        self._environment = environment
+        self.num_lanes = int(environment.num_envs)  # type: ignore[attr-defined]
+        mode = autoreset_mode(environment)
+        if mode != "NextStep":
+            raise ValueError(
+                f"{name}: the vector environment's autoreset mode is {mode!r}, expected NEXT_STEP: otherwise "
+                "the last observation of an episode is lost. Use stepping='inline' or 'processes', or make "
+                "the vector environment with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP."
+            )
+        self._seed = seed
+        observation_space = environment.single_observation_space  # type: ignore[attr-defined]
+        action_space = environment.single_action_space  # type: ignore[attr-defined]
+        self._observation_spec = specs.from_space(observation_space, "observation")
+        self._action_spec = specs.from_space(action_space, "action")
+        self._columns = specs.leaves(self._observation_spec)
+        self._single = not tree.is_nested(self._observation_spec)
+        self._build_observation = specs.unflattener(self._observation_spec)
+        self._build_action = specs.unflattener(self._action_spec)
+        self._observation_offsets = specs.discrete_offsets(observation_space)
+        self._action_offsets = specs.discrete_offsets(action_space)
+        self._check_action = ActionChecker(name, self._action_spec, self.num_lanes)
+        self._over: np.ndarray | None = None  # bool[B]: lanes whose last step was LAST; None before a reset
+
+    def observation_spec(self) -> Nest:
+        return self._observation_spec
+
+    def action_spec(self) -> Nest:
+        return self._action_spec
+
+    def reset(self) -> dm_env.TimeStep:
+        seed, self._seed = self._seed, None
+        try:
+            observation, _ = self._environment.reset(seed=seed)  # type: ignore[attr-defined]
+        except Exception as error:
+            raise EnvironmentFault(f"{self.name}: reset() raised {type(error).__name__}: {error}.") from error
+        lanes = self.num_lanes
+        self._over = np.zeros(lanes, bool)
+        return dm_env.TimeStep(
+            step_type=np.full(lanes, FIRST, np.int64),
+            reward=np.zeros(lanes, np.float32),
+            discount=np.ones(lanes, np.float32),
+            observation=self._observe(observation),
+        )
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        arrays = self._check_action(action)
+        if self._over is None:  # dm_env: a step before any reset is a reset
+            return self.reset()
+        arrays = [
+            array + offset if offset else array
+            for array, offset in zip(arrays, self._action_offsets, strict=True)
+        ]
+        try:
+            observation, reward, terminated, truncated, _ = self._environment.step(  # type: ignore[attr-defined]
+                self._build_action(arrays)
+            )
+        except Exception as error:
+            raise EnvironmentFault(f"{self.name}: step() raised {type(error).__name__}: {error}.") from error
+        over = terminated | truncated
+        step_type = np.where(over, LAST, MID)
+        reward = np.asarray(reward, np.float32)
+        if reward.shape != (self.num_lanes,):
+            raise EnvironmentFault(
+                f"{self.name}: reward has shape {reward.shape}, expected {(self.num_lanes,)}: one per lane."
+            )
+        discount = 1.0 - terminated.astype(np.float32)
+        if self._over.any():
+            step_type[self._over] = FIRST
+            reward = np.where(self._over, np.float32(0), reward)
+            discount[self._over] = 1.0
+            over = over & ~self._over
+        self._over = over
+        check_finite(self.name, "reward", (), reward)
+        return dm_env.TimeStep(step_type, reward, discount, self._observe(observation))
+
+    def _observe(self, observation: Nest) -> Nest:
+        columns = []
+        for (path, leaf), offset in zip(self._columns, self._observation_offsets, strict=True):
+            array = np.asarray(observation if self._single else specs.pick(observation, path))
+            if array.shape != (self.num_lanes, *leaf.shape):
+                raise EnvironmentFault(
+                    f"{self.name}: {specs.path_name('observation', path)} has shape {array.shape}, expected "
+                    f"{(self.num_lanes, *leaf.shape)}."
+                )
+            if array.dtype != leaf.dtype:
+                array = array.astype(leaf.dtype)
+            check_finite(self.name, "observation", path, array)
+            columns.append(array - offset if offset else array)
+        return columns[0] if self._single else self._build_observation(columns)
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        pictures = self._environment.render()  # type: ignore[attr-defined]
+        if pictures is None:
+            raise NotImplementedError(f"{self.name}: make the environment with render_mode='rgb_array'.")
+        return np.asarray(pictures[lane])
+
+    def close(self) -> None:
+        self._environment.close()  # type: ignore[attr-defined]
+
+
+def autoreset_mode(environment: object) -> str | None:
+    """``NextStep``, ``SameStep`` or ``Disabled`` as a gymnasium vector environment declares it, or None."""
+    mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode")
+    return getattr(mode, "value", mode)

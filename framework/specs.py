@@ -1,0 +1,155 @@
+"""Specs: the shape, dtype and range of everything that goes into and comes out of ONE lane of an environment.
+
+Specs are ``dm_env.specs`` (``Array``, ``BoundedArray``, ``DiscreteArray``) in nests of dicts and tuples::
+
+    environment = environments.make("gymnasium:CartPole-v1", num_lanes=8)
+    spec = specs.make_environment_spec(environment)
+    spec.observations          # BoundedArray(shape=(4,), dtype=float32, ...): no lane dimension
+    spec.actions.num_values    # 2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tree
+from dm_env import specs as dm_specs
+
+from framework.types import Nest
+
+Array = dm_specs.Array
+BoundedArray = dm_specs.BoundedArray
+DiscreteArray = dm_specs.DiscreteArray
+
+Path = tuple[Any, ...]
+
+
+class EnvironmentSpec(NamedTuple):
+    """What one lane of an environment gives and takes; each field is a nest of ``dm_env.specs.Array``."""
+
+    observations: Nest
+    actions: Nest
+    rewards: Nest
+    discounts: Nest
+
+
+class UnsupportedSpaceError(TypeError):
+    """A gymnasium space has no equivalent among arrays of a fixed shape."""
+
+
+def make_environment_spec(environment: Any) -> EnvironmentSpec:
+    """The spec of anything with dm_env's four ``*_spec()`` methods, batched or not."""
+    return EnvironmentSpec(
+        observations=environment.observation_spec(),
+        actions=environment.action_spec(),
+        rewards=environment.reward_spec(),
+        discounts=environment.discount_spec(),
+    )
+
+
+def from_space(space: Any, name: str = "observation") -> Nest:
+    """Translates a gymnasium space to a nest of specs.
+
+    Box becomes a ``BoundedArray`` (an ``Array`` where no bound is finite), Discrete a ``DiscreteArray``,
+    MultiDiscrete and MultiBinary a ``BoundedArray`` of integers, Dict a dict, Tuple a tuple. A Discrete
+    space that starts at k != 0 becomes values 0 ... n-1: the environments add and subtract k (see
+    ``discrete_offsets``), so that networks and one-hot codes need not know of it.
+
+    Args:
+      space: any gymnasium space.
+      name: what the space describes, for the specs' names and for errors.
+
+    Raises:
+      UnsupportedSpaceError: for Text, Graph, Sequence, OneOf and spaces of other libraries.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Box):
+        low, high = np.asarray(space.low), np.asarray(space.high)
+        if not np.isfinite(low).any() and not np.isfinite(high).any():
+            return Array(space.shape, space.dtype, name=name)
+        return BoundedArray(space.shape, space.dtype, minimum=low, maximum=high, name=name)
+    if isinstance(space, spaces.Discrete):
+        return DiscreteArray(int(space.n), dtype=space.dtype, name=name)
+    if isinstance(space, spaces.MultiDiscrete):
+        first = np.asarray(getattr(space, "start", np.zeros_like(space.nvec)), dtype=space.dtype)
+        last = (first + space.nvec - 1).astype(space.dtype)
+        return BoundedArray(space.shape, space.dtype, minimum=first, maximum=last, name=name)
+    if isinstance(space, spaces.MultiBinary):
+        return BoundedArray(space.shape, space.dtype, minimum=0, maximum=1, name=name)
+    if isinstance(space, spaces.Dict):
+        return {key: from_space(child, f"{name}/{key}") for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(from_space(child, f"{name}/{index}") for index, child in enumerate(space.spaces))
+    raise UnsupportedSpaceError(
+        f"{name}: the space {space!r} is not supported; expected Box, Discrete, MultiDiscrete, MultiBinary, "
+        "Dict or Tuple. Wrap the environment so that it gives arrays of a fixed shape "
+        "(gymnasium.ObservationWrapper, gymnasium.ActionWrapper)."
+    )
+
+
+def discrete_offsets(space: Any) -> list[int]:
+    """The ``start`` of each leaf of ``from_space(space)``, in the order of ``tree.flatten``; 0 where none."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        # tree.flatten visits the keys of a dict in sorted order.
+        return [offset for key in sorted(space.spaces) for offset in discrete_offsets(space.spaces[key])]
+    if isinstance(space, spaces.Tuple):
+        return [offset for child in space.spaces for offset in discrete_offsets(child)]
+    return [int(space.start) if isinstance(space, spaces.Discrete) else 0]
+
+
+def leaves(spec: Nest) -> list[tuple[Path, Array]]:
+    """``(path, spec)`` of each leaf, in the order of ``tree.flatten``."""
+    return [(tuple(path), leaf) for path, leaf in tree.flatten_with_path(spec)]
+
+
+def path_name(field: str, path: Path) -> str:
+    """``observation/camera/0``: how errors name a leaf."""
+    return "/".join([field, *(str(key) for key in path)])
+
+
+def pick(nest: Nest, path: Path) -> Any:
+    """The value at ``path``; named tuples by field name, other tuples and dicts by index or key."""
+    for key in path:
+        is_field = isinstance(key, str) and not isinstance(nest, dict) and hasattr(nest, key)
+        nest = getattr(nest, key) if is_field else nest[key]
+    return nest
+
+
+def unflattener(spec: Nest) -> Callable[[list[Any]], Nest]:
+    """A function from a list of leaves to a nest like ``spec``; much cheaper than ``tree.unflatten_as``."""
+    build = _builder(spec)
+    return lambda values: build(iter(values))
+
+
+def _builder(spec: Nest) -> Callable[[Iterator[Any]], Nest]:
+    if isinstance(spec, dict):
+        keys = list(spec)
+        children = {key: _builder(spec[key]) for key in sorted(keys)}
+
+        def build_dict(values: Iterator[Any]) -> Nest:
+            built = {key: build(values) for key, build in children.items()}
+            return {key: built[key] for key in keys}
+
+        return build_dict
+    if isinstance(spec, tuple | list):
+        parts = [_builder(child) for child in spec]
+        if hasattr(spec, "_fields"):
+            return lambda values: type(spec)(*[part(values) for part in parts])
+        return lambda values: type(spec)([part(values) for part in parts])
+    return next
+
+
+def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
+    """A nest of zeros of ``[*batch_shape, *shape]`` in the specs' dtypes (not necessarily within bounds)."""
+    return tree.map_structure(lambda leaf: np.zeros((*batch_shape, *leaf.shape), leaf.dtype), spec)
+
+
+def flat_size(spec: Nest) -> int:
+    """How many numbers one lane's value of this spec holds."""
+    return sum(math.prod(leaf.shape) for leaf in tree.flatten(spec))
