@@ -62,7 +62,22 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        """``(observation [B, ...], state)`` to ``(action [B, ...], extras [B, ...], next state)``."""
+        """``(observation [B, ...], state)`` to ``(action [B, ...], extras [B, ...], next state)``.
+
+        Observations, actions and extras are numpy; the state is what the policy likes best.
+        """
+
+    def seed(self, seed: int) -> None:
+        """Seeds the policy's own random choices. A policy without any leaves this as it is."""
+        return None
+
+    def save(self) -> Any:
+        """The state of the policy's random choices, for ``restore``; None if it makes none."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Goes on with the random choices of ``save``."""
+        return None
 
 
 class VariableSource(abc.ABC):

@@ -1,0 +1,262 @@
+"""DQN: deep Q-learning from replay (Mnih et al., 2015), with the parts of Rainbow that pay for themselves.
+
+Double Q-learning (van Hasselt et al., 2016), duelling networks (Wang et al., 2016), n-step targets
+(Sutton, 1988) and prioritized replay (Schaul et al., 2016) are fields of the config.
+
+The policy has no clock, so what falls over time follows the *learner's* steps: the learner publishes the
+epsilon of the moment beside the parameters. Replay's rate limiter ties the learner's steps to the
+actors', so this is the same schedule on every engine, and it is part of the learner's checkpoint. Until
+``min_replay_size`` items are there, actions are as random as ``epsilon_start`` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from dm_env import specs as dm_specs
+from torch import nn
+
+from framework import core, learners, losses, networks
+from framework.learners import LossContext, LossOutput, schedules
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    """Settings of DQN. A *learner step* is one batch; an *item* is one n-step transition."""
+
+    # What is learned from.
+    discount: float = 0.99  # Per environment step. Higher looks further ahead, and learns slower.
+    n_step: int = 3  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
+
+    # Replay.
+    max_replay_size: int = 100_000  # Items kept; the oldest go first.
+    min_replay_size: int = 1_000  # Items there before learning begins.
+    batch_size: int = 128  # Items per learner step.
+    samples_per_insert: float = (
+        32.0  # Times an item is drawn on average; learner steps per item x batch_size.
+    )
+    insert_burst: int = 256  # Items that actors may be ahead or behind of that ratio.
+    prioritized: bool = False  # Draws items with large errors more often.
+    priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
+    importance_sampling_exponent: float = 0.4  # How far weights undo the bias of that, at the start.
+    importance_sampling_steps: int = 50_000  # Learner steps until it has risen to 1, a full correction.
+
+    # Learning.
+    learning_rate: float = 1e-3  # Of Adam.
+    learning_rate_decay_steps: int | None = None  # Learner steps until it has fallen; None keeps it.
+    learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
+    adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
+    max_gradient_norm: float | None = 10.0  # Larger gradients are scaled down to this.
+    huber_delta: float = 1.0  # Errors beyond this count linearly.
+    double: bool = True  # The online network chooses the next action, the target network rates it.
+    target_update_period: int = 1  # Learner steps between updates of the target network.
+    target_update_rate: float = 0.005  # 1 copies the online network, less moves towards it.
+
+    # Exploration.
+    epsilon_start: float = 1.0  # Chance of a random action before learning begins.
+    epsilon_end: float = 0.05  # And after the decay.
+    epsilon_decay_steps: int = 5_000  # Learner steps from one to the other.
+    epsilon_ladder: float = 0.0  # Lane i of B explores with epsilon ** (1 + this * i / (B - 1)); Ape-X: 7.
+    evaluation_epsilon: float = 0.0  # Chance of a random action when evaluated.
+
+    # Networks and device.
+    hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers behind the encoder.
+    dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
+    variable_update_period: int = 1  # Actor steps between looks for newer parameters.
+    device: str = "cpu"  # Of the learner.
+    compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
+    autocast: bool = False  # bfloat16 mixed precision in the learner.
+    seed: int = 0  # Of the initial parameters and the learner's random numbers.
+
+
+class Exploration(nn.Module):
+    """Holds the epsilon of the moment, so that it travels with the parameters."""
+
+    epsilon: torch.Tensor
+
+    def __init__(self, epsilon: float):
+        super().__init__()
+        self.register_buffer("epsilon", torch.tensor(epsilon, dtype=torch.float64))
+
+
+class DQNNetworks(nn.Module):
+    """The variables of DQN: ``q_network`` and ``exploration``."""
+
+    def __init__(self, config: DQNConfig, spec: Any):
+        super().__init__()
+        action = spec.actions
+        if not isinstance(action, dm_specs.DiscreteArray):
+            raise ValueError(
+                f"DQN needs one discrete action; the action spec is {action!r}. Use an environment "
+                "with a Discrete action space, or an agent for continuous actions."
+            )
+        self.num_actions = int(action.num_values)
+        self.action_dtype = action.dtype
+        self.q_network = networks.QNetwork(
+            spec.observations, self.num_actions, config.hidden_sizes, config.dueling
+        )
+        self.exploration = Exploration(config.epsilon_start)
+
+
+class DQNPolicy(core.Policy):
+    """Greedy but for a lane's epsilon.
+
+    Args:
+      networks: read at each step, never changed.
+      ladder: spreads epsilon over the lanes; see ``DQNConfig.epsilon_ladder``.
+      epsilon: a fixed epsilon for all lanes instead, for evaluation.
+    """
+
+    def __init__(self, networks: DQNNetworks, ladder: float = 0.0, epsilon: float | None = None):
+        self._networks = networks
+        self._ladder = ladder
+        self._epsilon = epsilon
+        self._random = np.random.default_rng(0)
+
+    def initial_state(self, batch_size: int) -> tuple[()]:
+        return ()
+
+    @torch.inference_mode()
+    def step(self, observation: Any, state: Any) -> tuple[np.ndarray, tuple[()], Any]:
+        tensors = networks.as_tensors(observation)
+        values = self._networks.q_network(tensors)
+        actions = values.argmax(-1).numpy().astype(self._networks.action_dtype)
+        lanes = len(actions)
+        if self._epsilon is None:
+            epsilon = self._networks.exploration.epsilon.item() ** (
+                1.0 + self._ladder * np.arange(lanes) / max(lanes - 1, 1)
+            )
+        else:
+            epsilon = np.full(lanes, self._epsilon)
+        explores = self._random.random(lanes) < epsilon
+        if explores.any():
+            random = self._random.integers(self._networks.num_actions, size=lanes)
+            actions = np.where(explores, random, actions).astype(self._networks.action_dtype)
+        return actions, (), state
+
+    def seed(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def save(self) -> dict[str, Any]:
+        return dict(self._random.bit_generator.state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._random.bit_generator.state = state
+
+
+def make_loss(config: DQNConfig) -> Any:
+    """The loss function of DQN on a ``ReplaySample`` of ``Transition``s."""
+
+    def loss_fn(nets: DQNNetworks, batch: Any, context: LossContext) -> LossOutput:
+        data = batch.data
+        rewards = data.reward.float()
+        if config.reward_clip is not None:
+            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        # The adder left one factor out of the n-step discount, so that it is put in here.
+        discounts = config.discount * data.discount.float()
+        values = nets.q_network(data.observation)
+        with torch.no_grad():
+            next_values = context.targets["q_network"](data.next_observation)
+            selector = nets.q_network(data.next_observation) if config.double else None
+        if selector is None:
+            errors = losses.q_learning_errors(values, data.action, rewards, discounts, next_values)
+        else:
+            errors = losses.double_q_errors(values, data.action, rewards, discounts, next_values, selector)
+        each = losses.huber(errors, config.huber_delta)
+        metrics = {"q_mean": values.mean(), "td_error": errors.abs().mean()}
+        priorities = None
+        if config.prioritized:
+            start = config.importance_sampling_exponent
+            progress = (context.steps / config.importance_sampling_steps).clamp(max=1.0)
+            exponent = start + (1.0 - start) * progress
+            weights = losses.importance_weights(batch.info.probability, batch.info.table_size, exponent)
+            each = weights * each
+            metrics["importance_weight"] = weights.mean()
+            # The small constant keeps items with no error at all within reach.
+            priorities = errors.detach().abs().double() + 1e-6
+        return LossOutput(each.mean(), metrics, priorities)
+
+    return loss_fn
+
+
+class DQN(core.Agent):
+    """Deep Q-learning for one discrete action per lane.
+
+    ::
+
+        agent = DQN(DQNConfig(n_step=3, prioritized=True))
+        program = programs.make_program(agent, environment_factory, num_actors=2)
+    """
+
+    def __init__(self, config: DQNConfig | None = None):
+        self.config = config or DQNConfig()
+
+    def make_networks(self, spec: Any) -> DQNNetworks:
+        # A fork keeps the process's own random state out of it: the same seed, the same parameters.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed)
+            return DQNNetworks(self.config, spec)
+
+    def make_policy(self, networks: DQNNetworks, evaluation: bool = False) -> DQNPolicy:
+        if evaluation:
+            return DQNPolicy(networks, epsilon=self.config.evaluation_epsilon)
+        return DQNPolicy(networks, ladder=self.config.epsilon_ladder)
+
+    def make_tables(self, spec: Any) -> list[Any]:
+        from framework import replay
+
+        config = self.config
+        if config.prioritized:
+            sampler: Any = replay.selectors.Prioritized(config.priority_exponent)
+        else:
+            sampler = replay.selectors.Uniform()
+        # Room for a burst of items on either side of the exact ratio, and for one batch.
+        error_buffer = config.insert_burst * config.samples_per_insert + config.batch_size
+        return [
+            replay.Table(
+                name="priority_table",
+                sampler=sampler,
+                remover=replay.selectors.Fifo(),
+                max_size=config.max_replay_size,
+                rate_limiter=replay.rate_limiters.SampleToInsertRatio(
+                    config.samples_per_insert, config.min_replay_size, error_buffer
+                ),
+            )
+        ]
+
+    def make_adder(self, client: Any, spec: Any) -> Any:
+        from framework import adders
+
+        return adders.NStepTransitionAdder(client, self.config.n_step, self.config.discount)
+
+    def make_dataset(self, client: Any) -> Any:
+        from framework import replay
+
+        return replay.Dataset(client, "priority_table", self.config.batch_size, device=self.config.device)
+
+    def make_learner(self, networks: DQNNetworks, spec: Any) -> learners.SGDLearner:
+        config = self.config
+        epsilon = schedules.linear(config.epsilon_start, config.epsilon_end, config.epsilon_decay_steps)
+        return learners.SGDLearner(
+            networks,
+            make_loss(config),
+            lambda parameters: torch.optim.Adam(
+                parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True
+            ),
+            learning_rate_schedule=schedules.linear_decay(
+                config.learning_rate_decay_steps, config.learning_rate_end
+            ),
+            max_gradient_norm=config.max_gradient_norm,
+            target_names=("q_network",),
+            target_update_period=config.target_update_period,
+            target_update_rate=config.target_update_rate,
+            after_step=lambda nets, steps: nets.exploration.epsilon.fill_(epsilon(steps)),
+            device=config.device,
+            seed=config.seed,
+            compile_loss=config.compile_loss,
+            autocast_dtype=torch.bfloat16 if config.autocast else None,
+        )

@@ -1,0 +1,138 @@
+"""Random actions: the smallest agent, a floor for scores and a probe of the machinery around agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tree
+from dm_env import specs as dm_specs
+from torch import nn
+
+from framework import core
+from framework.types import StepResult
+
+
+@dataclass(frozen=True)
+class RandomActionsConfig:
+    """Settings of the agent that acts at random and learns nothing."""
+
+    batch_size: int = 32  # Items per learner step, which only counts them.
+    max_replay_size: int = 10_000  # Items kept.
+    samples_per_insert: float = 1.0  # Times an item is drawn on average.
+
+
+class RandomPolicy(core.Policy):
+    """Uniform over the action spec: integers up to ``num_values``, floats between their bounds.
+
+    Unbounded floats are drawn between -1 and 1.
+    """
+
+    def __init__(self, action_spec: Any):
+        self._spec = action_spec
+        self._random = np.random.default_rng(0)
+
+    def initial_state(self, batch_size: int) -> tuple[()]:
+        return ()
+
+    def step(self, observation: Any, state: Any) -> tuple[Any, tuple[()], Any]:
+        lanes = len(tree.flatten(observation)[0])
+        return tree.map_structure(lambda spec: self._draw(spec, lanes), self._spec), (), state
+
+    def _draw(self, spec: Any, lanes: int) -> np.ndarray:
+        shape = (lanes, *spec.shape)
+        low: Any = -1.0
+        high: Any = 1.0
+        if isinstance(spec, dm_specs.BoundedArray):
+            low = np.maximum(spec.minimum, np.finfo(np.float32).min / 2)
+            high = np.minimum(spec.maximum, np.finfo(np.float32).max / 2)
+        if np.issubdtype(spec.dtype, np.integer):
+            return self._random.integers(low, high, shape, endpoint=True).astype(spec.dtype)
+        if np.issubdtype(spec.dtype, np.bool_):
+            return self._random.random(shape) < 0.5
+        return self._random.uniform(low, high, shape).astype(spec.dtype)
+
+    def seed(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def save(self) -> dict[str, Any]:
+        return dict(self._random.bit_generator.state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._random.bit_generator.state = state
+
+
+class CountingLearner(core.Learner):
+    """Learns nothing, but counts its steps as a learner does."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, batch: Any) -> StepResult:
+        self.steps += 1
+        return StepResult({"reward": float(np.mean(np.asarray(batch.data.reward)))})
+
+    def get_variables(self, names: Any = (), newer_than: int = -1) -> tuple[int, dict[str, Any]] | None:
+        if names:
+            raise KeyError(f"names has {list(names)}; this learner has no variables.")
+        return (self.steps, {}) if self.steps > newer_than else None
+
+    def save(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.steps = int(state["steps"])
+
+
+class RandomNetworks(nn.Module):
+    """No parameters; remembers the action spec for the policy."""
+
+    def __init__(self, action_spec: Any):
+        super().__init__()
+        self.action_spec = action_spec
+
+
+class RandomActions(core.Agent):
+    """Acts at random in any environment whose actions are bounded arrays."""
+
+    def __init__(self, config: RandomActionsConfig | None = None):
+        self.config = config or RandomActionsConfig()
+
+    def make_networks(self, spec: Any) -> RandomNetworks:
+        return RandomNetworks(spec.actions)
+
+    def make_policy(self, networks: RandomNetworks, evaluation: bool = False) -> RandomPolicy:
+        return RandomPolicy(networks.action_spec)
+
+    def make_tables(self, spec: Any) -> list[Any]:
+        from framework import replay
+
+        config = self.config
+        limiter = replay.rate_limiters.SampleToInsertRatio(
+            config.samples_per_insert,
+            config.batch_size,
+            2.0 * config.batch_size * config.samples_per_insert + 512,
+        )
+        return [
+            replay.Table(
+                name="priority_table",
+                sampler=replay.selectors.Uniform(),
+                remover=replay.selectors.Fifo(),
+                max_size=config.max_replay_size,
+                rate_limiter=limiter,
+            )
+        ]
+
+    def make_adder(self, client: Any, spec: Any) -> Any:
+        from framework import adders
+
+        return adders.NStepTransitionAdder(client, 1, 1.0)
+
+    def make_dataset(self, client: Any) -> Any:
+        from framework import replay
+
+        return replay.Dataset(client, "priority_table", self.config.batch_size)
+
+    def make_learner(self, networks: RandomNetworks, spec: Any) -> CountingLearner:
+        return CountingLearner()

@@ -1,0 +1,107 @@
+"""The actor of every agent here: a policy, an adder and a variable client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dm_env
+import numpy as np
+import tree
+
+from framework import core
+from framework.types import Nest
+
+_FIRST = int(dm_env.StepType.FIRST)
+
+
+class PolicyActor(core.Actor, core.Saveable):
+    """Acts for ``num_lanes`` lanes by ``policy``, hands what happens to ``adder``, refreshes parameters.
+
+    Each lane's recurrent state starts anew when its episode does. The extras that the policy gave with an
+    action are stored in the row of that action. Calls come in the order that ``framework.core`` shows::
+
+        actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_lanes=4, seed=1)
+        actor.observe_first(timestep)
+        action = actor.select_action(timestep.observation)
+        actor.observe(action, environment.step(action))
+        actor.update()
+
+    Args:
+      policy: chooses actions; a pure step.
+      adder: takes the experience; None keeps none (an evaluator).
+      variable_client: keeps the networks of the policy fresh; None leaves them alone.
+      num_lanes: B, the lanes of the environment.
+      seed: seeds the policy's random choices; None leaves them as they are.
+    """
+
+    def __init__(
+        self,
+        policy: core.Policy,
+        adder: Any = None,
+        variable_client: Any = None,
+        num_lanes: int = 1,
+        seed: int | None = None,
+    ):
+        if num_lanes < 1:
+            raise ValueError(f"num_lanes is {num_lanes}; expected at least 1.")
+        self.policy = policy
+        self.num_lanes = num_lanes
+        self._adder = adder
+        self._variable_client = variable_client
+        self._state: Nest = None
+        self._extras: Nest = ()
+        if seed is not None:
+            policy.seed(seed)
+
+    def ready(self) -> bool:
+        """Whether the next ``observe`` would go through without waiting for room in replay."""
+        return self._adder is None or self._adder.ready()
+
+    def observe_first(self, timestep: Any) -> None:
+        self._state = self.policy.initial_state(self.num_lanes)
+        self._extras = ()
+        if self._adder is not None:
+            self._adder.add_first(timestep)
+
+    def select_action(self, observation: Nest) -> Nest:
+        if self._state is None:
+            raise RuntimeError("select_action() came before observe_first(); give it the first time step.")
+        action, self._extras, self._state = self.policy.step(observation, self._state)
+        return action
+
+    def observe(self, action: Nest, next_timestep: Any) -> None:
+        if self._adder is not None:
+            self._adder.add(action, next_timestep, self._extras)
+        if self._state is None:
+            raise RuntimeError("observe() came before observe_first(); give it the first time step.")
+        first = np.asarray(next_timestep.step_type) == _FIRST
+        if first.any():
+            self._reset_lanes(np.atleast_1d(first))
+
+    def update(self, wait: bool = False) -> None:
+        if self._variable_client is not None:
+            self._variable_client.update(wait)
+
+    def save(self) -> dict[str, Any]:
+        """The policy's random state. Episodes under way are not kept: a resumed actor starts new ones."""
+        return {"policy": self.policy.save()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.policy.restore(state["policy"])
+        self._state = None
+        self._extras = ()
+
+    def _reset_lanes(self, first: np.ndarray) -> None:
+        """Puts the lanes that have just started an episode back to the initial state."""
+        leaves = tree.flatten(self._state)
+        if not leaves:
+            return
+        fresh = tree.flatten(self.policy.initial_state(self.num_lanes))
+        lanes = np.flatnonzero(first)
+        copies = []
+        for old, new in zip(leaves, fresh, strict=True):
+            # Copied, not written in place: extras may hold the old state.
+            old = old.clone() if hasattr(old, "clone") else old.copy()
+            old[lanes] = new[lanes]
+            copies.append(old)
+        self._state = tree.unflatten_as(self._state, copies)

@@ -1,0 +1,66 @@
+"""Temporal-difference errors of action values on transitions."""
+
+from __future__ import annotations
+
+import torch
+
+
+def q_learning_errors(
+    values: torch.Tensor,
+    actions: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    next_values: torch.Tensor,
+) -> torch.Tensor:
+    """Q-learning (Watkins, 1989): ``r + d * max_a q'(a) - q(action)``, ``[N]``, no gradient in the target.
+
+    Args:
+      values: ``[N, A]`` values of the actions in the first state.
+      actions: ``[N]`` integers, the actions that were taken.
+      rewards: ``[N]`` sums of discounted rewards up to the next state.
+      discounts: ``[N]`` what the value of the next state counts: 0 after a termination.
+      next_values: ``[N, A]`` values of the actions in the next state, usually of a target network.
+    """
+    target = rewards + discounts * next_values.max(-1).values
+    return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+
+def double_q_errors(
+    values: torch.Tensor,
+    actions: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    next_values: torch.Tensor,
+    next_selector: torch.Tensor,
+) -> torch.Tensor:
+    """Double Q-learning (van Hasselt et al., 2016): one network chooses the next action, another rates it.
+
+    ``r + d * q'(argmax_a selector(a)) - q(action)``, ``[N]``. Arguments as in ``q_learning_errors``, and
+
+      next_selector: ``[N, A]`` values of the online network in the next state, which choose the action.
+    """
+    best = next_selector.argmax(-1, keepdim=True)
+    target = rewards + discounts * next_values.gather(-1, best).squeeze(-1)
+    return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+
+def huber(errors: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
+    """Huber's loss (1964), elementwise: quadratic (``e**2 / 2``) up to ``delta``, linear beyond."""
+    size = errors.abs()
+    quadratic = size.clamp(max=delta)
+    return 0.5 * quadratic**2 + delta * (size - quadratic)
+
+
+def importance_weights(
+    probabilities: torch.Tensor, table_size: torch.Tensor | int, exponent: torch.Tensor | float
+) -> torch.Tensor:
+    """Weights ``(1 / (size * p)) ** exponent`` divided by the batch's largest (Schaul et al., 2016, 3.4).
+
+    Args:
+      probabilities: ``[N]`` chance with which each item was drawn.
+      table_size: ``[N]`` or scalar, items in the table at that time. It cancels unless it differs
+        between the items of the batch.
+      exponent: 0 gives no correction, 1 the full one.
+    """
+    weights = (probabilities.double() * table_size).clamp(min=1e-30).pow(-exponent)
+    return (weights / weights.max()).float()
