@@ -169,7 +169,6 @@ class EnvironmentLoop:
         if num_episodes is not None:
             self.run_episodes(num_episodes)
             return self._num_steps - before
-        self._stop = False
         while not self._stop:
             done = self._num_steps - before
             if num_steps is None:
@@ -180,6 +179,7 @@ class EnvironmentLoop:
                 finished = self.step(max_steps=num_steps - done)
             if finished is not None:
                 self._log(finished)
+        self._stop = False
         return self._num_steps - before
 
     def run_episodes(self, num_episodes: int) -> dict[str, np.ndarray]:
@@ -194,7 +194,6 @@ class EnvironmentLoop:
         share[: num_episodes % num_lanes] += 1
         results: list[dict[str, np.ndarray]] = []
         self._timestep = None
-        self._stop = False
         while share.any() and not self._stop:
             finished = self.step()
             if finished is None:
@@ -206,6 +205,7 @@ class EnvironmentLoop:
                 results.append(finished)
                 self._log(finished)
         self._timestep = None
+        self._stop = False
         if not results:
             return {
                 "episode_return": np.zeros(0),
@@ -220,7 +220,7 @@ class EnvironmentLoop:
         }
 
     def stop(self) -> None:
-        """Makes ``run`` return after the step in hand; may be called from any thread."""
+        """Makes ``run`` return after the step in hand, or at once when it is called next; from any thread."""
         self._stop = True
 
     def log(self, finished: dict[str, np.ndarray]) -> None:

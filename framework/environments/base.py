@@ -167,7 +167,7 @@ class ActionChecker:
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentFault(
                 f"{self._name}: the action's structure is {tree.map_structure(type, action)}, which lacks "
-                f"a part of the action spec {self._spec}; the policy must return one array per leaf of the spec."
+                f"a part of the action spec {self._spec}; the policy must return one array per leaf of it."
             ) from error
 
     def _leaf(self, value: Any, path: specs.Path, spec: specs.Array) -> np.ndarray:

@@ -1,0 +1,242 @@
+"""Small deterministic environments for tests: of users' agents as well as of this library.
+
+All are dm_env environments of one lane; ``environments.make(EchoEnvironment, num_lanes=8)`` batches them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dm_env
+import numpy as np
+import tree
+
+from framework import specs
+from framework.types import Nest
+
+
+class FakeEnvironment(dm_env.Environment):
+    """Random observations and rewards within any specs; episodes of a fixed length.
+
+    Two instances with the same arguments give the same sequence, whatever the actions.
+    """
+
+    def __init__(
+        self,
+        spec: specs.EnvironmentSpec | None = None,
+        episode_length: int = 5,
+        truncate: bool = False,
+        seed: int | None = 0,
+    ):
+        """Makes the environment.
+
+        Args:
+          spec: what it gives and takes; by default float32[3] observations, 2 actions, float32 rewards.
+          episode_length: transitions per episode, at least 1.
+          truncate: whether episodes end by truncation (discount 1) instead of termination (discount 0).
+          seed: of the random numbers.
+        """
+        self._spec = spec or make_spec()
+        self._length = episode_length
+        self._truncate = truncate
+        self._rng = np.random.default_rng(seed)
+        self._time: int | None = None
+
+    def observation_spec(self) -> Nest:
+        return self._spec.observations
+
+    def action_spec(self) -> Nest:
+        return self._spec.actions
+
+    def reward_spec(self) -> Nest:
+        return self._spec.rewards
+
+    def discount_spec(self) -> Nest:
+        return self._spec.discounts
+
+    def reset(self) -> dm_env.TimeStep:
+        self._time = 0
+        return dm_env.restart(self._draw(self._spec.observations))
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        if self._time is None:
+            return self.reset()
+        tree.map_structure(lambda leaf, value: leaf.validate(value), self._spec.actions, action)
+        self._time += 1
+        over = self._time == self._length
+        if over:
+            self._time = None
+        discount = 0.0 if over and not self._truncate else 1.0
+        return dm_env.TimeStep(
+            step_type=dm_env.StepType.LAST if over else dm_env.StepType.MID,
+            reward=self._draw(self._spec.rewards),
+            discount=tree.map_structure(
+                lambda leaf: np.full(leaf.shape, discount, leaf.dtype), self._spec.discounts
+            ),
+            observation=self._draw(self._spec.observations),
+        )
+
+    def _draw(self, spec: Nest) -> Nest:
+        return tree.map_structure(lambda leaf: draw(leaf, self._rng), spec)
+
+
+def make_spec(
+    observations: Nest | None = None,
+    actions: Nest | None = None,
+    rewards: Nest | None = None,
+    discounts: Nest | None = None,
+) -> specs.EnvironmentSpec:
+    """An environment spec; what is not given is float32[3], 2 actions, a float32 reward and discount."""
+    return specs.EnvironmentSpec(
+        observations=specs.Array((3,), np.float32, name="observation")
+        if observations is None
+        else observations,
+        actions=specs.DiscreteArray(2, dtype=np.int64, name="action") if actions is None else actions,
+        rewards=specs.Array((), np.float32, name="reward") if rewards is None else rewards,
+        discounts=(
+            specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount") if discounts is None else discounts
+        ),
+    )
+
+
+def draw(spec: specs.Array, rng: np.random.Generator, batch_shape: tuple[int, ...] = ()) -> np.ndarray:
+    """A random value ``[*batch_shape, *shape]`` within the spec; infinite bounds count as -1 and 1."""
+    shape = (*batch_shape, *spec.shape)
+    if spec.dtype.kind in "iub":
+        bounds = np.iinfo(spec.dtype) if spec.dtype.kind != "b" else None
+        low: Any = getattr(spec, "minimum", max(bounds.min, -100) if bounds else 0)
+        high: Any = getattr(spec, "maximum", min(bounds.max, 100) if bounds else 1)
+        return rng.integers(low, np.asarray(high, np.int64) + 1, shape).astype(spec.dtype)
+    low = np.asarray(getattr(spec, "minimum", -1.0), np.float64)
+    high = np.asarray(getattr(spec, "maximum", 1.0), np.float64)
+    low = np.where(np.isfinite(low), low, -1.0)
+    high = np.where(np.isfinite(high), high, np.maximum(1.0, low))
+    return (low + (high - low) * rng.random(shape)).astype(spec.dtype)
+
+
+def draw_action(spec: Nest, rng: np.random.Generator, num_lanes: int) -> Nest:
+    """Random actions ``[B, ...]`` for an action spec."""
+    return tree.map_structure(lambda leaf: draw(leaf, rng, (num_lanes,)), spec)
+
+
+class EchoEnvironment(dm_env.Environment):
+    """Its reward tells which observation and action it answers: ``reward = 100 * observation + action``.
+
+    The observation, float32[1], counts from ``first`` the time steps (resets too) since the environment
+    was made, so no two are alike. A transition that reached replay with anything mixed up shows it.
+    """
+
+    def __init__(self, num_actions: int = 4, episode_length: int = 5, truncate: bool = False, first: int = 0):
+        self._num_actions = num_actions
+        self._length = episode_length
+        self._truncate = truncate
+        self._count = first - 1
+        self._time: int | None = None
+
+    def observation_spec(self) -> specs.Array:
+        return specs.Array((1,), np.float32, name="observation")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        return specs.DiscreteArray(self._num_actions, dtype=np.int64, name="action")
+
+    def _observe(self) -> np.ndarray:
+        self._count += 1
+        return np.array([self._count], np.float32)
+
+    def reset(self) -> dm_env.TimeStep:
+        self._time = 0
+        return dm_env.restart(self._observe())
+
+    def step(self, action: int) -> dm_env.TimeStep:
+        if self._time is None:
+            return self.reset()
+        reward = 100.0 * self._count + int(action)
+        self._time += 1
+        observation = self._observe()
+        if self._time < self._length:
+            return dm_env.transition(reward, observation)
+        self._time = None
+        if self._truncate:
+            return dm_env.truncation(reward, observation)
+        return dm_env.termination(reward, observation)
+
+
+class MemoryEnvironment(dm_env.Environment):
+    """Recall: a cue is shown at the first of ``length`` steps and must be named at the last.
+
+    Observation float32[num_cues + 1]: the cue as one-hot code at the first time step, zeros later, and
+    the elapsed share of the episode. Reward 1 if the last action is the cue, else 0: without a memory a
+    policy gets 1 / num_cues on average.
+    """
+
+    def __init__(self, length: int = 10, num_cues: int = 2, seed: int | None = None):
+        self._length = length
+        self._num_cues = num_cues
+        self._rng = np.random.default_rng(seed)
+        self._cue = 0
+        self._time: int | None = None
+
+    def observation_spec(self) -> specs.BoundedArray:
+        return specs.BoundedArray((self._num_cues + 1,), np.float32, 0.0, 1.0, name="observation")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        return specs.DiscreteArray(self._num_cues, dtype=np.int64, name="action")
+
+    def _observe(self, time: int) -> np.ndarray:
+        observation = np.zeros(self._num_cues + 1, np.float32)
+        observation[-1] = time / self._length
+        if time == 0:
+            observation[self._cue] = 1.0
+        return observation
+
+    def reset(self) -> dm_env.TimeStep:
+        self._cue = int(self._rng.integers(self._num_cues))
+        self._time = 0
+        return dm_env.restart(self._observe(0))
+
+    def step(self, action: int) -> dm_env.TimeStep:
+        if self._time is None:
+            return self.reset()
+        self._time += 1
+        observation = self._observe(self._time)
+        if self._time < self._length:
+            return dm_env.transition(0.0, observation)
+        self._time = None
+        return dm_env.termination(float(int(action) == self._cue), observation)
+
+
+class FaultyEnvironment(EchoEnvironment):
+    """Breaks at transition ``at`` (counted from 1, over episodes) in the manner of ``fault``."""
+
+    FAULTS = ("raise", "nan_observation", "nan_reward", "shape", "dtype", "exit", "hang")
+
+    def __init__(self, fault: str, at: int = 3, episode_length: int = 5):
+        """``exit`` ends the process, ``hang`` never returns: both are for environments in processes."""
+        super().__init__(episode_length=episode_length)
+        if fault not in self.FAULTS:
+            raise ValueError(f"fault is {fault!r}, expected one of {', '.join(self.FAULTS)}")
+        self._fault = fault
+        self._countdown = at
+
+    def step(self, action: int) -> dm_env.TimeStep:
+        timestep = super().step(action)
+        self._countdown -= not timestep.first()
+        if self._countdown != 0:
+            return timestep
+        if self._fault == "raise":
+            raise RuntimeError("the simulator exploded")
+        if self._fault == "exit":
+            import os
+
+            os._exit(7)
+        if self._fault == "hang":
+            import threading
+
+            threading.Event().wait()
+        if self._fault == "nan_observation":
+            return timestep._replace(observation=np.array([np.nan], np.float32))
+        if self._fault == "nan_reward":
+            return timestep._replace(reward=float("nan"))
+        if self._fault == "shape":
+            return timestep._replace(observation=np.zeros(2, np.float32))
+        return timestep._replace(observation=np.array(["a"]))
