@@ -227,6 +227,10 @@ class EnvironmentLoop:
         """Writes one row per episode of what ``step`` returned; ``run`` does so itself."""
         self._log(finished)
 
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent in ``reset``, ``select_action``, ``step`` and ``observe`` since the last row."""
+        return dict(self._seconds)
+
     def _begin(self) -> None:
         start = time.perf_counter()
         timestep = self._environment.reset()

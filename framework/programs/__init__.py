@@ -1,0 +1,3 @@
+"""From agents to program graphs, and the workers and services that sit in their nodes."""
+
+from framework.programs.make import make_program as make_program

@@ -1,0 +1,186 @@
+"""The worker of an actor node: it steps one batched environment with one actor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from framework import core
+from framework.actors import PolicyActor, VariableClient
+from framework.programs.seeding import seed_everything
+from framework.programs.statistics import EpisodeStatistics
+
+
+class ActorWorker(core.Worker):
+    """Acts for the B lanes of one environment until the counter hands out no more steps.
+
+    One ``step()`` is one batched environment step. The steps that all actors of a program may make are handed
+    out by the counter in small grants, so that a program makes exactly ``max_actor_steps`` of them.
+
+    Args:
+      agent: makes the networks, the policy and the adder.
+      make_environment: ``(num_lanes, seed) -> BatchedEnvironment``.
+      spec: the ``EnvironmentSpec`` of one lane.
+      replay: the replay client that the adder writes to; None for an agent that stores nothing.
+      learner: the variable source to pull parameters from; None for an agent without parameters.
+      counter: hands out steps and counts them.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the state of the environment's normalisers between lives; None keeps nothing.
+      index: which of the actors this is.
+      lanes: number of environments B stepped as one batch.
+      seed: of this actor; environments and exploration derive theirs from it.
+      log_every: environment steps between two rows of metrics.
+      update_period: batched steps between two questions for newer parameters.
+      grant_steps: batched steps asked of the counter at a time.
+      ends_program: end the program when the last step is made (where no evaluator does).
+    """
+
+    def __init__(
+        self,
+        agent: core.Agent,
+        make_environment: Any,
+        spec: Any,
+        *,
+        replay: Any,
+        learner: Any,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        index: int = 0,
+        lanes: int = 1,
+        seed: int = 0,
+        log_every: int = 1000,
+        update_period: int = 1,
+        grant_steps: int = 16,
+        ends_program: bool = False,
+    ):
+        from framework.environment_loop import EnvironmentLoop
+
+        seed_everything(seed)
+        self._name = f"actor-{index}"
+        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        self._learner = learner
+        self._environment = make_environment(lanes, seed)
+        networks = agent.make_networks(spec)
+        variables = None
+        if learner is not None:
+            variables = VariableClient(learner, networks, update_period=update_period)
+        self._adder = agent.make_adder(replay, spec) if replay is not None else None
+        self._actor = PolicyActor(
+            agent.make_policy(networks),
+            adder=self._adder,
+            variable_client=variables,
+            num_lanes=lanes,
+            seed=seed,
+        )
+        self._variables = variables
+        self._loop = EnvironmentLoop(self._environment, self._actor)
+        self._lanes, self._ends_program = lanes, ends_program
+        self._log_every, self._grant_steps = log_every, grant_steps
+        self._granted = self._spent = 0  # steps of the current grant, and how many of them are made
+        self._episodes = EpisodeStatistics()
+        self._steps = 0
+        self._logged_at = 0
+        self._finished = False
+        self._started = False
+        if checkpointer is not None:
+            self._restore()
+
+    def ready(self) -> bool:
+        return not self._finished and (self._adder is None or self._adder.ready())
+
+    def why_not_ready(self) -> str:
+        """What the serial engine prints if nothing can go on."""
+        if self._finished:
+            return "has made all the steps it may make"
+        return "its adder waits for the rate limiter of a table (nothing is sampled)"
+
+    def step(self) -> None:
+        if not self._started:  # not in the constructor: the learner may not be up yet
+            self._actor.update(wait=True)
+            self._started = True
+        if self._granted == self._spent:
+            self._granted = self._report(self._grant_steps * self._lanes)
+            if self._granted == 0:
+                self._finish()
+                return
+        before = self._loop.num_steps
+        finished = self._loop.step(max_steps=self._granted - self._spent)
+        made = self._loop.num_steps - before
+        self._spent += made
+        self._steps += made
+        if finished:
+            self._episodes.add(finished["episode_return"], finished["episode_length"])
+        if self._steps - self._logged_at >= self._log_every:
+            self._log()
+
+    def run(self) -> None:
+        import launch
+
+        stopped = launch.stop_event()
+        try:
+            while not (stopped.is_set() or self._finished):
+                self.step()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Counts what was done, leaves the state for the last checkpoint and closes the environment."""
+        if not self._finished:
+            self._finish()
+        self._environment.close()
+
+    def save(self) -> dict[str, Any]:
+        """The state of the environment's normalisers and of the policy's random numbers."""
+        save = getattr(self._environment, "save", None)
+        return {
+            "environment": save() if save else None,
+            "actor": self._actor.save(),
+            "steps": self._steps,
+        }
+
+    def _restore(self) -> None:
+        state = self._checkpointer.get(self._name)
+        if state is None:
+            return
+        self._steps = self._logged_at = int(state["steps"])
+        self._actor.restore(state["actor"])
+        if state["environment"] is not None:
+            self._environment.restore(state["environment"])
+
+    def _finish(self) -> None:
+        self._finished = True
+        if self._adder is not None:
+            self._adder.close(timeout=5.0)
+        self._granted = self._report(0)
+        self._log()
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, self.save())
+        if self._ends_program and self._counter.remaining() == 0:
+            self._monitor.finish("max_actor_steps", self._counter.get_counts())
+
+    def _report(self, wanted: int) -> int:
+        """Counts the steps made of the last grant and asks for ``wanted`` more; returns how many are given."""
+        episodes = self._episodes.take_new()
+        if episodes:
+            self._counter.increment(actor_episodes=episodes)
+        granted = self._counter.grant(self._name, wanted, spent=self._spent)
+        self._spent = 0
+        return granted
+
+    def _log(self) -> None:
+        if self._steps == self._logged_at:
+            return
+        self._logged_at = self._steps
+        row: dict[str, Any] = {"steps": self._steps, **self._episodes.summary()}
+        if self._variables is not None:
+            row["variables_version"] = self._variables.version
+        row.update({f"time/{k}_s": v for k, v in self._loop.seconds().items()})
+        self._monitor.write(self._name, {k: _plain(v) for k, v in row.items()})
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, self.save())
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,120 @@
+"""The worker of the evaluator node: plays whole episodes with the newest parameters, greedily."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from framework import core
+from framework.actors import PolicyActor, VariableClient
+from framework.environment_loop import EnvironmentLoop
+from framework.programs.seeding import seed_everything
+
+
+class Evaluator(core.Worker):
+    """Evaluates every so many environment steps, and ends the program at its goal or at its last step.
+
+    One ``step()`` plays ``num_episodes`` episodes, one in each of as many lanes, so that no episode is counted
+    because it happened to be short.
+
+    Args:
+      agent: makes the networks and the policy (with ``evaluation=True``).
+      make_environment: ``(num_lanes, seed) -> BatchedEnvironment``; the evaluator has its own.
+      spec: the ``EnvironmentSpec`` of one lane.
+      learner: the variable source.
+      counter: says how many environment steps were made.
+      monitor: takes the rows of metrics; it ends the program.
+      num_episodes: episodes of one evaluation.
+      every: environment steps between two evaluations.
+      max_actor_steps: the program ends with the evaluation after this many; None for no limit.
+      target_return: the program ends when the mean return reaches this; None for no goal.
+      checkpointer: where the normalisers' statistics of the first actor are found; None for none.
+    """
+
+    def __init__(
+        self,
+        agent: core.Agent,
+        make_environment: Any,
+        spec: Any,
+        *,
+        learner: Any,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        num_episodes: int = 20,
+        every: int = 5000,
+        max_actor_steps: int | None = None,
+        target_return: float | None = None,
+        seed: int = 0,
+    ):
+        seed_everything(seed)
+        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        self._environment = make_environment(num_episodes, seed)
+        networks = agent.make_networks(spec)
+        self._variables = VariableClient(learner, networks) if learner is not None else None
+        self._actor = PolicyActor(
+            agent.make_policy(networks, evaluation=True),
+            variable_client=self._variables,
+            num_lanes=num_episodes,
+        )
+        self._loop = EnvironmentLoop(self._environment, self._actor, should_update=False)
+        self._num_episodes = num_episodes
+        self._every, self._max_actor_steps = every, max_actor_steps
+        self._target_return = target_return
+        self._next = every if max_actor_steps is None else min(every, max_actor_steps)
+        self._finished = False
+
+    def ready(self) -> bool:
+        return not self._finished and self._counter.get_counts().get("actor_steps", 0) >= self._next
+
+    def why_not_ready(self) -> str:
+        """What the serial engine prints if nothing can go on."""
+        return f"waits for environment step {self._next}"
+
+    def step(self) -> None:
+        # Bounded, so that a stop is noticed; the counter wakes us when the step is reached.
+        if not self._counter.wait_for("actor_steps", self._next, timeout=0.5):
+            return
+        self.evaluate()
+
+    def evaluate(self) -> dict[str, Any]:
+        """Plays the episodes now, writes a row, and ends the program if it is at its goal or its end."""
+        counts = self._counter.get_counts()
+        if self._checkpointer is not None and hasattr(self._environment, "restore"):
+            state = self._checkpointer.get("actor-0")
+            if state is not None and state["environment"] is not None:
+                self._environment.restore(state["environment"])
+        self._actor.update(wait=True)
+        played = self._loop.run_episodes(self._num_episodes)
+        returns, lengths = played["episode_return"], played["episode_length"]
+        row = {
+            "actor_steps": counts.get("actor_steps", 0),
+            "learner_steps": counts.get("learner_steps", 0),
+            "episodes": len(returns),
+            "episode_return": float(np.mean(returns)),
+            "episode_return_min": float(np.min(returns)),
+            "episode_return_max": float(np.max(returns)),
+            "episode_length": float(np.mean(lengths)),
+            "variables_version": self._variables.version if self._variables is not None else 0,
+        }
+        self._monitor.write("evaluator", row)
+        self._next = (row["actor_steps"] // self._every + 1) * self._every
+        if self._max_actor_steps is not None:
+            self._next = min(self._next, self._max_actor_steps)
+        reached = self._target_return is not None and row["episode_return"] >= self._target_return
+        spent = self._max_actor_steps is not None and row["actor_steps"] >= self._max_actor_steps
+        if reached or spent:
+            self._finished = True
+            self._monitor.finish("target_return" if reached else "max_actor_steps", row)
+        return row
+
+    def run(self) -> None:
+        import launch
+
+        stopped = launch.stop_event()
+        try:
+            while not (stopped.is_set() or self._finished):
+                self.step()
+        finally:
+            self._environment.close()

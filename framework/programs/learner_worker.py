@@ -1,0 +1,169 @@
+"""The worker of the learner node: data in, parameters, priorities, metrics and checkpoints out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from framework import core
+from framework.programs.seeding import seed_everything
+
+
+class LearnerWorker(core.Worker, core.VariableSource):
+    """Drives a learner: takes batches, writes priorities back, publishes, logs and checkpoints.
+
+    One ``step()`` is one batch. The node is also the program's variable source.
+
+    Args:
+      agent: makes the networks, the dataset and the learner.
+      spec: the ``EnvironmentSpec`` of one lane.
+      replay: the replay client to sample from and to write priorities to.
+      counter: counts ``learner_steps``.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the learner's state; it is restored from there on construction. None keeps nothing.
+      seed: of this worker.
+      max_steps: stop the program after so many learner steps; None for no limit.
+      publish_every: learner steps between two versions handed to the actors.
+      log_every: learner steps between two rows of metrics.
+      checkpoint_every: environment steps between two checkpoints; None for one at the end only.
+    """
+
+    def __init__(
+        self,
+        agent: core.Agent,
+        spec: Any,
+        *,
+        replay: Any,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        seed: int = 0,
+        max_steps: int | None = None,
+        publish_every: int = 10,
+        log_every: int = 500,
+        checkpoint_every: int | None = None,
+    ):
+        seed_everything(seed)
+        self._replay, self._counter, self._monitor = replay, counter, monitor
+        self._checkpointer = checkpointer
+        self._learner = agent.make_learner(agent.make_networks(spec), spec)
+        self._dataset = agent.make_dataset(replay)
+        self._max_steps, self._publish_every = max_steps, publish_every
+        self._log_every, self._checkpoint_every = log_every, checkpoint_every
+        self._steps = 0
+        self._uncounted = 0
+        self._waited_s = 0.0  # for the dataset, since the last row
+        self._times_sampled = 0.0
+        self._table_size = 0
+        self._logged = (0, time.perf_counter())
+        self._checkpointed_at = 0
+        self._finished = False
+        self._lock = threading.Lock()  # of the published variables: they are served while a step runs
+        self._version = -1
+        self._variables: dict[str, Any] = {}
+        if checkpointer is not None:
+            self._restore()
+        self._publish()
+
+    def get_variables(
+        self, names: Sequence[str] = (), newer_than: int = -1
+    ) -> tuple[int, dict[str, Any]] | None:
+        with self._lock:
+            if self._version <= newer_than:
+                return None
+            return self._version, {k: self._variables[k] for k in (names or self._variables)}
+
+    def ready(self) -> bool:
+        return not self._finished and self._dataset.ready()
+
+    def why_not_ready(self) -> str:
+        """What the serial engine prints if nothing can go on."""
+        if self._finished:
+            return "has made all the steps it may make"
+        return "its dataset waits for the rate limiter of its table (too little was inserted)"
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        sample = next(self._dataset, None)
+        self._waited_s += time.perf_counter() - started
+        if sample is None:  # the program is being stopped
+            self._finished = True
+            return
+        result = self._learner.step(sample)
+        if result.priorities is not None:
+            priorities = np.asarray(result.priorities, np.float64)
+            self._replay.update_priorities(self._dataset.table, np.asarray(sample.info.key), priorities)
+        self._steps += 1
+        self._uncounted += 1
+        self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
+        last = self._max_steps is not None and self._steps >= self._max_steps
+        if last or self._steps % self._publish_every == 0:
+            self._publish()
+            self._count()
+        if last or self._steps % self._log_every == 0:
+            self._log(result.metrics)
+        if last:
+            self._finished = True
+            self._monitor.finish("max_learner_steps", {"learner_steps": self._steps})
+
+    def run(self) -> None:
+        import launch
+
+        stopped = launch.stop_event()
+        try:
+            while not (stopped.is_set() or self._finished):
+                self.step()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Counts what was done, leaves the state for the last checkpoint and gives prefetched samples back."""
+        self._count()
+        if self._checkpointer is not None:
+            self._checkpointer.put("learner", self.save())
+        self._dataset.close()
+
+    def save(self) -> dict[str, Any]:
+        return {"learner": self._learner.save(), "steps": self._steps}
+
+    def _restore(self) -> None:
+        state = self._checkpointer.get("learner")
+        if state is None:
+            return
+        self._learner.restore(state["learner"])
+        self._steps = int(state["steps"])
+        self._logged = (self._steps, time.perf_counter())
+        self._checkpointed_at = self._counter.get_counts().get("actor_steps", 0)
+
+    def _publish(self) -> None:
+        # The version is the number of learner steps, so that staleness is counted in learner steps.
+        variables = self._learner.get_variables()
+        with self._lock:
+            self._version = self._steps
+            self._variables = variables[1]
+
+    def _count(self) -> None:
+        counts = self._counter.increment(learner_steps=self._uncounted)
+        self._uncounted = 0
+        if self._checkpointer is None or self._checkpoint_every is None:
+            return
+        if counts.get("actor_steps", 0) - self._checkpointed_at >= self._checkpoint_every:
+            self._checkpointed_at = counts["actor_steps"]
+            self._checkpointer.put("learner", self.save())
+            self._checkpointer.commit("periodic")
+
+    def _log(self, metrics: dict[str, Any]) -> None:
+        steps, now = self._steps, time.perf_counter()
+        made, seconds = steps - self._logged[0], max(now - self._logged[1], 1e-9)
+        row: dict[str, Any] = {"steps": steps}
+        row.update({k: float(v) for k, v in metrics.items()})
+        row["times_sampled"] = self._times_sampled / made
+        row["time/learner_steps_per_s"] = made / seconds
+        row["time/waited_for_data_fraction"] = self._waited_s / seconds
+        self._logged = (steps, now)
+        self._waited_s = self._times_sampled = 0.0
+        self._monitor.write("learner", row)

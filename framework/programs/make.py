@@ -1,0 +1,242 @@
+"""From an agent to its program graph."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import launch
+from framework import core
+from framework.programs.actor_worker import ActorWorker
+from framework.programs.evaluator import Evaluator
+from framework.programs.learner_worker import LearnerWorker
+from framework.programs.monitor import Monitor
+from framework.programs.run_checkpointer import RunCheckpointer
+from framework.programs.seeding import derive_seed
+
+
+def make_program(
+    agent: core.Agent,
+    environment_factory: str | Callable[..., Any],
+    *,
+    num_actors: int = 1,
+    lanes_per_actor: int = 1,
+    seed: int = 0,
+    max_actor_steps: int | None = None,
+    max_learner_steps: int | None = None,
+    target_return: float | None = None,
+    num_evaluation_episodes: int = 20,
+    evaluate_every: int | None = 5000,
+    publish_every: int = 10,
+    update_period: int = 10,
+    log_every: int = 1000,
+    learner_log_every: int = 500,
+    checkpoint_every: int | None = 50_000,
+    keep_checkpoints: int = 3,
+    directory: str | pathlib.Path | None = None,
+    replay_backend: str = "framework.replay",
+    stepping: str = "auto",
+    logger_factory: Callable[[], Any] | None = None,
+    on_write: Callable[[dict[str, Any]], None] | None = None,
+    name: str | None = None,
+) -> launch.Program:
+    """The program graph of ``agent``, ready for any engine::
+
+        program = make_program(DQN(DQNConfig()), "gymnasium:CartPole-v1", max_actor_steps=50_000)
+        result = launch.launch(program, engine="serial")
+
+    Nodes: ``replay``, ``counter``, ``monitor``, ``checkpointer`` (with a ``directory``), ``learner``, ``actor``
+    (``num_actors`` of them) and ``evaluator``. The environment is built here once, to read its specs, and then
+    in each node that steps it.
+
+    Args:
+      agent: how the parts are made. An agent without tables runs without replay and learner.
+      environment_factory: a name for ``environments.make`` or a callable that returns an environment of one lane.
+      num_actors: actor nodes.
+      lanes_per_actor: environments that each of them steps as one batch.
+      seed: of everything; on the serial engine the same seed gives the same run, bit by bit.
+      max_actor_steps: environment steps of all actors together, made exactly; None for no limit.
+      max_learner_steps: learner steps; None for no limit.
+      target_return: the program ends when an evaluation's mean return reaches this; None for no goal.
+      num_evaluation_episodes: episodes of one evaluation, played greedily.
+      evaluate_every: environment steps between two evaluations; None for no evaluator.
+      publish_every: learner steps between two versions of the parameters that actors can pull.
+      update_period: batched steps between two questions of an actor for newer parameters.
+      log_every: environment steps of one actor between two of its rows of metrics.
+      learner_log_every: learner steps between two rows of the learner.
+      checkpoint_every: environment steps between two checkpoints, beside the one at the end.
+      keep_checkpoints: how many of them are kept.
+      directory: of the run: metrics and checkpoints; if it holds a checkpoint, the run goes on from there.
+        None keeps nothing.
+      replay_backend: the module with Reverb's API that serves the tables.
+      stepping: how an actor steps its lanes, see ``environments.make``.
+      logger_factory: returns the logger of all rows; None writes ``metrics.jsonl`` in ``directory``.
+      on_write: called with the monitor's snapshot after every row, in the monitor's process.
+      name: of the program; the agent's class name if None.
+
+    Raises:
+      ValueError: for limits and counts that make no sense, each named.
+    """
+    from framework import specs
+
+    _check_positive(
+        num_actors=num_actors,
+        lanes_per_actor=lanes_per_actor,
+        max_actor_steps=max_actor_steps,
+        max_learner_steps=max_learner_steps,
+        num_evaluation_episodes=num_evaluation_episodes,
+        evaluate_every=evaluate_every,
+        publish_every=publish_every,
+        update_period=update_period,
+        log_every=log_every,
+        learner_log_every=learner_log_every,
+        checkpoint_every=checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
+    )
+    if target_return is not None and evaluate_every is None:
+        raise ValueError("target_return needs an evaluator: give evaluate_every (environment steps)")
+    make_environment = functools.partial(_make_environment, environment_factory, stepping)
+    environment = make_environment(1, seed)
+    try:
+        spec = specs.make_environment_spec(environment)
+    finally:
+        environment.close()
+    directory = None if directory is None else pathlib.Path(directory).absolute()
+    has_tables = bool(agent.make_tables(spec))
+
+    program = launch.Program(name or type(agent).__name__.lower())
+    replay = learner = checkpointer = None
+    if has_tables:
+        with program.group("replay"):
+            checkpointer_fn = functools.partial(_replay_checkpointer, directory, keep_checkpoints)
+            replay = program.add_node(
+                launch.ReplayNode(
+                    functools.partial(_make_tables, agent, spec, derive_seed(seed, "replay")),
+                    checkpointer_fn=None if directory is None else checkpointer_fn,
+                    backend=replay_backend,
+                )
+            )
+    with program.group("counter"):
+        counter = program.add_node(launch.CourierNode(_make_counter, max_actor_steps, directory))
+    with program.group("monitor"):
+        if logger_factory is None and directory is not None:
+            logger_factory = functools.partial(_make_logger, directory)
+        monitor = program.add_node(
+            launch.CourierNode(_make_monitor, logger_factory, on_write, replay=replay, counter=counter)
+        )
+    if directory is not None:
+        with program.group("checkpointer"):
+            checkpointer = program.add_node(
+                launch.CourierNode(
+                    RunCheckpointer, str(directory), keep_checkpoints, counter=counter, replay=replay
+                )
+            )
+    if has_tables:
+        with program.group("learner"):
+            learner = program.add_node(
+                launch.CourierNode(
+                    LearnerWorker,
+                    agent,
+                    spec,
+                    replay=replay,
+                    counter=counter,
+                    monitor=monitor,
+                    checkpointer=checkpointer,
+                    seed=derive_seed(seed, "learner"),
+                    max_steps=max_learner_steps,
+                    publish_every=publish_every,
+                    log_every=learner_log_every,
+                    checkpoint_every=checkpoint_every,
+                )
+            )
+    with program.group("actor"):
+        for index in range(num_actors):
+            program.add_node(
+                launch.CourierNode(
+                    ActorWorker,
+                    agent,
+                    make_environment,
+                    spec,
+                    replay=replay,
+                    learner=learner,
+                    counter=counter,
+                    monitor=monitor,
+                    checkpointer=checkpointer,
+                    index=index,
+                    lanes=lanes_per_actor,
+                    seed=derive_seed(seed, f"actor-{index}"),
+                    log_every=log_every,
+                    update_period=update_period,
+                    ends_program=evaluate_every is None,
+                )
+            )
+    if evaluate_every is not None:
+        with program.group("evaluator"):
+            program.add_node(
+                launch.CourierNode(
+                    Evaluator,
+                    agent,
+                    make_environment,
+                    spec,
+                    learner=learner,
+                    counter=counter,
+                    monitor=monitor,
+                    checkpointer=checkpointer,
+                    num_episodes=num_evaluation_episodes,
+                    every=evaluate_every,
+                    max_actor_steps=max_actor_steps,
+                    target_return=target_return,
+                    seed=derive_seed(seed, "evaluator"),
+                )
+            )
+    return program
+
+
+def _check_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def _make_environment(factory: Any, stepping: str, num_lanes: int, seed: int) -> Any:
+    from framework import environments
+
+    return environments.make(factory, num_lanes=num_lanes, seed=seed, stepping=stepping)
+
+
+def _make_tables(agent: core.Agent, spec: Any, seed: int) -> list[Any]:
+    tables = agent.make_tables(spec)
+    for table in tables:
+        if hasattr(table, "set_seed"):
+            table.set_seed(derive_seed(seed, table.name))
+    return tables
+
+
+def _replay_checkpointer(directory: pathlib.Path, keep: int) -> Any:
+    from framework.replay import checkpointers
+
+    return checkpointers.DefaultCheckpointer(str(directory / "checkpoints" / "replay"), keep=keep)
+
+
+def _make_counter(max_actor_steps: int | None, directory: pathlib.Path | None) -> Any:
+    from framework.counting import Counter
+    from framework.programs.run_checkpointer import saved_part
+
+    counter = Counter(max_steps=max_actor_steps)
+    state = saved_part(directory, "counter")
+    if state is not None:
+        counter.restore(state)
+    return counter
+
+
+def _make_logger(directory: pathlib.Path) -> Any:
+    from framework.loggers import JsonlLogger
+
+    return JsonlLogger(directory / "metrics.jsonl")
+
+
+def _make_monitor(logger_factory: Any, on_write: Any, *, replay: Any, counter: Any) -> Monitor:
+    logger = logger_factory() if logger_factory is not None else None
+    return Monitor(logger, on_write=on_write, replay=replay, counter=counter)

@@ -1,0 +1,99 @@
+"""The service that takes the metrics of all nodes of a program, and ends the program."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+
+class Monitor:
+    """Writes every node's rows to the loggers, derives rates, and keeps the newest rows to look at.
+
+    Args:
+      logger: an object with ``write(dict)`` and ``close()``; None keeps the rows in memory only.
+      on_write: called with ``snapshot()`` after every row, in the node's process (a display on the serial engine).
+      replay: a replay client; its counters are added to the learner's rows. None for an agent without replay.
+      counter: its counts are added to the learner's rows.
+    """
+
+    def __init__(self, logger: Any = None, *, on_write: Any = None, replay: Any = None, counter: Any = None):
+        self._logger, self._on_write = logger, on_write
+        self._replay, self._counter = replay, counter
+        self._lock = threading.Lock()
+        self._latest: dict[str, dict[str, Any]] = {}
+        self._started = time.time()
+        self._rate = (0, time.perf_counter())
+        self._result: dict[str, Any] | None = None
+
+    def write(self, label: str, row: dict[str, Any]) -> None:
+        """Takes one row of ``label`` (``"actor-0"``, ``"learner"``, …): names to scalars."""
+        row = dict(row)
+        if label == "learner":
+            row.update(self._shared_numbers(row))
+        with self._lock:
+            self._latest[label] = {**self._latest.get(label, {}), **row}
+            if self._logger is not None:
+                self._logger.write({"label": label, **row, "time/wall_s": time.time() - self._started})
+        if self._on_write is not None:
+            self._on_write(self.snapshot())
+
+    def snapshot(self) -> dict[str, Any]:
+        """The newest value of everything: ``{"labels": {label: row}, "counts": …, "result": …}``."""
+        with self._lock:
+            labels = {k: dict(v) for k, v in self._latest.items()}
+        counts = self._counter.get_counts() if self._counter is not None else {}
+        return {
+            "labels": labels,
+            "counts": counts,
+            "seconds": time.time() - self._started,
+            "result": self._result,
+        }
+
+    def finish(self, reason: str, numbers: dict[str, Any]) -> None:
+        """Ends the program: its result is ``{"reason": reason, **numbers}``; the first call wins."""
+        import launch
+
+        with self._lock:
+            if self._result is None:
+                self._result = {"reason": reason, **numbers}
+            result = self._result
+        launch.stop(result)
+
+    def close(self) -> None:
+        """Writes what the loggers hold back."""
+        if self._logger is not None:
+            self._logger.close()
+
+    def _shared_numbers(self, row: dict[str, Any]) -> dict[str, Any]:
+        numbers: dict[str, Any] = {}
+        if self._counter is not None:
+            counts = self._counter.get_counts()
+            made, now = counts.get("actor_steps", 0), time.perf_counter()
+            numbers["actor_steps"] = made
+            numbers["time/environment_steps_per_s"] = (made - self._rate[0]) / max(now - self._rate[1], 1e-9)
+            self._rate = (made, now)
+        versions = [
+            r["variables_version"]
+            for k, r in self._latest.items()
+            if "variables_version" in r and k.startswith("actor")
+        ]
+        if versions:
+            numbers["acting_staleness"] = float(row["steps"] - sum(versions) / len(versions))
+        if self._replay is not None:
+            numbers.update(replay_numbers(self._replay.server_info(timeout=5)))
+        return numbers
+
+
+def replay_numbers(info: dict[str, Any]) -> dict[str, Any]:
+    """Size, items inserted and sampled, and their ratio, per table of a ``server_info``."""
+    numbers: dict[str, Any] = {}
+    for name, table in info.items():
+        prefix = "replay" if len(info) == 1 else f"replay/{name}"
+        limiter = table.rate_limiter_info
+        inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
+        numbers[f"{prefix}/size"] = table.current_size
+        numbers[f"{prefix}/inserted"] = inserted
+        numbers[f"{prefix}/sampled"] = sampled
+        numbers[f"{prefix}/samples_per_insert"] = sampled / max(inserted, 1)
+    return numbers
