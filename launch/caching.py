@@ -1,0 +1,58 @@
+"""The object inside of a `launch.CacherNode`."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from launch import context
+
+
+class Cacher:
+    """Passes calls on to a client and keeps the answers for a while.
+
+    Callers that ask while a call is under way share it; a failed call is not kept.
+    """
+
+    def __init__(self, client: Any, refresh_interval: float) -> None:
+        self._client = client
+        self._interval = refresh_interval
+        self._lock = threading.Lock()
+        self._answers: dict[Any, tuple[float, Future]] = {}
+        self._timeless = context.get_node_context().engine == "serial"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("run", "step", "ready", "close"):
+            raise AttributeError(name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self._ask(name, args, kwargs)
+
+        return method
+
+    def _ask(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self._timeless:
+            return getattr(self._client, name)(*args, **kwargs)
+        key = pickle.dumps((name, args, sorted(kwargs.items())))
+        with self._lock:
+            now = time.monotonic()
+            self._answers = {k: a for k, a in self._answers.items() if now - a[0] < self._interval}
+            known = self._answers.get(key)
+            if known is None:
+                future: Future = Future()
+                self._answers[key] = (now, future)
+        if known is not None:
+            return known[1].result()
+        try:
+            answer = getattr(self._client, name)(*args, **kwargs)
+        except BaseException as error:
+            with self._lock:
+                if self._answers.get(key, (0.0, None))[1] is future:
+                    del self._answers[key]
+            future.set_exception(error)
+            raise
+        future.set_result(answer)
+        return answer

@@ -1,0 +1,188 @@
+"""Handles stand for nodes in the arguments of other nodes; clients are what they become there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from launch import context
+
+
+class Handle:
+    """Stands for a node. Becomes a client in the process that uses it.
+
+    ::
+
+        learner = program.add_node(lp.CourierNode(Learner))
+        program.add_node(lp.CourierNode(Actor, learner))        # Actor.__init__ gets a client
+    """
+
+    def __init__(self, node_id: int, description: str) -> None:
+        self._node_id = node_id
+        self._description = description
+
+    @property
+    def node_id(self) -> int:
+        return self._node_id
+
+    def dereference(self) -> Any:
+        """The client of the node, for use inside of the running program."""
+        runtime = context.find_runtime()
+        if runtime is None:
+            raise RuntimeError(
+                f"{self!r} was dereferenced outside of a running program: pass the handle to a node, which gets "
+                "a client in its place, or ask launch.start(program).client(label)"
+            )
+        return runtime.client(self._node_id)
+
+    def __reduce__(self) -> Any:
+        return Handle, (self._node_id, self._description)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handle) and other._node_id == self._node_id
+
+    def __hash__(self) -> int:
+        return hash(self._node_id)
+
+    def __repr__(self) -> str:
+        return f"Handle({self._description})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self!r} has no attribute {name!r}: a handle is not the node. Pass it to a node, which gets a client "
+            f"in its place, or call handle.dereference().{name} inside of a node"
+        )
+
+
+def dereference_nest(value: Any) -> Any:
+    """``value`` with every handle inside of lists, tuples, dicts, sets and partials turned into a client."""
+    if isinstance(value, Handle):
+        return value.dereference()
+    if isinstance(value, functools.partial):
+        args, keywords = dereference_nest(value.args), dereference_nest(value.keywords)
+        unchanged = args is value.args and keywords is value.keywords
+        return value if unchanged else functools.partial(value.func, *args, **keywords)
+    if isinstance(value, dict):
+        new = {key: dereference_nest(item) for key, item in value.items()}
+        if all(new[key] is value[key] for key in value):
+            return value
+        copy = value.copy()
+        copy.update(new)
+        return copy
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [dereference_nest(item) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def client_of(node_id: int) -> Any:
+    """What a client is pickled as: the receiving process makes its own."""
+    return context.current_runtime().client(node_id)
+
+
+class Client:
+    """Calls the public methods of a node's object; the same on every engine.
+
+    ::
+
+        client.add(1, 2)                        # waits for the answer
+        future = client.futures.add(1, 2)       # a concurrent.futures.Future
+        client.with_timeout(2.0).add(1, 2)      # CallTimeout after two seconds
+        client(1, 2)                            # the object's __call__
+
+    An exception over there is raised here with its own type; its ``__cause__`` shows the remote traceback.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        call: Callable[[str, tuple, dict, float | None], Any],
+        submit: Callable[[str, tuple, dict, float | None], Future],
+        timeout: float | None = None,
+    ) -> None:
+        self._node_id = node_id
+        self._call = call
+        self._submit = submit
+        self._timeout = timeout
+        self.futures = Futures(submit, timeout)
+
+    def with_timeout(self, seconds: float | None) -> Client:
+        """The same client, but a call that takes longer raises `CallTimeout`; None waits for ever."""
+        return Client(self._node_id, self._call, self._submit, seconds)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("__call__", args, kwargs, self._timeout)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r}: only public methods can be called in another node")
+        call, timeout = self._call, self._timeout
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return call(name, args, kwargs, timeout)
+
+        method.__name__ = name
+        self.__dict__[name] = method
+        return method
+
+    def __reduce__(self) -> Any:
+        return client_of, (self._node_id,)
+
+    def __repr__(self) -> str:
+        return f"Client(node {self._node_id})"
+
+
+class Futures:
+    """The futures of a client's calls: ``client.futures.method(...)``."""
+
+    def __init__(self, submit: Callable[[str, tuple, dict, float | None], Future], timeout: float | None):
+        self._submit = submit
+        self._timeout = timeout
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Future:
+        return self._submit("__call__", args, kwargs, self._timeout)
+
+    def __getattr__(self, name: str) -> Callable[..., Future]:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r}: only public methods can be called in another node")
+        submit, timeout = self._submit, self._timeout
+
+        def method(*args: Any, **kwargs: Any) -> Future:
+            return submit(name, args, kwargs, timeout)
+
+        method.__name__ = name
+        self.__dict__[name] = method
+        return method
+
+
+class Target:
+    """Finds what a call names on an object: public methods and ``__call__``, nothing else."""
+
+    def __init__(self, obj: Any, name: str) -> None:
+        self.object = obj
+        self.name = name
+        self._methods: dict[str, Callable[..., Any]] = {}
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """The bound method. AttributeError with what there is, if there is none of that name."""
+        found = self._methods.get(name)
+        if found is None:
+            found = self._methods[name] = self._find(name)
+        return found
+
+    def _find(self, name: str) -> Callable[..., Any]:
+        public = isinstance(name, str) and (name == "__call__" or not name.startswith("_"))
+        found = getattr(self.object, name, None) if public else None
+        if not callable(found):
+            public_names = sorted(n for n in dir(self.object) if not n.startswith("_"))
+            raise AttributeError(
+                f"node {self.name!r} ({type(self.object).__name__}) has no method {name!r}; it has "
+                f"{[n for n in public_names if callable(getattr(self.object, n, None))]}"
+            )
+        return found

@@ -1,0 +1,89 @@
+"""A program: groups of nodes, joined by the handles in their arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from launch.handles import Handle
+from launch.nodes import Node
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*\Z")
+
+
+class Program:
+    """What is to run; nothing runs before ``launch.launch(program)``.
+
+    ::
+
+        program = lp.Program("parameter_server")
+        server = program.add_node(lp.CourierNode(Server), label="server")
+        with program.group("worker"):
+            for seed in range(4):
+                program.add_node(lp.CourierNode(Worker, server, seed))
+    """
+
+    def __init__(self, name: str) -> None:
+        if not name:
+            raise ValueError("Program(name): expected a name, got an empty string")
+        self.name = name
+        self.groups: dict[str, list[Node]] = {}
+        self._members: list[tuple[str, int, Node]] = []
+        self._group: str | None = None
+
+    @contextlib.contextmanager
+    def group(self, label: str) -> Iterator[None]:
+        """Nodes added inside of the ``with`` block belong to this group; an old group may be opened again."""
+        _check_label(label)
+        if self._group is not None:
+            raise ValueError(f"group({label!r}): group {self._group!r} is open; groups cannot be nested")
+        self._group = label
+        try:
+            yield
+        finally:
+            self._group = None
+
+    @property
+    def current_group(self) -> str | None:
+        return self._group
+
+    def add_node(self, node: Node, label: str | None = None) -> Handle:
+        """Adds a node to the open group, or to the group ``label``.
+
+        Returns:
+          The handle that stands for the node in the arguments of other nodes.
+
+        Raises:
+          ValueError: no label outside of a group, another label inside of one, or the node is in a program.
+        """
+        if self._group is not None and label is not None and label != self._group:
+            raise ValueError(f"add_node(label={label!r}): the group {self._group!r} is open; leave out the label")
+        group = self._group or label
+        if group is None:
+            raise ValueError('add_node(): expected label="..." or an open group: with program.group("...")')
+        _check_label(group)
+        if not isinstance(node, Node):
+            raise TypeError(f"add_node(node): expected a node such as lp.CourierNode(...), got {node!r}")
+        for part in (node, *node.parts()):
+            part.claim()
+        nodes = self.groups.setdefault(group, [])
+        self._members.append((group, len(nodes), node))
+        nodes.append(node)
+        return node.create_handle()
+
+    def get_all_nodes(self) -> list[Node]:
+        """The nodes in order of addition."""
+        return [node for _, _, node in self._members]
+
+    def members(self) -> list[tuple[str, int, Node]]:
+        """``(group, index in the group, node)`` in order of addition."""
+        return list(self._members)
+
+
+def _check_label(label: str) -> None:
+    if not isinstance(label, str) or not _LABEL.match(label):
+        raise ValueError(
+            f"label {label!r}: expected letters, digits, '_' and '.', the first a letter or digit "
+            "(it names the log file)"
+        )
