@@ -161,7 +161,7 @@ class ActorWorker(core.Worker):
             self._monitor.finish("max_actor_steps", self._counter.get_counts())
 
     def _report(self, wanted: int) -> int:
-        """Counts the steps made of the last grant and asks for ``wanted`` more; returns how many are given."""
+        """Counts the steps made of the last grant and asks for ``wanted`` more; returns those given."""
         episodes = self._episodes.take_new()
         if episodes:
             self._counter.increment(actor_episodes=episodes)

@@ -15,8 +15,8 @@ from framework.programs.seeding import seed_everything
 class Evaluator(core.Worker):
     """Evaluates every so many environment steps, and ends the program at its goal or at its last step.
 
-    One ``step()`` plays ``num_episodes`` episodes, one in each of as many lanes, so that no episode is counted
-    because it happened to be short.
+    One ``step()`` plays ``num_episodes`` episodes, one in each of as many lanes, so that no episode is
+    counted because it happened to be short.
 
     Args:
       agent: makes the networks and the policy (with ``evaluation=True``).

@@ -121,7 +121,7 @@ class LearnerWorker(core.Worker, core.VariableSource):
             self.close()
 
     def close(self) -> None:
-        """Counts what was done, leaves the state for the last checkpoint and gives prefetched samples back."""
+        """Counts what was done, leaves the state for the last checkpoint, gives prefetched samples back."""
         self._count()
         if self._checkpointer is not None:
             self._checkpointer.put("learner", self.save())

@@ -47,13 +47,13 @@ def make_program(
         program = make_program(DQN(DQNConfig()), "gymnasium:CartPole-v1", max_actor_steps=50_000)
         result = launch.launch(program, engine="serial")
 
-    Nodes: ``replay``, ``counter``, ``monitor``, ``checkpointer`` (with a ``directory``), ``learner``, ``actor``
-    (``num_actors`` of them) and ``evaluator``. The environment is built here once, to read its specs, and then
-    in each node that steps it.
+    Nodes: ``replay``, ``counter``, ``monitor``, ``checkpointer`` (with a ``directory``), ``learner``,
+    ``actor`` (``num_actors`` of them) and ``evaluator``. The environment is built here once, to read its
+    specs, and then in each node that steps it.
 
     Args:
       agent: how the parts are made. An agent without tables runs without replay and learner.
-      environment_factory: a name for ``environments.make`` or a callable that returns an environment of one lane.
+      environment_factory: a name for ``environments.make``, or a callable that returns an environment.
       num_actors: actor nodes.
       lanes_per_actor: environments that each of them steps as one batch.
       seed: of everything; on the serial engine the same seed gives the same run, bit by bit.

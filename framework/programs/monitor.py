@@ -12,8 +12,8 @@ class Monitor:
 
     Args:
       logger: an object with ``write(dict)`` and ``close()``; None keeps the rows in memory only.
-      on_write: called with ``snapshot()`` after every row, in the node's process (a display on the serial engine).
-      replay: a replay client; its counters are added to the learner's rows. None for an agent without replay.
+      on_write: called with ``snapshot()`` after every row, in the node's process.
+      replay: a replay client; its counters are added to the learner's rows. None if there is none.
       counter: its counts are added to the learner's rows.
     """
 

@@ -34,12 +34,12 @@ class RunCheckpointer:
             self._states = {name: reader.state(name) for name in reader.names}
 
     def get(self, part: str) -> Any:
-        """The newest state of ``part``, from this run or from the checkpoint it goes on from; None if none."""
+        """The newest state of ``part``, of this run or of the checkpoint it goes on from; None if none."""
         with self._lock:
             return self._states.get(part)
 
     def put(self, part: str, state: Any) -> None:
-        """Takes the newest state of ``part``: nested dicts, lists and tuples of tensors, arrays and scalars."""
+        """Takes the newest state of ``part``: dicts, lists and tuples of tensors, arrays and scalars."""
         with self._lock:
             self._states[part] = state
             self._new = True
@@ -67,7 +67,7 @@ class RunCheckpointer:
 
 
 def saved_part(directory: pathlib.Path | None, part: str) -> Any:
-    """The state of ``part`` in the newest intact checkpoint of the run in ``directory``; None if there is none."""
+    """The state of ``part`` in the newest intact checkpoint of the run in ``directory``, or None."""
     if directory is None:
         return None
     checkpointer = Checkpointer(directory / "checkpoints")
