@@ -1,0 +1,361 @@
+"""A client's connection to a replay server: one socket, one session, one request at a time.
+
+The server keeps what a client holds (leased rows, pinned samples, waiting requests) by connection, and gives it back
+when the connection ends. So there is one rule for a lost connection, whether the network blinked, the server was
+killed or it was restarted: the old session is gone, a new one begins, and its owner (a writer, a dataset) brings into it
+what it still needs. ``Connection.session`` counts them.
+
+A request waits for its answer, for the end of the connection and for ``Channel.interrupt`` at once, so nothing waits for a
+server that is not there for longer than ``reconnect_timeout``, and nothing polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from framework.replay import wire
+from framework.replay.errors import DeadlineExceededError, ServerClosed
+from launch.rpc import sockets
+
+PROTOCOL = 1
+DEFAULT_RECONNECT_TIMEOUT = 30.0
+# How much longer than the server's own deadline a client waits for its answer before it calls the server hung.
+_GRACE = 30.0
+
+
+class Interrupt:
+    """Wakes every wait of one client, from any thread, once and for all."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        self.is_set = False
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """A descriptor that is readable from the interrupt on."""
+        return self._read
+
+    def set(self) -> None:
+        """Wakes the waits of now; later ones do not begin."""
+        with self._lock:
+            if not self.is_set:
+                self.is_set = True
+                os.write(self._write, b"!")
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self._read)
+            os.close(self._write)
+
+
+class SessionLost(Exception):
+    """The connection ended; what the session held on the server is gone. Handled inside this package."""
+
+
+class Connection:
+    """One session with a server. Not for two threads at once.
+
+    Args:
+      address: ``tcp://host:port`` or ``ipc://path``.
+      curve: the keys of the program, or None.
+      interrupt: shared by all connections of a client.
+      hello: what this client says of itself in the first message of a session.
+      reconnect_timeout: seconds for which a server that is not there is waited for.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        curve: sockets.CurveKeys | None,
+        interrupt: Interrupt,
+        hello: dict[str, Any] | None = None,
+        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+    ) -> None:
+        self.address = address
+        self.welcome: dict[str, Any] = {}  # what the server said of itself
+        self.session = 0  # 0 before the first one
+        self.stopped = False  # the server said that it stops
+        self._curve = curve
+        self._interrupt = interrupt
+        self._hello = {"op": "hello", "protocol": PROTOCOL, "pid": os.getpid(), **(hello or {})}
+        self._reconnect_timeout = reconnect_timeout
+        self._socket: zmq.Socket | None = None
+        self._monitor: zmq.Socket | None = None
+        self._greeted = False
+        self._next_id = 0
+        self.notices: Callable[[dict[str, Any]], None] = lambda message: None
+
+    def open(self, timeout: float | None = None) -> None:
+        """Makes sure that a session is open.
+
+        Raises:
+          ServerClosed: the server said that it stops, or did not answer within ``reconnect_timeout``.
+          DeadlineExceededError: ``timeout`` seconds passed first.
+        """
+        if self._socket is not None and self._greeted:
+            return
+        if self.stopped and not self._came_back():
+            raise ServerClosed(f"the replay server at {self.address} has stopped")
+        limit = self._reconnect_timeout if timeout is None else min(timeout, self._reconnect_timeout)
+        deadline = time.monotonic() + limit
+        while True:
+            if self._socket is None:
+                self._connect()
+            try:
+                self.welcome = self._exchange(dict(self._hello), deadline, connecting=True)
+                break
+            except SessionLost:
+                self.close()
+            except DeadlineExceededError:
+                self.close()
+                if timeout is not None and timeout <= self._reconnect_timeout:
+                    raise
+                raise ServerClosed(
+                    f"no replay server answered at {self.address} within {limit:g} s; is it running, and does this "
+                    "client have its keys?"
+                ) from None
+        self._greeted = True
+        self.stopped = False
+        self.session += 1
+
+    def request(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = True
+    ) -> dict[str, Any]:
+        """Sends a message and returns the server's answer; the message must stand by itself (no session state).
+
+        Args:
+          message: see `framework.replay.service` for the operations.
+          timeout: seconds the *server* may hold the request back (None: for ever, 0: not at all); only ``wait``
+            requests are ever held back.
+          wait: whether the request may be held back by a rate limiter.
+
+        Raises:
+          SessionLost: the connection ended before the answer; the caller decides what that means.
+          Whatever the server answered: see `wire.unpack_error`.
+        """
+        if wait:
+            message["timeout"] = 0.0 if self._interrupt.is_set else timeout
+            deadline = None if message["timeout"] is None else time.monotonic() + message["timeout"] + _GRACE
+        else:
+            deadline = time.monotonic() + (_GRACE if timeout is None else timeout)
+        try:
+            return self._exchange(message, deadline)
+        except DeadlineExceededError:
+            if wait and self._interrupt.is_set:
+                raise ServerClosed("this client was interrupted: its program stops") from None
+            raise
+
+    def post(self, message: dict[str, Any]) -> None:
+        """Sends a message that has no answer; raises SessionLost if the connection has ended."""
+        if self._socket is None or not self._greeted or self._lost():
+            self.close()
+            raise SessionLost
+        wire.send(self._socket, wire.encode(message))
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Waits up to ``timeout`` seconds for a notice and hands all that are there to ``notices``.
+
+        Returns whether there was any.
+
+        Raises:
+          SessionLost: the connection ended.
+          ServerClosed: the server stops, or the client was interrupted (not if ``timeout`` is 0).
+        """
+        if self._socket is None or not self._greeted:
+            raise SessionLost
+        if not self._wait(None if timeout is None else time.monotonic() + timeout, quiet=timeout == 0.0):
+            return False
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            self._take(wire.decode(frames))
+
+    def close(self) -> None:
+        """Ends the session; the server gives back what it held."""
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            if self._monitor is not None:
+                self._monitor.close(linger=0)
+            # What was sent last (the end of a session, a commit) may still be on its way to the server's queue.
+            self._socket.close(linger=100)
+            self._socket = self._monitor = None
+        self._greeted = False
+
+    def __del__(self) -> None:
+        with contextlib.suppress(
+            AttributeError, TypeError, zmq.ZMQError
+        ):  # half made, or the interpreter ends
+            self.close()
+
+    def _connect(self) -> None:
+        self._socket = sockets.make_client_socket(self.address, self._curve)
+        if self.address.startswith("tcp://"):
+            # A machine that vanishes without a word is noticed within 20 s.
+            self._socket.heartbeat_ivl = 5000
+            self._socket.heartbeat_timeout = 20000
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
+        self._greeted = False
+
+    def _came_back(self) -> bool:
+        """After the server said that it stops: is there one again? Asks the socket, waits for nothing."""
+        if self._socket is None:
+            self._connect()
+        assert self._monitor is not None
+        came = False
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+            came = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        return came
+
+    def _exchange(
+        self, message: dict[str, Any], deadline: float | None, connecting: bool = False
+    ) -> dict[str, Any]:
+        if self._socket is None or not (self._greeted or connecting):
+            raise SessionLost
+        self._next_id += 1
+        message["id"] = self._next_id
+        if not connecting and self._lost():
+            self.close()
+            raise SessionLost
+        try:
+            wire.send(self._socket, wire.encode(message))
+            while self._wait(deadline, connecting=connecting):
+                frames = self._socket.recv_multipart(copy=False)
+                answer = wire.decode(frames)
+                if answer.get("id") != self._next_id:
+                    self._take(answer)
+                    continue
+                if "error" in answer:
+                    raise wire.unpack_error(answer["error"])
+                return answer
+        except (ServerClosed, KeyboardInterrupt):
+            self.close()  # the request is still waiting over there: end its session
+            raise
+        self.close()
+        raise DeadlineExceededError(
+            f"the replay server at {self.address} did not answer {message['op']!r} in time"
+        )
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """A message that nobody asked for."""
+        kind = message.get("notice")
+        if kind == "stopped":
+            self.stopped = True
+            raise ServerClosed(f"the replay server at {self.address} has stopped")
+        if kind == "lost":
+            self.close()
+            raise SessionLost
+        self.notices(message)
+
+    def _wait(self, deadline: float | None, connecting: bool = False, quiet: bool = False) -> bool:
+        """Whether there is a message before the deadline; raises if there will be none."""
+        assert self._socket is not None
+        watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
+        if not quiet and not self._interrupt.is_set:
+            watched.append((self._interrupt.fileno(), zmq.POLLIN))
+        while True:
+            left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
+            ready = dict(zmq.zmq_poll(watched, left))
+            if self._socket in ready:
+                return True
+            if self._monitor in ready and self._lost() and not connecting:
+                self.close()
+                raise SessionLost
+            if self._interrupt.fileno() in ready:
+                raise ServerClosed("this client was interrupted: its program stops")
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def _lost(self) -> bool:
+        """Whether the connection has ended since it was greeted; takes the events that are there."""
+        assert self._monitor is not None
+        lost = False
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+            lost |= event == zmq.EVENT_DISCONNECTED
+        return lost
+
+
+class Channel:
+    """All connections of one client to one server; hands out idle ones, so that no thread waits for another's request."""
+
+    def __init__(
+        self,
+        address: str,
+        curve: sockets.CurveKeys | None = None,
+        hello: dict[str, Any] | None = None,
+        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+    ) -> None:
+        self.address = address
+        self.curve = curve
+        self.interrupted = Interrupt()
+        self._hello = hello
+        self._reconnect_timeout = reconnect_timeout
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def connection(self) -> Connection:
+        """A new connection, for an object that keeps it; it is opened at its first use."""
+        return Connection(self.address, self.curve, self.interrupted, self._hello, self._reconnect_timeout)
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Connection]:
+        """An idle connection (or a new one) for the length of a block."""
+        with self._lock:
+            if self._closed:
+                raise ServerClosed("this client is closed")
+            connection = self._idle.pop() if self._idle else self.connection()
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                else:
+                    self._idle.append(connection)
+
+    def call(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+    ) -> dict[str, Any]:
+        """One request and its answer on any connection; asked again if the connection ended in between."""
+        with self.borrow() as connection:
+            return self.retry(connection, message, timeout, wait)
+
+    @staticmethod
+    def retry(
+        connection: Connection, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+    ) -> dict[str, Any]:
+        """`Connection.request` on an open session, again in a new one if the old one ended first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            # An unreachable server is no reason to fail a poll (timeout 0) that could be answered in a moment.
+            connection.open(None if left is None else left + 1.0)
+            with contextlib.suppress(SessionLost):
+                return connection.request(message, left, wait)
+
+    def interrupt(self) -> None:
+        """Wakes every wait with ServerClosed; later calls are still made, but wait for nothing."""
+        self.interrupted.set()
+
+    def close(self) -> None:
+        """Ends every idle session, and the others when they are given back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()

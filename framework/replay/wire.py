@@ -1,0 +1,165 @@
+"""How messages travel between replay clients and servers: msgpack and raw arrays, never pickles.
+
+A message is a dict with string keys of None, bools, ints, floats, strings, bytes, lists, dicts and numpy arrays.
+It becomes one frame of msgpack, followed by one frame for every array of more than `INLINE_BYTES`; smaller ones are
+written into the first frame, because a frame costs more than copying them::
+
+    frames = wire.encode({"op": "sample", "table": "replay", "n": 256})
+    message = wire.decode(frames)
+
+An array is the extension type 1 (inline) or 2 (a frame of its own): one byte with the length of its dtype string, that
+string, one byte with its rank, the shape as little-endian int64, then the data or the uint32 number of its frame.
+Arrays of Python objects do not travel.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from framework.replay import errors
+
+INLINE_BYTES = 8192
+MAX_ARRAYS = 4096  # in one message
+_ZERO_COPY_BYTES = 65536  # below this, ZeroMQ is quicker if it copies
+_INLINE, _FRAME = 1, 2
+_DTYPE = re.compile(rb"[<>|=]?[biufcSUmMV?][0-9]{0,9}(\[[0-9A-Za-z]{1,8}\])?")
+
+_ERRORS: dict[str, type[BaseException]] = {
+    error.__name__: error
+    for error in (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        MemoryError,
+        NotImplementedError,
+        RuntimeError,
+        errors.ReverbError,
+        errors.DeadlineExceededError,
+        errors.ServerClosed,
+    )
+}
+
+
+class MalformedMessage(ValueError):
+    """A peer sent what is not a message of this protocol."""
+
+
+def encode(message: dict[str, Any]) -> list[Any]:
+    """The frames of a message: bytes, and memoryviews of the arrays (which must not change until they are sent)."""
+    frames: list[Any] = [b""]
+
+    def pack(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return _pack_array(value, frames)
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(
+            f"{type(value).__name__} does not travel; expected numbers, strings, lists, dicts, arrays"
+        )
+
+    frames[0] = msgpack.packb(message, default=pack, use_bin_type=True)
+    return frames
+
+
+def decode(frames: Sequence[Any]) -> dict[str, Any]:
+    """The message in ``frames`` (bytes or objects with the buffer protocol).
+
+    Arrays are views of the frames, read-only where the frames are.
+
+    Raises:
+      MalformedMessage: anything that `encode` cannot have written.
+    """
+    if not 1 <= len(frames) <= MAX_ARRAYS + 1:
+        raise MalformedMessage(f"{len(frames)} frames; expected 1 to {MAX_ARRAYS + 1}")
+
+    def unpack(code: int, data: bytes) -> Any:
+        return _unpack_array(code, data, frames)
+
+    try:
+        message = msgpack.unpackb(frames[0], ext_hook=unpack, raw=False)
+    except MalformedMessage:
+        raise
+    except Exception as error:
+        raise MalformedMessage(f"not a message: {type(error).__name__}: {error}") from None
+    if not isinstance(message, dict):
+        raise MalformedMessage(f"a message is a dict, got {type(message).__name__}")
+    return message
+
+
+def send(socket: Any, frames: Sequence[Any], flags: int = 0) -> None:
+    """Sends the frames of `encode`; large arrays without a copy, so they must not change afterwards."""
+    large = any(len(frame) >= _ZERO_COPY_BYTES for frame in frames)
+    socket.send_multipart(frames, flags, copy=not large)
+
+
+def pack_error(error: BaseException) -> list[str]:
+    """An error as it travels: the nearest type that the other side knows, and its text."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in _ERRORS and _ERRORS[kind.__name__] is kind:
+            text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+            return [kind.__name__, text if kind is type(error) else f"{type(error).__name__}: {text}"]
+    return ["RuntimeError", f"{type(error).__name__}: {error}"]
+
+
+def unpack_error(packed: Any) -> BaseException:
+    """The exception that `pack_error` wrote."""
+    name, text = packed
+    return _ERRORS.get(name, RuntimeError)(text)
+
+
+def _pack_array(array: np.ndarray, frames: list[Any]) -> msgpack.ExtType:
+    if array.dtype.hasobject:
+        raise TypeError(
+            "arrays of Python objects do not travel; expected numbers, bools or fixed-width strings"
+        )
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    kind = array.dtype.str.encode()
+    head = struct.pack(f"<B{len(kind)}sB{array.ndim}q", len(kind), kind, array.ndim, *array.shape)
+    if array.nbytes <= INLINE_BYTES:
+        return msgpack.ExtType(_INLINE, head + array.tobytes())
+    if len(frames) > MAX_ARRAYS:
+        raise ValueError(f"more than {MAX_ARRAYS} large arrays in one message; send fewer at a time")
+    frames.append(memoryview(array.reshape(-1).view(np.uint8)))
+    return msgpack.ExtType(_FRAME, head + struct.pack("<I", len(frames) - 1))
+
+
+def _unpack_array(code: int, data: bytes, frames: Sequence[Any]) -> np.ndarray:
+    if code not in (_INLINE, _FRAME):
+        raise MalformedMessage(f"unknown extension type {code}")
+    try:
+        end = 1 + data[0]
+        kind = data[1:end]
+        if not _DTYPE.fullmatch(kind):
+            raise MalformedMessage(f"dtype {kind!r} does not travel")
+        dtype = np.dtype(kind.decode())
+        rank = data[end]
+        shape = struct.unpack_from(f"<{rank}q", data, end + 1)
+        offset = end + 1 + 8 * rank
+        if rank > 32 or any(size < 0 for size in shape):
+            raise MalformedMessage(f"shape {shape} of an array")
+        buffer: Any
+        if code == _FRAME:
+            (number,) = struct.unpack_from("<I", data, offset)
+            if not 1 <= number < len(frames):
+                raise MalformedMessage(f"array in frame {number} of {len(frames)}")
+            buffer, offset = frames[number], 0
+        else:
+            buffer = data
+        count = math.prod(shape)
+        if memoryview(buffer).nbytes - offset != count * dtype.itemsize:
+            raise MalformedMessage(f"{memoryview(buffer).nbytes - offset} bytes for {shape} of {dtype}")
+        if count == 0 or dtype.itemsize == 0:
+            return np.zeros(shape, dtype)
+        return np.frombuffer(buffer, dtype, count, offset).reshape(shape)
+    except MalformedMessage:
+        raise
+    except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
+        raise MalformedMessage(f"not an array: {error}") from None
