@@ -85,7 +85,9 @@ def _batch(
         return VectorEnvironment(source.name, source.make_vector(num_lanes), seed)
     seeds = lane_seeds(seed, num_lanes)
     if stepping == "processes":
-        raise ValueError("stepping='processes' comes with the next change")
+        from framework.environments.processes import ProcessEnvironment
+
+        return ProcessEnvironment(source, seeds, num_processes)
     first = call_factory(source.make_one, seeds[0], source.options)
     if suites.is_vector(first):
         return _adopt_vector(source.name, first, num_lanes, seed)

@@ -13,7 +13,6 @@ from framework import specs
 from framework.environments.base import (
     FIRST,
     LAST,
-    MID,
     ActionChecker,
     BatchedEnvironment,
     Buffers,
@@ -238,6 +237,3 @@ class InlineEnvironment(BatchedEnvironment):
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
-
-
-__all__ = ["FIRST", "LAST", "MID", "InlineEnvironment"]
