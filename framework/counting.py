@@ -33,8 +33,8 @@ class Counter(Saveable[dict[str, Any]]):
 
     Args:
       parent: a counter, or a client of one, that gets the increments; None makes this the root.
-      prefix: put before every name handed to the parent, as ``prefix_name``. A parent's prefix does not
-        stack up in front of its child's: names stay as the child made them.
+      prefix: put before every name handed to the parent, as ``prefix_name``. A parent that has a prefix of
+        its own puts it before its children's names too, as in Acme: give prefixes to the leaves only.
       time_delta: seconds between two pushes to the parent; 0 pushes at every call, which is what the serial
         engine needs (no clock decides there).
       return_only_prefixed: answer with this counter's own names only.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from framework.loggers.base import Logger, to_scalars
+from framework.loggers.files import AppendFile, explained
 
 
 class CSVLogger(Logger):
     """Appends rows to ``path``; every row reaches the operating system before ``write`` returns.
 
-    A row with new columns makes the file be written anew under the longer header, beside the old one, which is
-    then replaced in one step: a crash leaves one or the other. Missing values are empty fields.
+    A row with new columns makes the file be written anew under the longer header, beside the old one, which
+    is then replaced in one step: a crash leaves one or the other. Missing values are empty fields.
 
     Args:
       path: the file; its folder is made. An existing file is continued, with its columns.
@@ -23,32 +25,25 @@ class CSVLogger(Logger):
 
     def __init__(self, path: str | os.PathLike):
         self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._columns: list[str] = []
-        if self._path.exists():
-            with open(self._path, newline="", encoding="utf-8") as file:
-                self._columns = next(csv.reader(file), [])
-        self._open()
+        self._file = AppendFile(path)
+        with open(self._path, newline="", encoding="utf-8") as file:
+            self._columns = next(csv.reader(file), [])
 
     def write(self, row: Mapping[str, Any]) -> None:
         if self._file.closed:
-            raise ValueError(f"CSVLogger({self._path}): write after close.")
+            raise ValueError(f"{self._path}: write after close.")
         plain = to_scalars(row)
         new = [name for name in plain if name not in self._columns]
         if new:
             self._add_columns(new)
-        self._writer.writerow(plain)
-        self._file.flush()
+        line = io.StringIO()
+        csv.DictWriter(line, self._columns, restval="", lineterminator="\n").writerow(plain)
+        self._file.append(line.getvalue())
 
     def close(self) -> None:
         self._file.close()
 
-    def _open(self) -> None:
-        self._file = open(self._path, "a", newline="", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        self._writer = csv.DictWriter(self._file, self._columns, restval="", lineterminator="\n")
-
     def _add_columns(self, new: list[str]) -> None:
-        self._file.close()
         columns = self._columns + new
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}.new")
         try:
@@ -62,7 +57,10 @@ class CSVLogger(Logger):
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, self._path)
-            self._columns = columns
+        except OSError as error:
+            raise explained(error, self._path) from error
         finally:
             beside.unlink(missing_ok=True)
-            self._open()  # with the old columns if the table could not be written anew
+        self._file.close()  # the old table, which is no longer there
+        self._file = AppendFile(self._path)
+        self._columns = columns

@@ -7,10 +7,10 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from framework.loggers.base import Logger, Row, Scalar, to_scalars
+from framework.loggers.files import AppendFile
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -26,17 +26,11 @@ class JSONLLogger(Logger):
     """
 
     def __init__(self, path: str | os.PathLike):
-        self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        _end_cut_line(self._path)
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._file = AppendFile(path)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        if self._file.closed:
-            raise ValueError(f"JSONLLogger({self._path}): write after close.")
         plain = {name: _to_json(value) for name, value in to_scalars(row).items()}
-        self._file.write(json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n")
-        self._file.flush()
+        self._file.append(json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -61,12 +55,3 @@ def _to_json(value: Scalar) -> Scalar:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return value
-
-
-def _end_cut_line(path: Path) -> None:
-    # A run that was killed may have left half a line; the next row must not be glued to it.
-    if path.exists() and path.stat().st_size:
-        with open(path, "rb+") as file:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")

@@ -1,0 +1,74 @@
+"""Appending to a file so that a full disk costs the row at hand and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+# What the usual reasons mean to a person, by errno.
+REASONS = {
+    errno.ENOSPC: "no space is left on the device",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would pass the size limit of this process or file system",
+    errno.EACCES: "permission is denied",
+    errno.EROFS: "the file system is read-only",
+}
+
+
+class AppendFile:
+    """A file that texts are appended to, each handed to the operating system whole or not at all.
+
+    Args:
+      path: the file; its folder is made. A last line that a killed run left half written is ended first.
+
+    Raises:
+      OSError: from here and from ``append``, with the file's name, the reason and the fix.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 - closed by close()
+            self._end_cut_line()
+        except OSError as error:
+            raise explained(error, self.path) from error
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def append(self, text: str) -> None:
+        """Appends ``text``; when that fails, what part of it was written is taken back."""
+        if self._file.closed:
+            raise ValueError(f"{self.path}: write after close.")
+        size = self._file.seek(0, os.SEEK_END)
+        rest = memoryview(text.encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                self._file.truncate(size)
+            raise explained(error, self.path) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _end_cut_line(self) -> None:
+        if self._file.seek(0, os.SEEK_END):
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
+
+
+def explained(error: OSError, path: str | os.PathLike) -> OSError:
+    """The same error with a text that names the file and the fix."""
+    reason = REASONS.get(error.errno or 0, error.strerror or str(error))
+    return OSError(
+        error.errno,
+        f"could not write {os.fspath(path)}: {reason}. What was written before is intact. Free some space "
+        "there, or choose another folder with --directory",
+    )

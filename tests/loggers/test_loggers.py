@@ -1,0 +1,357 @@
+"""Loggers: rows come out as they went in, late columns included, and nothing is dropped."""
+
+import csv as csv_module
+import errno
+import io
+import json
+import math
+import os
+import resource
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework import loggers
+from framework.loggers import csv, files, terminal
+
+
+class Clock:
+    """A clock that stands still until told otherwise."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def rows_of_csv(path):
+    with open(path, newline="") as file:
+        return list(csv_module.DictReader(file))
+
+
+ROWS = {
+    "one row": [{"a": 1}],
+    "late column": [{"a": 1}, {"a": 2, "b": 0.5}, {"b": 1.5}],
+    "disjoint": [{"a": 1}, {"b": 2}, {"c": 3}, {"a": 4}],
+    "text and bool": [{"label": "learner", "done": True, "none": None}, {"label": 'a,"b"\n', "done": False}],
+    "unicode": [{"näme": "wért"}],
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_jsonl_keeps_every_row_and_column(tmp_path, rows):
+    with loggers.JSONLLogger(tmp_path / "new" / "m.jsonl") as log:
+        for row in rows:
+            log.write(row)
+    assert list(loggers.read_jsonl(tmp_path / "new" / "m.jsonl")) == rows
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_csv_keeps_every_row_and_column(tmp_path, rows):
+    with loggers.CSVLogger(tmp_path / "m.csv") as log:
+        for row in rows:
+            log.write(row)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    expected = [{name: "" if row.get(name) is None else str(row[name]) for name in columns} for row in rows]
+    assert rows_of_csv(tmp_path / "m.csv") == expected
+    assert os.listdir(tmp_path) == ["m.csv"]
+
+
+@pytest.mark.parametrize("make", [loggers.JSONLLogger, loggers.CSVLogger], ids=["jsonl", "csv"])
+def test_a_file_is_continued(tmp_path, make):
+    path = tmp_path / "metrics"
+    for row in ({"a": 1}, {"b": 2}):
+        with make(path) as log:
+            log.write(row)
+    if make is loggers.JSONLLogger:
+        assert list(loggers.read_jsonl(path)) == [{"a": 1}, {"b": 2}]
+    else:
+        assert rows_of_csv(path) == [{"a": "1", "b": ""}, {"a": "", "b": "2"}]
+
+
+@pytest.mark.parametrize("make", [loggers.JSONLLogger, loggers.CSVLogger], ids=["jsonl", "csv"])
+def test_a_row_is_in_the_file_when_write_returns(tmp_path, make):
+    log = make(tmp_path / "metrics")
+    log.write({"a": 12345})
+    assert "12345" in (tmp_path / "metrics").read_text()
+    log.close()
+    log.close()
+    with pytest.raises(ValueError, match="after close"):
+        log.write({"a": 1})
+
+
+def test_a_cut_last_line_costs_only_itself(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2, "b')
+    with loggers.JSONLLogger(path) as log:
+        log.write({"a": 3})
+    with pytest.warns(UserWarning, match=r"m\.jsonl:2"):
+        assert list(loggers.read_jsonl(path)) == [{"a": 1}, {"a": 3}]
+
+
+def test_not_finite_numbers_are_json_and_come_back(tmp_path):
+    path = tmp_path / "m.jsonl"
+    with loggers.JSONLLogger(path) as log:
+        log.write({"a": math.nan, "b": math.inf, "c": -math.inf})
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    json.loads(path.read_text(), parse_constant=refuse)
+    (row,) = loggers.read_jsonl(path)
+    assert math.isnan(row["a"]) and row["b"] == math.inf and row["c"] == -math.inf
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcdef"), st.floats(allow_nan=False) | st.integers()), max_size=8
+    )
+)
+def test_jsonl_returns_any_numbers_exactly(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("j") / "m.jsonl"
+    with loggers.JSONLLogger(path) as log:
+        for row in rows:
+            log.write(row)
+    assert list(loggers.read_jsonl(path)) == rows
+
+
+SCALARS = {
+    "numpy float32": (np.float32(0.5), 0.5, float),
+    "numpy int64": (np.int64(3), 3, int),
+    "0-d array": (np.array(2.5), 2.5, float),
+    "numpy bool": (np.bool_(True), True, bool),
+    "python": (7, 7, int),
+    "string": ("x", "x", str),
+}
+
+
+@pytest.mark.parametrize("value, expected, kind", SCALARS.values(), ids=SCALARS)
+def test_scalars_become_plain(value, expected, kind):
+    (plain,) = loggers.to_scalars({"a": value}).values()
+    assert plain == expected and type(plain) is kind
+
+
+def test_torch_scalars_become_plain():
+    torch = pytest.importorskip("torch")
+    row = {"a": torch.tensor(1.5), "b": torch.tensor(2), "c": torch.tensor(1.0, requires_grad=True)}
+    assert loggers.to_scalars(row) == {"a": 1.5, "b": 2, "c": 1.0}
+
+
+@pytest.mark.parametrize(
+    "value", [np.zeros(3), [1, 2], {"x": 1}, np.zeros(0)], ids=["array", "list", "dict", "empty"]
+)
+def test_what_is_no_scalar_is_named(value):
+    with pytest.raises(ValueError, match=r"'td_error'.*expected a scalar"):
+        loggers.to_scalars({"fine": 1, "td_error": value})
+
+
+def test_times_are_apart():
+    assert loggers.without_times({"a": 1, "time/x": 2.0, "timely": 3}) == {"a": 1, "timely": 3}
+
+
+def test_terminal_format():
+    lines = []
+    log = loggers.TerminalLogger("Test", lines.append)
+    log.write({"A": 1337, "B": 42.0, "C": "foo", "D": 1.25e-5, "E": math.nan})
+    assert lines == ["[Test] A = 1337 | B = 42.000 | C = foo | D = 1.25e-05 | E = nan"]
+    assert terminal.format_row({"A": 1}) == "A = 1"
+
+
+def test_dispatcher_closes_all_even_if_one_fails():
+    class Failing(loggers.InMemoryLogger):
+        def close(self):
+            raise OSError("disk")
+
+    closed = []
+
+    class Last(loggers.InMemoryLogger):
+        def close(self):
+            closed.append(True)
+
+    last = Last()
+    both = loggers.Dispatcher([Failing(), last])
+    both.write({"a": np.float32(1)})
+    with pytest.raises(OSError, match="disk"):
+        both.close()
+    assert closed and last.rows == [{"a": 1.0}]
+
+
+def test_labels_are_added():
+    memory = loggers.InMemoryLogger()
+    loggers.LabelledLogger(memory, label="actor-0").write({"a": 1})
+    assert memory.rows == [{"label": "actor-0", "a": 1}]
+
+
+class TestAggregator:
+    def test_every_rows(self):
+        memory = loggers.InMemoryLogger()
+        with loggers.Aggregator(memory, every_rows=2, how={"inserted": "sum", "worst": "max"}) as log:
+            for i in range(5):
+                log.write({"loss": float(i), "steps": i, "inserted": 10, "worst": float(-i)})
+        assert memory.rows == [
+            {"loss": 0.5, "steps": 1, "inserted": 20, "worst": 0.0, "rows": 2},
+            {"loss": 2.5, "steps": 3, "inserted": 20, "worst": -2.0, "rows": 2},
+            {"loss": 4.0, "steps": 4, "inserted": 10, "worst": -4.0, "rows": 1},
+        ]
+
+    def test_every_seconds_keeps_fast_rows(self):
+        clock, memory = Clock(), loggers.InMemoryLogger()
+        log = loggers.Aggregator(memory, every_seconds=1.0, clock=clock)
+        for _ in range(4):
+            log.write({"episode_return": 1.0})
+            clock.now += 0.3
+        assert memory.rows == []
+        log.write({"episode_return": 6.0})
+        assert memory.rows == [{"episode_return": 2.0, "rows": 5}]
+
+    def test_columns_that_some_rows_lack(self):
+        assert loggers.aggregate([{"a": 1.0}, {"b": "x"}, {"a": 3.0}]) == {"a": 2.0, "b": "x"}
+
+    def test_rates_are_growth_per_second(self):
+        clock, memory = Clock(), loggers.InMemoryLogger()
+        log = loggers.Aggregator(memory, every_rows=2, rates={"steps": "steps_per_second"}, clock=clock)
+        for step in (0, 10, 20, 50):
+            log.write({"steps": step})
+            clock.now += 1.0
+        assert "time/steps_per_second" not in memory.rows[0]
+        assert memory.rows[1]["time/steps_per_second"] == 40 / 2.0
+
+    def test_unknown_way_is_named(self):
+        with pytest.raises(ValueError, match=r"how\['loss'\] is 'median'"):
+            loggers.Aggregator(loggers.InMemoryLogger(), 1, how={"loss": "median"})
+
+    @given(st.lists(st.integers(0, 1000), max_size=60), st.integers(1, 7))
+    def test_sums_are_kept_whatever_the_grouping(self, amounts, every):
+        memory = loggers.InMemoryLogger()
+        with loggers.Aggregator(memory, every_rows=every, how={"n": "sum"}) as log:
+            for amount in amounts:
+                log.write({"n": amount})
+        assert sum(row["n"] for row in memory.rows) == sum(amounts)
+        assert sum(row["rows"] for row in memory.rows) == len(amounts)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_full_disk_is_one_clear_error():
+    log = files.AppendFile.__new__(files.AppendFile)
+    log.path = "run/metrics.jsonl"
+    log._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - closed below
+    with pytest.raises(OSError, match=r"run/metrics\.jsonl: no space is left.*--directory") as caught:
+        try:
+            log.append("x\n")
+        finally:
+            log.close()
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("make", [loggers.JSONLLogger, loggers.CSVLogger], ids=["jsonl", "csv"])
+def test_rows_before_a_full_disk_are_intact(tmp_path, make):
+    path = tmp_path / "metrics"
+    log = make(path)
+    log.write({"text": "x" * 100})
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, limits[1]))
+    try:
+        with pytest.raises(OSError, match="size limit"):
+            log.write({"text": "y" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    log.write({"text": "z"})
+    log.close()
+    assert path.read_bytes().startswith(before) and path.read_text().count("\n") == before.count(b"\n") + 1
+
+
+def test_csv_that_cannot_be_widened_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "m.csv"
+    log = loggers.CSVLogger(path)
+    log.write({"a": 1})
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(csv.os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        log.write({"a": 2, "b": 3})
+    monkeypatch.undo()
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["m.csv"]
+    log.write({"a": 4})
+    log.close()
+    assert rows_of_csv(path) == [{"a": "1"}, {"a": "4"}]
+
+
+def test_tensorboard_scalars(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with loggers.TensorBoardLogger(tmp_path) as log:
+        log.write({"label": "learner", "actor_steps": 50, "steps": 7, "loss": 0.5, "note": "text"})
+        log.write({"label": "actor-0", "episode_return": 3.0})
+        log.write({"label": "actor-0", "episode_return": 5.0})
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("learner/loss")] == [(50, 0.5)]
+    assert [(e.step, e.value) for e in events.Scalars("actor-0/episode_return")] == [(0, 3.0), (1, 5.0)]
+    assert "learner/note" not in events.Tags()["scalars"]
+
+
+class TestProgress:
+    SNAPSHOT = {
+        "counts": {"actor_steps": 500, "learner_steps": 250},
+        "labels": {
+            "actor-0": {"episode_return": 20.0},
+            "actor-1": {"episode_return": 40.0},
+            "learner": {"loss": 0.5, "replay/samples_per_insert": 8.0},
+            "evaluator": {"episode_return": 123.0, "actor_steps": 400},
+        },
+    }
+
+    def display(self, terminal=False, **kwargs):
+        rich_console = pytest.importorskip("rich.console")
+        out = io.StringIO()
+        console = rich_console.Console(file=out, force_terminal=terminal, width=100)
+        clock = Clock()
+        display = loggers.ProgressDisplay(1000, 475.0, console=console, clock=clock, **kwargs)
+        return display, clock, out
+
+    def test_numbers(self):
+        display, clock, _ = self.display()
+        display.update({"counts": {"actor_steps": 100, "learner_steps": 50}, "labels": {}})
+        clock.now += 4.0
+        display.update(self.SNAPSHOT)
+        assert display.numbers() == {
+            "environment steps": "500 / 1,000",
+            "environment steps/s": "100",
+            "learner steps": "250",
+            "learner steps/s": "50",
+            "return, acting": "30.0",
+            "return, greedy": "123.0 (goal 475) at step 400",
+            "samples per insert": "8.00",
+            "loss": "0.500",
+            "time to go": "0:00:05",
+        }
+
+    def test_lines_now_and_then_where_there_is_no_terminal(self):
+        display, clock, out = self.display(line_every=10.0)
+        for _ in range(25):
+            display.update(self.SNAPSHOT)
+            clock.now += 1.0
+        assert out.getvalue().count("\n") == 3
+        display.close()
+        display.close()
+        assert out.getvalue().count("\n") == 4
+
+    def test_live_view_on_a_terminal(self):
+        display, _, out = self.display(terminal=True)
+        with display:
+            display.update(self.SNAPSHOT)
+        assert "123.0 (goal 475)" in out.getvalue() and "━" in out.getvalue()
+
+    def test_first_snapshot_is_nearly_empty(self):
+        display, _, _ = self.display()
+        display.update({"counts": {}, "labels": {}})
+        assert display.numbers()["time to go"] == "?"

@@ -1,0 +1,249 @@
+"""Counters: Acme's tree, and a budget that comes out exact whatever the actors do."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework.counting import Counter
+
+
+class Clock:
+    """A clock that stands still until told otherwise."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_ten_threads():
+    counter = Counter()
+    barrier = threading.Barrier(10)
+
+    def work():
+        barrier.wait(10)
+        for _ in range(100):
+            counter.increment(foo=1)
+
+    threads = [threading.Thread(target=work) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert counter.get_counts() == {"foo": 1000}
+
+
+def test_children_are_prefixed_in_the_parent():
+    parent = Counter()
+    first, second = Counter(parent, "child1", time_delta=0), Counter(parent, "child2", time_delta=0)
+    first.increment(foo=1)
+    assert second.increment(foo=2) == {"child1_foo": 1, "child2_foo": 2}
+    assert parent.get_counts() == first.get_counts() == {"child1_foo": 1, "child2_foo": 2}
+
+
+def test_children_of_one_prefix_share_their_counts():
+    parent = Counter()
+    actors = [Counter(parent, "actor", time_delta=0) for _ in range(3)]
+    for actor in actors:
+        actor.increment(steps=5)
+    assert actors[0].get_counts() == {"actor_steps": 15}
+
+
+def test_pushes_wait_for_their_time():
+    clock, parent = Clock(), Counter()
+    child = Counter(parent, "child", time_delta=1.0, clock=clock)
+    child.increment(foo=1)  # the first call always asks the parent
+    clock.now = 0.9
+    assert child.increment(foo=1) == {"child_foo": 2}
+    assert parent.get_counts() == {"child_foo": 1}
+    clock.now = 1.0
+    assert child.get_counts() == {"child_foo": 2}
+    assert parent.get_counts() == {"child_foo": 2}
+
+
+def test_sync_pushes_at_once():
+    parent = Counter()
+    child = Counter(parent, time_delta=1e9)
+    child.get_counts()
+    child.increment(foo=3)
+    assert parent.get_counts() == {}
+    child.sync()
+    assert parent.get_counts() == child.get_counts() == {"foo": 3}
+
+
+def test_a_failing_parent_loses_nothing():
+    class Parent:
+        down = True
+
+        def __init__(self):
+            self.counter = Counter()
+
+        def increment(self, **counts):
+            if self.down:
+                raise ConnectionError("parent is down")
+            return self.counter.increment(**counts)
+
+    parent = Parent()
+    child = Counter(parent, time_delta=0)
+    with pytest.raises(ConnectionError):
+        child.increment(foo=1)
+    parent.down = False
+    assert child.increment(foo=1) == {"foo": 2}
+
+
+def test_return_only_prefixed():
+    parent = Counter()
+    first = Counter(parent, "a", time_delta=0, return_only_prefixed=True)
+    second = Counter(parent, "b", time_delta=0)
+    second.increment(foo=2)
+    assert first.increment(foo=1) == {"a_foo": 1}
+
+
+@pytest.mark.parametrize("prefix, key", [("", "steps"), ("child", "child_steps")])
+def test_steps_key(prefix, key):
+    child = Counter(Counter(), prefix, time_delta=0)
+    assert child.get_steps_key() == key
+    assert child.increment(steps=4)[key] == 4
+
+
+def test_the_prefix_of_a_parent_is_not_in_the_key_of_its_child():
+    assert Counter(Counter(prefix="parent"), "child").get_steps_key() == "child_steps"
+
+
+def test_save_and_restore_in_another_counter():
+    counter = Counter(max_steps=10)
+    counter.increment(foo=3)
+    counter.grant("a", 6)
+    counter.grant("a", 2, spent=4)
+    state = counter.save()
+    counter.increment(foo=1)  # the snapshot does not see this
+    other = Counter(max_steps=10)
+    other.restore(state)
+    assert other.get_counts() == {"foo": 3, "actor_steps": 4}
+    assert other.grant("a", 100) == 6  # the open grant of 2 is not part of the state
+
+
+class TestBudget:
+    def test_is_handed_out_once(self):
+        counter = Counter(max_steps=10)
+        assert counter.grant("a", 6) == 6
+        assert counter.grant("b", 6) == 4
+        assert counter.grant("b", 6, spent=4) == 0
+        assert counter.grant("a", 6, spent=6) == 0
+        assert counter.get_counts() == {"actor_steps": 10}
+        assert counter.remaining() == 0
+
+    def test_unspent_steps_come_back(self):
+        counter = Counter(max_steps=10)
+        counter.grant("a", 8)
+        assert counter.grant("a", 8) == 8  # restarted in the middle of its grant
+        assert counter.grant("a", 0, spent=3) == 0
+        assert counter.remaining() == 7
+        assert counter.grant("b", 99) == 7
+
+    def test_without_a_limit(self):
+        counter = Counter()
+        assert counter.grant("a", 1000) == 1000
+        assert counter.grant("a", 5, spent=1000) == 5
+        assert counter.remaining() is None
+        assert counter.get_counts() == {"actor_steps": 1000}
+
+    def test_other_name(self):
+        counter = Counter(max_steps=3, steps_key="frames")
+        counter.grant("a", 2)
+        counter.grant("a", 0, spent=2)
+        assert counter.get_counts() == {"frames": 2}
+
+    BAD = {
+        "more than granted": (lambda c: c.grant("a", 1, spent=3), "spent 3 steps but holds a grant of 2"),
+        "negative": (lambda c: c.grant("a", -1), "n is -1"),
+        "on a child": (lambda c: Counter(c).grant("a", 1), "ask the root"),
+        "negative limit": (lambda c: Counter(max_steps=-1), "max_steps is -1"),
+        "limit on a child": (lambda c: Counter(c, max_steps=1), "belongs to the root"),
+    }
+
+    @pytest.mark.parametrize("call, text", BAD.values(), ids=BAD)
+    def test_bad_calls(self, call, text):
+        counter = Counter(max_steps=10)
+        counter.grant("a", 2)
+        with pytest.raises(ValueError, match=text):
+            call(counter)
+        assert counter.grant("a", 0, spent=2) == 0  # a refused call changed nothing
+
+    @given(
+        st.integers(0, 200),
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.floats(0, 1)), max_size=60),
+    )
+    def test_is_exact_whatever_the_actors_do(self, limit, calls):
+        counter, held, spent_by_all = Counter(max_steps=limit), dict.fromkeys("abc", 0), 0
+        for who, wanted, share in calls:
+            spent = int(held[who] * share)
+            spent_by_all += spent
+            held[who] = counter.grant(who, wanted, spent)
+            assert held[who] <= wanted
+            assert spent_by_all + sum(held.values()) <= limit
+            assert counter.remaining() == limit - spent_by_all
+        for who in "abc":  # everybody spends what it has, then takes the rest
+            held[who] = counter.grant(who, limit, held[who])
+            counter.grant(who, 0, held[who])
+        assert counter.get_counts().get("actor_steps", 0) == limit
+
+    def test_threads_stop_exactly(self):
+        counter = Counter(max_steps=1003)
+        barrier = threading.Barrier(4)
+        taken = [0] * 4
+
+        def act(index):
+            barrier.wait(10)
+            granted = counter.grant(f"actor-{index}", 7)
+            while granted:
+                taken[index] += granted
+                granted = counter.grant(f"actor-{index}", 7, spent=granted)
+
+        threads = [threading.Thread(target=act, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert sum(taken) == 1003 == counter.get_counts()["actor_steps"]
+
+
+class TestWaitFor:
+    def wait_in_thread(self, counter, *args):
+        result = []
+        thread = threading.Thread(target=lambda: result.append(counter.wait_for(*args)))
+        thread.start()
+        return thread, result
+
+    def test_is_woken_by_the_increment(self):
+        counter = Counter()
+        thread, result = self.wait_in_thread(counter, "foo", 2)
+        counter.increment(foo=1)
+        counter.increment(foo=1)
+        thread.join(10)
+        assert result == [True]
+
+    def test_is_woken_by_a_grant(self):
+        counter = Counter()
+        thread, result = self.wait_in_thread(counter, "actor_steps", 3)
+        counter.grant("a", 3)
+        counter.grant("a", 0, spent=3)
+        thread.join(10)
+        assert result == [True]
+
+    def test_zero_polls_and_a_timeout_is_false(self):
+        counter = Counter()
+        assert counter.wait_for("foo", 0, timeout=0) is True
+        assert counter.wait_for("foo", 1, timeout=0) is False
+        assert counter.wait_for("foo", 1, timeout=0.01) is False
+
+    def test_interrupt_ends_every_wait(self):
+        counter = Counter()
+        thread, result = self.wait_in_thread(counter, "foo", 1)
+        counter.interrupt()
+        thread.join(10)
+        assert result == [False]
+        assert counter.wait_for("foo", 1) is False
