@@ -39,7 +39,11 @@ class Cacher:
         key = pickle.dumps((name, args, sorted(kwargs.items())))
         with self._lock:
             now = time.monotonic()
-            self._answers = {k: a for k, a in self._answers.items() if now - a[0] < self._interval}
+            self._answers = {
+                k: (asked, answer)
+                for k, (asked, answer) in self._answers.items()
+                if now - asked < self._interval or not answer.done()
+            }
             known = self._answers.get(key)
             if known is None:
                 future: Future = Future()

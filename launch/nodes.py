@@ -147,8 +147,10 @@ class ReplayNode(Node):
         self.checkpointer_fn = checkpointer_fn
         self.backend = backend
 
-    def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
-        """The server, holding the tables that ``tables_fn`` makes."""
+    def serve(
+        self, *, embedded: bool, concurrent: bool, address: str | None, port: int | None, curve: Any
+    ) -> Any:
+        """The server, holding the tables that ``tables_fn`` makes. ``port`` is for a backend without hooks."""
         module = importlib.import_module(self.backend)
         tables = self.call()
         checkpointer = self.checkpointer_fn() if self.checkpointer_fn is not None else None
@@ -162,22 +164,22 @@ class ReplayNode(Node):
                 curve=curve,
                 checkpointer=checkpointer,
             )
-        port = int(address.rpartition(":")[2]) if address is not None else None
         return module.Server(tables, port=port, checkpointer=checkpointer)
 
     def runs(self, obj: Any) -> bool:
         return False
 
 
-def connect_replay(backend: str, server_or_address: Any, curve: Any) -> Any:
-    """A replay client of a server in this process, or of an address."""
+def connect_replay(backend: str, server: Any, address: str | None, port: int | None, curve: Any) -> Any:
+    """A replay client of ``server`` in this process or, where that is None, of an address.
+
+    A backend without the hook ``connect_node`` is reached over ``localhost:<port>``.
+    """
     module = importlib.import_module(backend)
     hook = getattr(module, "connect_node", None)
     if hook is not None:
-        return hook(server_or_address, curve)
-    if isinstance(server_or_address, str):
-        return module.Client(server_or_address.removeprefix("tcp://"))
-    return module.Client(f"localhost:{server_or_address.port}")
+        return hook(address if server is None else server, curve)
+    return module.Client(f"localhost:{port if server is None else server.port}")
 
 
 class _Colocation(Node):
@@ -196,9 +198,9 @@ class _Colocation(Node):
 class MultiThreadingColocation(_Colocation):
     """Several nodes as threads of one process. The nodes inside are not added to the program themselves::
 
-        store, view = lp.CourierNode(Store), lp.CourierNode(View)
-        view.configure(store.create_handle())
-        program.add_node(lp.MultiThreadingColocation([store, view]), label="store")
+    store, view = lp.CourierNode(Store), lp.CourierNode(View)
+    view.configure(store.create_handle())
+    program.add_node(lp.MultiThreadingColocation([store, view]), label="store")
     """
 
 

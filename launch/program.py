@@ -58,7 +58,9 @@ class Program:
           ValueError: no label outside of a group, another label inside of one, or the node is in a program.
         """
         if self._group is not None and label is not None and label != self._group:
-            raise ValueError(f"add_node(label={label!r}): the group {self._group!r} is open; leave out the label")
+            raise ValueError(
+                f"add_node(label={label!r}): the group {self._group!r} is open; leave out the label"
+            )
         group = self._group or label
         if group is None:
             raise ValueError('add_node(): expected label="..." or an open group: with program.group("...")')

@@ -1,0 +1,174 @@
+"""Gathers concurrent calls of many clients into one, as inference servers need."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from launch import context
+
+
+def batched_handler(
+    batch_size: int, timeout: float = 0.2, pad: bool = False, max_parallelism: int = 1
+) -> Callable[[Callable[..., Any]], Any]:
+    """Marks a method that handles ``batch_size`` calls at once.
+
+    ::
+
+        class Inference:
+            @lp.batched_handler(batch_size=8, timeout=0.01)
+            def act(self, observation):             # [8, ...]; each caller passed one [...]
+                return self.policy(observation)     # [8, ...]; each caller gets its own row
+
+    The arguments of the calls (nests of arrays and numbers, all of the same structure) are stacked along a new
+    leading axis; what the method returns is taken apart along it. If the method raises, every caller of the
+    batch gets the exception. On the serial engine a batch is one call.
+
+    Args:
+      batch_size: calls in a full batch.
+      timeout: seconds that the first call of a batch waits for others; then the batch is handled as it is.
+      pad: fill a batch that is not full by repeating its last row, so that the shape is always the same.
+      max_parallelism: batches that may be handled at the same time.
+    """
+    for name, value in (("batch_size", batch_size), ("max_parallelism", max_parallelism)):
+        if value < 1:
+            raise ValueError(f"batched_handler({name}): expected a number >= 1, got {value}")
+    if timeout < 0:
+        raise ValueError(f"batched_handler(timeout): expected seconds >= 0, got {timeout}")
+    return lambda function: _BatchedHandler(function, batch_size, timeout, pad, max_parallelism)
+
+
+class _BatchedHandler:
+    """The descriptor that stands in the class; each object gets its own `BatchedMethod`."""
+
+    def __init__(
+        self, function: Callable[..., Any], batch_size: int, timeout: float, pad: bool, parallel: int
+    ):
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+        self._function = function
+        self._options = (batch_size, timeout, pad, parallel)
+        self._name = function.__name__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        if obj is None:
+            return self
+        method = BatchedMethod(functools.partial(self._function, obj), self._name, *self._options)
+        # From now on the attribute of the object is found before this descriptor; of two threads that come
+        # here at once both get the one that was stored first.
+        return obj.__dict__.setdefault(self._name, method)
+
+
+class BatchedMethod:
+    """A bound batched method. Calling it waits for the answer; ``submit`` gives a future."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        batch_size: int,
+        timeout: float,
+        pad: bool,
+        max_parallelism: int,
+    ) -> None:
+        self.__name__ = name
+        self._function = function
+        self._batch_size = batch_size
+        self._timeout = timeout
+        self._pad = pad
+        self._parallelism = max_parallelism
+        self._condition = threading.Condition()
+        self._waiting: list[tuple[float, tuple, dict[str, Any], Future]] = []
+        self._threads = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.submit(args, kwargs).result()
+
+    def submit(self, args: tuple, kwargs: dict[str, Any]) -> Future:
+        """Joins the next batch."""
+        future: Future = Future()
+        here = context._here
+        call = (time.monotonic(), args, kwargs, future)
+        if here.context is not None and here.context.engine == "serial":
+            self._handle([call])
+            return future
+        with self._condition:
+            self._waiting.append(call)
+            if self._threads < self._parallelism:
+                self._threads += 1
+                threading.Thread(
+                    target=self._loop,
+                    args=(here.runtime, here.context),
+                    name=f"batch-{self.__name__}",
+                    daemon=True,
+                ).start()
+            if len(self._waiting) == 1 or len(self._waiting) >= self._batch_size:
+                self._condition.notify()
+        return future
+
+    def _loop(self, runtime: Any, node: Any) -> None:
+        context.enter(runtime, node)
+        while True:
+            self._handle(self._next_batch())
+
+    def _next_batch(self) -> list[tuple[float, tuple, dict[str, Any], Future]]:
+        with self._condition:
+            while True:
+                if not self._waiting:
+                    self._condition.wait()
+                    continue
+                remaining = self._waiting[0][0] + self._timeout - time.monotonic()
+                if len(self._waiting) >= self._batch_size or remaining <= 0:
+                    batch = self._waiting[: self._batch_size]
+                    del self._waiting[: self._batch_size]
+                    if self._waiting:
+                        self._condition.notify()
+                    return batch
+                self._condition.wait(remaining)
+
+    def _handle(self, batch: list[tuple[float, tuple, dict[str, Any], Future]]) -> None:
+        batch = [call for call in batch if call[3].set_running_or_notify_cancel()]
+        if not batch:
+            return
+        try:
+            calls = [(args, kwargs) for _, args, kwargs, _ in batch]
+            if self._pad:
+                calls += [calls[-1]] * (self._batch_size - len(calls))
+            args, kwargs = _stack(calls)
+            rows = _unstack(self._function(*args, **kwargs), len(calls), self.__name__)
+        except BaseException as error:
+            for call in batch:
+                call[3].set_exception(error)
+            return
+        for call, row in zip(batch, rows, strict=False):
+            call[3].set_result(row)
+
+
+def _stack(calls: list[Any]) -> Any:
+    import numpy as np
+    import tree
+
+    for call in calls[1:]:
+        tree.assert_same_structure(calls[0], call)
+    return tree.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *calls)
+
+
+def _unstack(answer: Any, rows: int, name: str) -> list[Any]:
+    import tree
+
+    flat = tree.flatten(answer)
+    for leaf in flat:
+        shape = getattr(leaf, "shape", None)
+        length = shape[0] if shape else len(leaf) if hasattr(leaf, "__len__") else None
+        if length != rows:
+            raise ValueError(
+                f"batched method {name!r} got {rows} rows and returned a leaf with leading size {length}; "
+                "expected one row for each"
+            )
+    return [tree.unflatten_as(answer, [leaf[row] for leaf in flat]) for row in range(rows)]

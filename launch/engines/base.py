@@ -1,0 +1,269 @@
+"""What an engine is: a module ``launch.engines.<name>`` with ``start(program, options) -> Job``.
+
+Whatever runs the nodes, these rules hold:
+
+- An object that has ``run()`` is a *worker*, any other is a *service*; a `PyNode` is a worker.
+- The program is over when all workers have returned, when a node asks for a stop, or when a node fails.
+- It stops in this order: (1) the stop event is set and the stop handlers are called in every node; (2) all
+  workers return, within ``stop_timeout``; (3) the nodes are closed in reverse order of addition, ``close()``
+  called on objects that have one, so that a node may still call those that were added before it.
+- A node that fails is made anew while its group has restarts left; else the program ends with its `NodeError`.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import secrets
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launch.context import NodeContext
+from launch.errors import LaunchError, NodeError, ProgramStopped, RemoteTraceback
+from launch.nodes import MultiProcessingColocation, Node
+from launch.program import Program
+
+FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each
+LONGEST_BACK_OFF = 5.0
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the nodes of a group get.
+
+    Attributes:
+      threads: for OpenMP, BLAS and torch, in each node; more make a learner faster and starve the actors.
+      env: environment variables, e.g. ``{"CUDA_VISIBLE_DEVICES": "0"}``. Engines within one process ignore them.
+    """
+
+    threads: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a program is run; see `launch.launch` for the meaning of each."""
+
+    resources: Mapping[str, Resources] = field(default_factory=dict)
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    stop_timeout: float = 10.0
+    heartbeat_timeout: float | None = 60.0
+    directory: str | None = None
+    preload: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One node that makes an object: a node of the program, or one inside of a colocation."""
+
+    node: Node
+    context: NodeContext
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What lives and dies together: one process, where there are processes."""
+
+    label: str
+    group: str
+    index: int
+    leaves: tuple[Leaf, ...]
+
+
+def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Unit]]:
+    """A new random name for this run, and its units in order of addition."""
+    job = secrets.token_hex(6)
+    units = []
+    for group, index, node in program.members():
+        name = f"{group}-{index}"
+        parts = list(node.parts())
+        together = (
+            [[part] for part in parts] if isinstance(node, MultiProcessingColocation) else [parts or [node]]
+        )
+        for number, nodes in enumerate(together):
+            unit = f"{name}.{number}" if len(together) > 1 else name
+            leaves = []
+            for position, part in enumerate(nodes):
+                label = f"{unit}.{position}" if len(nodes) > 1 else unit
+                leaves.append(
+                    Leaf(part, NodeContext(program.name, group, index, label, engine, options.directory, job))
+                )
+            units.append(Unit(unit, group, index, tuple(leaves)))
+    if not units:
+        raise ValueError(f"program {program.name!r} has no nodes")
+    return job, units
+
+
+def check_options(program: Program, options: Options) -> None:
+    """ValueError for groups that do not exist and numbers that make no sense."""
+    for name in ("resources", "restarts"):
+        unknown = sorted(set(getattr(options, name)) - set(program.groups))
+        if unknown:
+            raise ValueError(
+                f"{name}: no group {unknown} in the program; its groups are {list(program.groups)}"
+            )
+    for group, count in options.restarts.items():
+        if count < 0:
+            raise ValueError(f"restarts[{group!r}]: expected a number >= 0, got {count}")
+    if options.stop_timeout < 0:
+        raise ValueError(f"stop_timeout: expected seconds >= 0, got {options.stop_timeout}")
+    if options.heartbeat_timeout is not None and options.heartbeat_timeout <= 0:
+        raise ValueError(f"heartbeat_timeout: expected seconds > 0 or None, got {options.heartbeat_timeout}")
+
+
+def back_off(restart: int) -> float:
+    """Seconds to wait before restart number ``restart`` (from 0)."""
+    return min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2**restart)
+
+
+def ended_normally(error: BaseException, stopping: bool) -> bool:
+    """Whether an exception out of a node is an ordinary end: ``sys.exit(0)``, or a wait that a stop ended."""
+    if isinstance(error, SystemExit):
+        return error.code in (None, 0)
+    return stopping and isinstance(error, ProgramStopped)
+
+
+def node_error(label: str, error: BaseException) -> NodeError:
+    """The `NodeError` for an exception of a node in this process."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    wrapped = NodeError(label, type(error).__name__, str(error), text)
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def remote_error(label: str, failure: Mapping[str, Any], log_tail: str = "") -> NodeError:
+    """The `NodeError` for what `launch.rpc.wire.describe_error` gave in another process."""
+    from launch.rpc import wire
+
+    error = NodeError(label, failure["kind"], failure["message"], failure["traceback"], log_tail)
+    original = wire.rebuild_error(failure)
+    if original is not None:
+        original.__cause__ = RemoteTraceback(label, failure["traceback"])
+        error.__cause__ = original
+    return error
+
+
+class Outcome:
+    """How a run ends: the first result, the first error, and whether it is over. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.over = threading.Event()
+
+    def offer_result(self, result: Any) -> None:
+        with self._lock:
+            if self.result is None:
+                self.result = result
+
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self.error is None:
+                self.error = error
+
+
+class Job(abc.ABC):
+    """A running program.
+
+    ::
+
+        with launch.start(program) as job:      # stopped and cleaned up at the end of the block
+            print(job.status())
+            job.client("counter").get_counts()
+            result = job.wait()
+    """
+
+    outcome: Outcome
+
+    @property
+    def result(self) -> Any:
+        """The first result given to ``stop``, so far."""
+        return self.outcome.result
+
+    @property
+    def over(self) -> bool:
+        """Whether everything has ended and is cleaned up."""
+        return self.outcome.over.is_set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits for the end and returns the result of the run.
+
+        Raises:
+          NodeError: the first node that failed.
+          TimeoutError: the program is not over after ``timeout`` seconds; it goes on.
+        """
+        if not self.outcome.over.wait(timeout):
+            raise TimeoutError(f"the program is not over after {timeout} seconds")
+        if self.outcome.error is not None:
+            raise self.outcome.error
+        return self.outcome.result
+
+    @abc.abstractmethod
+    def stop(self, result: Any = None) -> None:
+        """Asks the program to stop and returns at once; ``wait`` tells when it has."""
+
+    def kill(self) -> None:
+        """Ends the program without waiting for its nodes, where the engine can; else the same as ``stop``."""
+        self.stop()
+
+    @abc.abstractmethod
+    def status(self) -> dict[str, Any]:
+        """The state of the program and of every node, as plain data.
+
+        ``{"program", "engine", "job", "state", "nodes": [{"label", "group", "index", "state", "restarts", "pid",
+        "cpu_seconds", "memory_bytes", "calls", "error"}]}``. States of the program: running, stopping, finished,
+        failed. States of a node: starting, running, returned, restarting, closing, closed, failed, killed.
+        """
+
+    @abc.abstractmethod
+    def client(self, label: str, index: int = 0) -> Any:
+        """A client of the node ``index`` of the group ``label``, for the process that launched."""
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.stop()
+        try:
+            self.outcome.over.wait()
+        except KeyboardInterrupt:
+            self.kill()
+            self.outcome.over.wait()
+            raise
+        if error is None and self.outcome.error is not None:
+            raise self.outcome.error
+
+
+def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
+    """The node that ``job.client(label, index)`` means. LookupError with what there is."""
+    for unit in units:
+        if unit.group == label and unit.index == index and len(unit.leaves) == 1:
+            return unit.leaves[0]
+        for leaf in unit.leaves:
+            if leaf.context.label == label:
+                return leaf
+    raise LookupError(
+        f"no node {label!r} with index {index}; the nodes are "
+        f"{[leaf.context.label for unit in units for leaf in unit.leaves]}"
+    )
+
+
+def engine_names() -> list[str]:
+    """The engines that there are modules for."""
+    here = os.path.dirname(__file__)
+    hidden = {"base", "local"}
+    return sorted(
+        name[:-3]
+        for name in os.listdir(here)
+        if name.endswith(".py") and not name.startswith("_") and name[:-3] not in hidden
+    )
+
+
+def unserved(leaf: Leaf) -> LaunchError:
+    return LaunchError(
+        f"node {leaf.context.label!r} is a {leaf.node.description}, which serves nothing: use a CourierNode"
+    )

@@ -1,0 +1,189 @@
+"""One thread steps the workers in the order in which they were added; for debugging and exact repetition.
+
+Each pass asks every worker ``ready()`` and calls ``step()`` if so; replay and services are called directly. No
+decision depends on a clock. A worker may offer ``finished()``: once it is true the worker is not asked again. A
+pass in which nobody was ready cannot be followed by a better one, as nothing else runs: that is a deadlock, and
+the error names every worker, with ``why_not_ready()`` where the object offers it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from launch.context import activate, deactivate, entered
+from launch.engines.base import (
+    Job,
+    Options,
+    Outcome,
+    ended_normally,
+    find_leaf,
+    node_error,
+    plan,
+)
+from launch.engines.local import LocalRuntime, Place
+from launch.errors import DeadlockError, LaunchError
+from launch.program import Program
+
+
+def start(program: Program, options: Options) -> SerialJob:
+    """A job that runs inside of ``wait()``, on the thread that calls it."""
+    return SerialJob(program, options)
+
+
+class SerialJob(Job):
+    """The program runs while ``wait()`` is called: there is no other thread. It is over when that returns."""
+
+    def __init__(self, program: Program, options: Options) -> None:
+        self.outcome = Outcome()
+        self._program = program
+        self._job, self._units = plan(program, "serial", options)
+        self._restarts = options.restarts
+        self._runtime = LocalRuntime(self._units, self.stop, concurrent=False)
+        self._places = list(self._runtime.places.values())
+        self._started = False
+        activate(self._runtime)
+
+    def stop(self, result: Any = None) -> None:
+        self.outcome.offer_result(result)
+        self._runtime.begin_stop()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Runs the program. With ``timeout`` it may be left between two passes and continued later."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self.outcome.over.is_set():
+            try:
+                self._run(deadline)
+            except TimeoutError:
+                raise
+            except BaseException as error:
+                self.outcome.fail(error)
+                self._end()
+                raise
+        return super().wait(0)
+
+    def _run(self, deadline: float | None) -> None:
+        if not self._started:
+            self._started = True
+            for place in self._places:
+                self._guard(place, self._begin)
+        while not self._runtime.stopped.is_set():
+            if not self._pass():
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError("the program is not over; call wait() again to go on")
+        self._end()
+
+    def _begin(self, place: Place) -> None:
+        if self._runtime.stopped.is_set():
+            return
+        self._runtime.build(place)
+        place.state = "running"
+        node = place.leaf.node
+        if node.is_function:
+            with entered(self._runtime, place.leaf.context):
+                node.call()
+            place.state = "returned"
+        elif node.runs(place.object) and not callable(getattr(place.object, "step", None)):
+            raise LaunchError(
+                f"node {place.label!r}: {type(place.object).__name__} has run() but no step(), so one thread cannot "
+                "take turns between it and others: add step() (one unit of work) and ready() (would step() go "
+                "through without blocking?), or use another engine"
+            )
+
+    def _pass(self) -> bool:
+        """One turn for everybody. False if all workers have finished. DeadlockError if nobody could move."""
+        working, moved = [], False
+        for place in self._places:
+            if (
+                place.state != "running"
+                or place.leaf.node.is_function
+                or not place.leaf.node.runs(place.object)
+            ):
+                continue
+            finished = getattr(place.object, "finished", None)
+            if finished is not None and finished():
+                place.state = "returned"
+                moved = True
+                continue
+            working.append(place)
+            moved |= bool(self._guard(place, self._turn))
+            if self._runtime.stopped.is_set():
+                return True
+        if working and not moved:
+            raise DeadlockError(self._deadlock(working))
+        return bool(working)
+
+    def _turn(self, place: Place) -> bool:
+        with entered(self._runtime, place.leaf.context):
+            ready = getattr(place.object, "ready", None)
+            if ready is not None and not ready():
+                return False
+            place.object.step()
+            return True
+
+    def _guard(self, place: Place, action: Any) -> Any:
+        """Calls ``action(place)``; restarts the node or ends the program if it raises."""
+        while True:
+            try:
+                return action(place)
+            except (Exception, SystemExit) as error:
+                if ended_normally(error, self._runtime.stopped.is_set()):
+                    place.state = "returned"
+                    return True
+                if place.restarts < self._restarts.get(place.unit.group, 0):
+                    place.restarts += 1
+                    place.built = False
+                    place.error = f"{type(error).__name__}: {error}"
+                    action = self._begin
+                    continue
+                place.state = "failed"
+                place.error = f"{type(error).__name__}: {error}"
+                self.outcome.fail(node_error(place.label, error))
+                self._runtime.begin_stop()
+                return True
+
+    def _deadlock(self, working: list[Place]) -> str:
+        reasons = []
+        for place in working:
+            why = getattr(place.object, "why_not_ready", None)
+            reasons.append(f"  {place.label}: " + (str(why()) if why is not None else "ready() is false"))
+        return "no worker is ready and nothing else can change that:\n" + "\n".join(reasons)
+
+    def _end(self) -> None:
+        if self.outcome.over.is_set():
+            return
+        try:
+            self._runtime.begin_stop()
+        except Exception as error:
+            self.outcome.fail(error)
+        for place in reversed(self._places):
+            try:
+                self._runtime.close(place)
+            except Exception as error:
+                self.outcome.fail(node_error(place.label, error))
+        deactivate(self._runtime)
+        self.outcome.over.set()
+
+    def status(self) -> dict[str, Any]:
+        over = self.outcome.over.is_set()
+        stopping = self._runtime.stopped.is_set()
+        state = "stopping" if stopping else "running"
+        if over:
+            state = "failed" if self.outcome.error is not None else "finished"
+        return {
+            "program": self._program.name,
+            "engine": "serial",
+            "job": self._job,
+            "state": state,
+            "nodes": self._runtime.status(),
+        }
+
+    def client(self, label: str, index: int = 0) -> Any:
+        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.stop()
+        self._end()
+        if error is None and self.outcome.error is not None:
+            raise self.outcome.error

@@ -1,0 +1,142 @@
+"""``launch`` and ``start``: from a program to its result."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launch.engines.base import Job, Options, Resources, check_options, engine_names
+from launch.program import Program
+
+
+class ProgramInterrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM asked the program to stop, and it has stopped in good order.
+
+    A KeyboardInterrupt, so that a script that does not catch it ends with a non-zero exit code.
+
+    Attributes:
+      signal: which one.
+      job: the ended job; ``job.result`` is what a node gave to ``stop``, ``job.outcome.error`` a node's failure.
+    """
+
+    def __init__(self, signal_number: int, job: Job) -> None:
+        self.signal = signal.Signals(signal_number)
+        self.job = job
+        super().__init__(f"stopped by {self.signal.name}")
+
+
+def start(
+    program: Program,
+    engine: str = "processes",
+    *,
+    resources: Mapping[str, Resources | Mapping[str, Any]] | None = None,
+    restarts: Mapping[str, int] | None = None,
+    stop_timeout: float = 10.0,
+    heartbeat_timeout: float | None = 60.0,
+    directory: str | os.PathLike[str] | None = None,
+    preload: Sequence[str] | None = None,
+) -> Job:
+    """Starts a program and returns at once; see `launch` for the arguments.
+
+    ::
+
+        with launch.start(program) as job:
+            result = job.wait()
+    """
+    options = Options(
+        resources={
+            group: given if isinstance(given, Resources) else Resources(**given)
+            for group, given in (resources or {}).items()
+        },
+        restarts=dict(restarts or {}),
+        stop_timeout=stop_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        directory=None if directory is None else os.path.abspath(os.fspath(directory)),
+        preload=preload,
+    )
+    check_options(program, options)
+    if engine not in engine_names():
+        raise ValueError(f"engine: expected one of {engine_names()}, got {engine!r}")
+    return importlib.import_module(f"launch.engines.{engine}").start(program, options)
+
+
+def launch(
+    program: Program,
+    engine: str = "processes",
+    *,
+    resources: Mapping[str, Resources | Mapping[str, Any]] | None = None,
+    restarts: Mapping[str, int] | None = None,
+    stop_timeout: float = 10.0,
+    heartbeat_timeout: float | None = 60.0,
+    directory: str | os.PathLike[str] | None = None,
+    preload: Sequence[str] | None = None,
+) -> Any:
+    """Runs a program and returns when it is over and everything is cleaned up.
+
+    Args:
+      program: what to run.
+      engine: how: "serial", "threads", "processes" …
+      resources: group to `Resources` (or a dict of its fields).
+      restarts: group to how often each of its nodes may fail and be made anew, with a growing pause; 0 for groups
+        not named.
+      stop_timeout: seconds that the workers have to return once a stop began, and each node to close; then
+        processes are killed (with a `StopTimeoutWarning`), threads are reported as an error.
+      heartbeat_timeout: a process that shows no sign of life for so many seconds is killed and has failed (a
+        stopped process, native code that never lets go of the interpreter); None never looks.
+      directory: folder of the run; gets ``logs/<group>-<index>.log`` and ``status.json``.
+      preload: modules that the fork server imports once for all processes; None means torch if the launching
+        process has imported it. Must not start threads or touch a GPU.
+
+    Returns:
+      The first result that a node gave to ``launch.stop(result)``, else None.
+
+    Raises:
+      NodeError: a node failed; the first one, with the traceback of its process.
+      ProgramInterrupted: SIGINT or SIGTERM came (on the main thread only); the program was stopped in good order.
+        A second SIGINT ends the nodes at once.
+    """
+    job = start(
+        program,
+        engine,
+        resources=resources,
+        restarts=restarts,
+        stop_timeout=stop_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        directory=directory,
+        preload=preload,
+    )
+    with job, _stopped_by_signals(job) as received:
+        try:
+            result = job.wait()
+        except Exception:
+            if not received:
+                raise
+    if received:
+        raise ProgramInterrupted(received[0], job) from job.outcome.error
+    return result
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(job: Job) -> Iterator[list[int]]:
+    """Turns SIGINT and SIGTERM into an orderly stop; the list holds those that came."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        received.append(number)
+        # On a thread of its own: the main thread may hold, right now, a lock that the stop needs.
+        threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
