@@ -50,6 +50,10 @@ class BatchedEnvironment(dm_env.Environment):
     name: str = "environment"
     #: B.
     num_lanes: int = 1
+    #: Whether ``step_lanes`` works.
+    can_step_lanes: bool = False
+    #: Whether ``end_episodes`` works.
+    can_end_episodes: bool = False
 
     @abc.abstractmethod
     def reset(self) -> dm_env.TimeStep:
@@ -69,6 +73,14 @@ class BatchedEnvironment(dm_env.Environment):
         raise NotImplementedError(
             f"{self.name}: {type(self).__name__} cannot step some lanes only, which action repeat needs. "
             "Make the environment with stepping='inline' or 'processes' and put ActionRepeat innermost."
+        )
+
+    def end_episodes(self, lanes: np.ndarray) -> None:
+        """Makes the next ``step`` start a new episode in ``lanes`` (bool[B]), as after LAST."""
+        raise NotImplementedError(
+            f"{self.name}: {type(self).__name__} cannot end the episodes of some lanes, which a step limit "
+            "needs. Make the environment with stepping='inline' or 'processes'; gymnasium's environments "
+            "take options={'max_episode_steps': n} as well."
         )
 
     @abc.abstractmethod

@@ -99,10 +99,13 @@ def _answer(
 ) -> None:
     build_action = specs.unflattener(environment.action_spec())
     action = build_action([column[rows] for column in shared.actions])
-    active = shared.active[rows]
+    active, ended = shared.active[rows], shared.ended[rows]
     while True:
         command = connection.recv(1)
         try:
+            if ended.any():
+                environment.end_episodes(ended)
+                ended[:] = False
             if command == pipes.STEP:
                 environment.step(action)
             elif command == pipes.STEP_LANES:

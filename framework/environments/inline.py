@@ -26,6 +26,9 @@ from framework.types import Nest
 class InlineEnvironment(BatchedEnvironment):
     """Steps each lane in turn and writes the results into buffers that are made once."""
 
+    can_step_lanes = True
+    can_end_episodes = True
+
     def __init__(
         self,
         name: str,
@@ -98,6 +101,10 @@ class InlineEnvironment(BatchedEnvironment):
         actions = self._split(action)
         # In place: the other lanes' values stay where they are.
         return self._advance(self._buffers.current, actions, np.nonzero(active)[0].tolist())
+
+    def end_episodes(self, lanes: np.ndarray) -> None:
+        for lane in np.nonzero(lanes)[0]:
+            self._step_types[lane] = LAST
 
     def _split(self, action: Nest) -> list[Nest]:
         """The action of each lane. Copied, since environments may keep it and policies may reuse theirs."""

@@ -82,6 +82,7 @@ class SharedArrays:
             arena.allocate((num_lanes, *leaf.shape), leaf.dtype) for leaf in tree.flatten(spec.actions)
         ]
         self.active = arena.allocate((num_lanes,), np.bool_)
+        self.ended = arena.allocate((num_lanes,), np.bool_)
 
 
 def shared_size(spec: specs.EnvironmentSpec, num_lanes: int) -> int:

@@ -66,11 +66,14 @@ class ProcessEnvironment(BatchedEnvironment):
     """Steps groups of lanes in child processes; observations come back through shared memory.
 
     An exception in a child is raised here as an ``EnvironmentFault`` with the child's traceback. A
-    child that dies is an ``EnvironmentFault`` of the present or next call. Children end with ``close()``, with the last
-    reference to this object, and with this process, however it ends.
+    child that dies is an ``EnvironmentFault`` of the present or next call. Children end with ``close()``,
+    with the last reference to this object, and with this process, however it ends.
 
     POSIX only: descriptors are handed to the children.
     """
+
+    can_step_lanes = True
+    can_end_episodes = True
 
     def __init__(
         self,
@@ -172,6 +175,9 @@ class ProcessEnvironment(BatchedEnvironment):
         self._command(pipes.STEP_LANES)
         self._collect("step()", self._step_timeout)
         return self._buffers.timestep()
+
+    def end_episodes(self, lanes: np.ndarray) -> None:
+        self._shared.ended |= lanes  # the children look at it before their next step
 
     def _put_action(self, action: Nest) -> None:
         for column, array in zip(self._shared.actions, self._check_action(action), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -128,9 +129,9 @@ def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str 
 def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     from framework.environments import atari
 
-    if render_mode is not None:
-        options = {**options, "render_mode": render_mode}
-    atari.check_options(options)
+    atari.check_options(options)  # render() always works, whatever render_mode is
+    if importlib.util.find_spec("ale_py") is None:
+        raise ImportError(f"{full!r} needs ale-py, which is not installed; pip install 'repertory[atari]'")
     return Source(full, functools.partial(atari.make_atari, name), options)
 
 

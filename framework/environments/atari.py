@@ -1,0 +1,213 @@
+"""Atari games by ale-py, with the preprocessing of the literature; each step of it is an option."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import dm_env
+import numpy as np
+
+from framework import specs
+
+
+@dataclasses.dataclass(frozen=True)
+class AtariOptions:
+    """The preprocessing of Mnih et al. (2015), "Human-level control through deep reinforcement learning",
+    with the sticky actions of Machado et al. (2018), "Revisiting the Arcade Learning Environment".
+
+    Rewards are the game's points: clip them in the learner, so that logged returns stay scores.
+    """
+
+    #: Probability per frame that the game sees the previous action again; 0 makes the game deterministic.
+    sticky_actions: float = 0.25
+    #: Each episode starts with 0 ... noop_max no-ops, at random; 0 switches them off.
+    noop_max: int = 30
+    #: Frames per step with the same action, rewards summed. Higher: faster play, coarser control.
+    frame_skip: int = 4
+    #: Whether a picture is the maximum of the last two frames of a step, against flickering sprites.
+    max_pooling: bool = True
+    #: One channel instead of three.
+    grayscale: bool = True
+    #: Height and width of pictures, in pixels; None keeps the game's 210 x 160.
+    size: int | None = 84
+    #: How many pictures are stacked along the first axis, oldest first; zeros before an episode's start.
+    stack: int = 4
+    #: Whether a lost life ends the episode (discount 0); the game itself goes on in the next episode.
+    life_loss_terminates: bool = False
+    #: All 18 actions instead of those that the game uses.
+    full_action_space: bool = False
+    #: Frames after which a game is truncated; 108,000 are 30 minutes.
+    max_frames: int = 108_000
+
+    def __post_init__(self) -> None:
+        for field, valid, expected in (
+            ("sticky_actions", 0 <= self.sticky_actions < 1, "0 <= p < 1"),
+            ("noop_max", self.noop_max >= 0, "at least 0"),
+            ("frame_skip", self.frame_skip >= 1, "at least 1"),
+            ("size", self.size is None or self.size >= 1, "at least 1 or None"),
+            ("stack", self.stack >= 1, "at least 1"),
+            ("max_frames", self.max_frames >= 1, "at least 1"),
+        ):
+            if not valid:
+                raise ValueError(f"AtariOptions.{field} is {getattr(self, field)!r}, expected {expected}")
+
+
+def check_options(options: dict[str, Any]) -> AtariOptions:
+    """The options, or a ValueError that names the unknown one and all known."""
+    known = [field.name for field in dataclasses.fields(AtariOptions)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(f"unknown Atari options {unknown}; known: {', '.join(known)}")
+    return AtariOptions(**options)
+
+
+class AtariEnvironment(dm_env.Environment):
+    """One game: uint8[stack * channels, height, width] observations, one of n actions, points as reward."""
+
+    def __init__(self, game: str, options: AtariOptions | None = None, seed: int | None = None):
+        """Loads a game, by the name ``Pong`` or ``pong``.
+
+        Raises:
+          ImportError: ale-py or OpenCV is missing.
+          ValueError: there is no such game.
+        """
+        try:
+            import ale_py
+            import ale_py.roms
+        except ImportError as error:
+            raise ImportError("Atari games need ale-py; pip install 'repertory[atari]'") from error
+        self._options = options or AtariOptions()
+        rom = _find_rom(game, ale_py.roms.get_all_rom_ids())
+        sequence = np.random.SeedSequence(seed)
+        self._rng = np.random.default_rng(sequence)
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self._ale = ale = ale_py.ALEInterface()
+        # All of this counts only if it is set before the ROM is loaded.
+        ale.setInt("random_seed", int(sequence.generate_state(1)[0] & 0x7FFFFFFF))
+        ale.setFloat("repeat_action_probability", self._options.sticky_actions)
+        ale.setInt("max_num_frames_per_episode", self._options.max_frames)
+        path = ale_py.roms.get_rom_path(rom)
+        assert path is not None  # its id is among get_all_rom_ids()
+        ale.loadROM(path)
+        self._actions = (
+            ale.getLegalActionSet() if self._options.full_action_space else ale.getMinimalActionSet()
+        )
+        self._noop = self._actions[0]
+        height, width = ale.getScreenDims()
+        channels = 1 if self._options.grayscale else 3
+        frame_shape = (height, width) if channels == 1 else (height, width, 3)
+        self._frames = [np.zeros(frame_shape, np.uint8) for _ in range(2)]
+        if self._options.size is not None:
+            self._resize = _make_resize(self._options.size)
+            height = width = self._options.size
+        else:
+            self._resize = None
+        self._channels = channels
+        self._stack = np.zeros((self._options.stack * channels, height, width), np.uint8)
+        self._lives = 0
+        self._playing = False  # whether the next step continues an episode
+        self._game_over = True
+
+    def observation_spec(self) -> specs.BoundedArray:
+        return specs.BoundedArray(self._stack.shape, np.uint8, 0, 255, name="observation")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        return specs.DiscreteArray(len(self._actions), dtype=np.int64, name="action")
+
+    def reset(self) -> dm_env.TimeStep:
+        if self._game_over or self._playing or not self._options.life_loss_terminates:
+            self._start_game()
+        else:
+            # Only a life was lost: the game goes on, one frame later.
+            self._ale.act(self._noop)
+            if self._ale.game_over():
+                self._start_game()
+        self._playing, self._game_over = True, False
+        self._lives = self._ale.lives()
+        self._grab(0)
+        self._stack[:] = 0
+        self._push(self._frames[0])
+        return dm_env.restart(self._stack)
+
+    def _start_game(self) -> None:
+        self._ale.reset_game()
+        if self._options.noop_max:
+            for _ in range(int(self._rng.integers(self._options.noop_max + 1))):
+                self._ale.act(self._noop)
+                if self._ale.game_over():
+                    self._ale.reset_game()
+
+    def step(self, action: int) -> dm_env.TimeStep:
+        if not self._playing:
+            return self.reset()
+        ale, skip = self._ale, self._options.frame_skip
+        move = self._actions[int(action)]
+        reward, grabbed = 0.0, 0
+        for frame in range(skip):
+            reward += ale.act(move)
+            over = ale.game_over()
+            # Pictures are fetched only where they count: of the last two frames.
+            if self._options.max_pooling and frame == skip - 2 and not over:
+                self._grab(1)
+                grabbed = 1
+            if over:
+                break
+        self._grab(0)
+        frame_now = self._frames[0]
+        if grabbed:
+            np.maximum(frame_now, self._frames[1], out=frame_now)
+        self._push(frame_now)
+        if over:
+            self._playing, self._game_over = False, True
+            terminated = ale.game_over(with_truncation=False)
+            return (dm_env.termination if terminated else dm_env.truncation)(reward, self._stack)
+        if self._options.life_loss_terminates and ale.lives() < self._lives:
+            self._playing = False
+            return dm_env.termination(reward, self._stack)
+        self._lives = ale.lives()
+        return dm_env.transition(reward, self._stack)
+
+    def _grab(self, index: int) -> None:
+        if self._channels == 1:
+            self._ale.getScreenGrayscale(self._frames[index])
+        else:
+            self._ale.getScreenRGB(self._frames[index])
+
+    def _push(self, frame: np.ndarray) -> None:
+        picture = frame if self._resize is None else self._resize(frame)
+        self._stack[: -self._channels] = self._stack[self._channels :]
+        self._stack[-self._channels :] = picture if self._channels == 1 else picture.transpose(2, 0, 1)
+
+    def render(self) -> np.ndarray:
+        """The screen in colour, uint8[210, 160, 3]."""
+        return self._ale.getScreenRGB()
+
+
+def _make_resize(size: int) -> Any:
+    try:
+        import cv2
+    except ImportError as error:
+        raise ImportError(
+            "resizing Atari pictures needs OpenCV; pip install 'repertory[atari]' or set size=None"
+        ) from error
+    # Its own threads cost more than they give on such small pictures, and fight with the other lanes.
+    cv2.setNumThreads(0)
+    return lambda frame: cv2.resize(frame, (size, size), interpolation=cv2.INTER_AREA)
+
+
+def _find_rom(game: str, known: list[str]) -> str:
+    rom = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
+    if rom in known:
+        return rom
+    import difflib
+
+    close = difflib.get_close_matches(rom, known, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(sorted(known))}"
+    raise ValueError(f"unknown Atari game {game!r}{hint}")
+
+
+def make_atari(game: str, seed: int | None = None, **options: Any) -> AtariEnvironment:
+    """One game from the fields of ``AtariOptions``."""
+    return AtariEnvironment(game, check_options(options), seed)
