@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -101,31 +101,34 @@ class Connection:
           ServerClosed: the server said that it stops, or did not answer within ``reconnect_timeout``.
           DeadlineExceededError: ``timeout`` seconds passed first.
         """
-        if self._socket is not None and self._greeted:
+        if self._greeted:
             return
-        if self.stopped and not self._came_back():
+        if self._socket is None:
+            self._connect()
+        assert self._socket is not None
+        if self.stopped and not self._socket.poll(0):
             raise ServerClosed(f"the replay server at {self.address} has stopped")
         limit = self._reconnect_timeout if timeout is None else min(timeout, self._reconnect_timeout)
         deadline = time.monotonic() + limit
-        while True:
-            if self._socket is None:
-                self._connect()
-            try:
-                self.welcome = self._exchange(dict(self._hello), deadline, connecting=True)
-                break
-            except SessionLost:
+        while self._wait(deadline, connecting=True):
+            answer = wire.decode(self._socket.recv_multipart(copy=False))
+            if "error" in answer:
                 self.close()
-            except DeadlineExceededError:
-                self.close()
-                if timeout is not None and timeout <= self._reconnect_timeout:
-                    raise
-                raise ServerClosed(
-                    f"no replay server answered at {self.address} within {limit:g} s; is it running, and does this "
-                    "client have its keys?"
-                ) from None
-        self._greeted = True
-        self.stopped = False
-        self.session += 1
+                raise wire.unpack_error(answer["error"])
+            if answer.get("id") == self._next_id:
+                self.welcome = answer
+                self._greeted = True
+                self.stopped = False
+                self.session += 1
+                return
+            self._take(answer)
+        self.close()
+        if timeout is not None and timeout <= self._reconnect_timeout:
+            raise DeadlineExceededError(f"no replay server answered at {self.address} within {limit:g} s")
+        raise ServerClosed(
+            f"no replay server answered at {self.address} within {limit:g} s; is it running, and does this "
+            "client have its keys?"
+        )
 
     def request(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = True
@@ -157,8 +160,7 @@ class Connection:
     def post(self, message: dict[str, Any]) -> None:
         """Sends a message that has no answer; raises SessionLost if the connection has ended."""
         if self._socket is None or not self._greeted or self._lost():
-            self.close()
-            raise SessionLost
+            self._end()
         wire.send(self._socket, wire.encode(message))
 
     def poll(self, timeout: float | None = 0.0) -> bool:
@@ -208,33 +210,23 @@ class Connection:
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
         self._greeted = False
+        self._greet()
 
-    def _came_back(self) -> bool:
-        """After the server said that it stops: is there one again? Asks the socket, waits for nothing."""
-        if self._socket is None:
-            self._connect()
-        assert self._monitor is not None
-        came = False
-        while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
-            came = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        return came
+    def _greet(self) -> None:
+        """Says hello; what is sent before the server is there is delivered when it comes."""
+        self._next_id += 1
+        wire.send(self._socket, wire.encode({**self._hello, "id": self._next_id}))
 
-    def _exchange(
-        self, message: dict[str, Any], deadline: float | None, connecting: bool = False
-    ) -> dict[str, Any]:
-        if self._socket is None or not (self._greeted or connecting):
-            raise SessionLost
+    def _exchange(self, message: dict[str, Any], deadline: float | None) -> dict[str, Any]:
+        if self._socket is None or not self._greeted or self._lost():
+            self._end()
+        assert self._socket is not None
         self._next_id += 1
         message["id"] = self._next_id
-        if not connecting and self._lost():
-            self.close()
-            raise SessionLost
         try:
             wire.send(self._socket, wire.encode(message))
-            while self._wait(deadline, connecting=connecting):
-                frames = self._socket.recv_multipart(copy=False)
-                answer = wire.decode(frames)
+            while self._wait(deadline):
+                answer = wire.decode(self._socket.recv_multipart(copy=False))
                 if answer.get("id") != self._next_id:
                     self._take(answer)
                     continue
@@ -245,14 +237,22 @@ class Connection:
             self.close()  # the request is still waiting over there: end its session
             raise
         self.close()
-        raise DeadlineExceededError(
-            f"the replay server at {self.address} did not answer {message['op']!r} in time"
-        )
+        raise DeadlineExceededError(f"the replay server at {self.address} did not answer {message['op']!r} in time")
+
+    def _end(self) -> NoReturn:
+        """The connection has ended: was it stopped, with a last word, or lost?"""
+        if self._socket is not None and self._greeted:
+            with contextlib.suppress(zmq.Again, SessionLost):
+                while True:
+                    self._take(wire.decode(self._socket.recv_multipart(zmq.NOBLOCK, copy=False)))
+        self.close()
+        raise SessionLost
 
     def _take(self, message: dict[str, Any]) -> None:
         """A message that nobody asked for."""
         kind = message.get("notice")
         if kind == "stopped":
+            self.close()
             self.stopped = True
             raise ServerClosed(f"the replay server at {self.address} has stopped")
         if kind == "lost":
@@ -271,9 +271,10 @@ class Connection:
             ready = dict(zmq.zmq_poll(watched, left))
             if self._socket in ready:
                 return True
-            if self._monitor in ready and self._lost() and not connecting:
-                self.close()
-                raise SessionLost
+            if self._monitor in ready and self._lost():
+                if not connecting:
+                    self._end()
+                self._greet()  # ZeroMQ connects again by itself
             if self._interrupt.fileno() in ready:
                 raise ServerClosed("this client was interrupted: its program stops")
             if deadline is not None and time.monotonic() >= deadline:

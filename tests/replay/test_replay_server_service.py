@@ -1,0 +1,259 @@
+"""The event loop and the client's connection, with a handler that has nothing to do with replay."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from framework.replay import connection, service, wire
+from framework.replay.errors import DeadlineExceededError, ServerClosed
+from launch.rpc import sockets
+
+
+class Gate:
+    """Answers "echo" at once; "pass" waits until the gate is open, one token for each."""
+
+    def __init__(self):
+        self.tokens = 0
+        self.ended = []
+        self.ended_event = threading.Event()
+        self.parked = threading.Event()
+
+    def open(self, session):
+        session.closing.append(lambda: (self.ended.append(session.hello["pid"]), self.ended_event.set()))
+        return {"name": "gate"}
+
+    def handle(self, session, message):
+        match message["op"]:
+            case "echo":
+                return {"value": message["value"]}
+            case "post":
+                self.tokens += message["tokens"]
+                return None
+            case "pass":
+                self.parked.set()
+                return service.Parked("gate", self.attempt, message["timeout"])
+            case "crash":
+                raise SystemExit("the handler broke")
+        raise ValueError(f"unknown operation {message['op']!r}")
+
+    def attempt(self):
+        if not self.tokens:
+            return None
+        self.tokens -= 1
+        return {"passed": True}
+
+
+@pytest.fixture
+def gate():
+    handler = Gate()
+    socket = sockets.make_server_socket("tcp://127.0.0.1:*", None)
+    server = service.Service(handler, [socket])
+    handler.address = sockets.bound_address(socket)
+    handler.service = server
+    server.start()
+    yield handler
+    server.stop()
+
+
+@pytest.fixture
+def channel(gate):
+    channel = connection.Channel(gate.address, reconnect_timeout=10)
+    yield channel
+    channel.close()
+
+
+def in_thread(function):
+    """Runs a function in a thread; returns a callable that waits for its result or error."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result(timeout=10):
+        thread.join(timeout)
+        assert outcome, "still waiting"
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        return value
+
+    return result
+
+
+def test_echo_small_and_large(channel):
+    for array in (np.arange(3), np.arange(300_000, dtype=np.float32).reshape(3, -1)):
+        answer = channel.call({"op": "echo", "value": array})
+        np.testing.assert_array_equal(answer["value"], array)
+
+
+def test_errors_come_back_and_the_server_goes_on(channel):
+    with pytest.raises(ValueError, match="unknown operation 'dance'"):
+        channel.call({"op": "dance"})
+    assert channel.call({"op": "echo", "value": 1})["value"] == 1
+
+
+def test_timeouts(channel):
+    begin = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        channel.call({"op": "pass"}, timeout=0, wait=True)
+    assert time.monotonic() - begin < 1
+    with pytest.raises(DeadlineExceededError):
+        channel.call({"op": "pass"}, timeout=0.1, wait=True)
+    assert 0.1 <= time.monotonic() - begin < 2
+
+
+def test_a_parked_request_goes_through_when_another_client_changes_something(gate, channel):
+    result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
+    assert gate.parked.wait(5)
+    with channel.borrow() as other:
+        other.open()
+        other.post({"op": "post", "tokens": 1})
+    assert result()["passed"]
+
+
+def test_a_parked_request_goes_through_when_this_process_changes_something(gate, channel):
+    result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
+    assert gate.parked.wait(5)
+    gate.tokens += 1
+    gate.service.wake()
+    assert result()["passed"]
+
+
+def test_waiting_requests_go_through_in_line(gate):
+    order, waits = [], []
+    for number in range(5):
+        channel = connection.Channel(gate.address)
+        gate.parked.clear()
+
+        def wait(channel=channel, number=number):
+            channel.call({"op": "pass"}, wait=True)
+            order.append(number)
+            with channel.borrow() as mine:
+                mine.post({"op": "post", "tokens": 1})  # lets the next one in
+
+        waits.append(in_thread(wait))
+        assert gate.parked.wait(5)
+    gate.tokens += 1
+    gate.service.wake()
+    for result in waits:
+        result()
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_stop_wakes_every_waiting_client_at_once(gate):
+    waits = []
+    for _ in range(4):
+        channel = connection.Channel(gate.address, reconnect_timeout=30)
+        gate.parked.clear()
+        waits.append(in_thread(lambda channel=channel: channel.call({"op": "pass"}, wait=True)))
+        assert gate.parked.wait(5)
+    begin = time.monotonic()
+    gate.service.stop()
+    for result in waits:
+        with pytest.raises(ServerClosed, match="stopped"):
+            result()
+    assert time.monotonic() - begin < 2
+
+
+def test_calls_after_a_stop_fail_at_once(gate, channel):
+    channel.call({"op": "echo", "value": 1})
+    gate.service.stop()
+    begin = time.monotonic()
+    with pytest.raises(ServerClosed):
+        channel.call({"op": "pass"}, wait=True)
+    with pytest.raises(ServerClosed):
+        channel.call({"op": "echo", "value": 1})
+    assert time.monotonic() - begin < 2
+
+
+def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):
+    result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
+    assert gate.parked.wait(5)
+    channel.interrupt()
+    with pytest.raises(ServerClosed, match="interrupted"):
+        result()
+    assert channel.call({"op": "echo", "value": 1})["value"] == 1
+    with pytest.raises(ServerClosed, match="interrupted"):
+        channel.call({"op": "pass"}, wait=True)
+
+
+def test_a_session_ends_with_its_connection(gate, channel):
+    with channel.borrow() as mine:
+        mine.open()
+        assert not gate.ended
+        mine.close()
+    assert gate.ended_event.wait(5)
+
+
+def test_the_parked_request_of_a_client_that_has_gone_takes_nothing(gate, channel):
+    result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
+    assert gate.parked.wait(5)
+    channel.interrupt()
+    with pytest.raises(ServerClosed):
+        result()
+    assert gate.ended_event.wait(5)
+    gate.tokens += 1
+    gate.service.wake()
+    other = connection.Channel(gate.address)
+    assert other.call({"op": "pass"}, timeout=5, wait=True)["passed"]
+
+
+def test_garbage_is_counted_and_ignored(gate, channel):
+    stranger = sockets.make_client_socket(gate.address, None)
+    stranger.send_multipart([b"\xc1garbage"])
+    stranger.send_multipart(wire.encode({"op": "echo", "value": 1, "id": 1}))  # no hello before
+    assert stranger.poll(5000)
+    assert wire.decode(stranger.recv_multipart())["notice"] == "lost"
+    assert gate.service.malformed == 1
+    assert channel.call({"op": "echo", "value": 1})["value"] == 1
+    stranger.close(linger=0)
+
+
+def test_an_error_of_the_loop_reaches_every_client(gate, channel):
+    waiting = connection.Channel(gate.address)
+    result = in_thread(lambda: waiting.call({"op": "pass"}, wait=True))
+    assert gate.parked.wait(5)
+    with pytest.raises(ServerClosed):
+        channel.call({"op": "crash"}, timeout=5)
+    with pytest.raises(ServerClosed, match="the handler broke"):
+        result()
+    gate.service.join(5)
+    assert isinstance(gate.service.error, SystemExit)
+
+
+def test_a_restarted_server_is_found_again(gate, channel):
+    assert channel.call({"op": "echo", "value": 1})["value"] == 1
+    gate.service.stop()
+    with pytest.raises(ServerClosed):
+        channel.call({"op": "echo", "value": 1})
+    socket = sockets.make_server_socket(gate.address, None)
+    again = service.Service(Gate(), [socket])
+    again.start()
+    try:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                assert channel.call({"op": "echo", "value": 2})["value"] == 2
+                break
+            except ServerClosed:  # until the socket has found it
+                assert time.monotonic() < deadline
+                threading.Event().wait(0.02)
+    finally:
+        again.stop()
+
+
+def test_nobody_there(tmp_path):
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+    channel = connection.Channel(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
+    with pytest.raises(ServerClosed, match="no replay server answered"):
+        channel.call({"op": "echo", "value": 1})
