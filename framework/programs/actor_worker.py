@@ -10,9 +10,10 @@ from framework import core
 from framework.actors import PolicyActor, VariableClient
 from framework.programs.seeding import seed_everything
 from framework.programs.statistics import EpisodeStatistics
+from framework.programs.worker import ProgramWorker
 
 
-class ActorWorker(core.Worker):
+class ActorWorker(ProgramWorker):
     """Acts for the B lanes of one environment until the counter hands out no more steps.
 
     One ``step()`` is one batched environment step. The steps that all actors of a program may make are handed
@@ -82,7 +83,6 @@ class ActorWorker(core.Worker):
         self._episodes = EpisodeStatistics()
         self._steps = 0
         self._logged_at = 0
-        self._finished = False
         self._started = False
         if checkpointer is not None:
             self._restore()
@@ -92,8 +92,6 @@ class ActorWorker(core.Worker):
 
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
-        if self._finished:
-            return "has made all the steps it may make"
         return "its adder waits for the rate limiter of a table (nothing is sampled)"
 
     def step(self) -> None:
@@ -114,16 +112,6 @@ class ActorWorker(core.Worker):
             self._episodes.add(finished["episode_return"], finished["episode_length"])
         if self._steps - self._logged_at >= self._log_every:
             self._log()
-
-    def run(self) -> None:
-        import launch
-
-        stopped = launch.stop_event()
-        try:
-            while not (stopped.is_set() or self._finished):
-                self.step()
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Counts what was done, leaves the state for the last checkpoint and closes the environment."""

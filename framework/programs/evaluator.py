@@ -10,9 +10,10 @@ from framework import core
 from framework.actors import PolicyActor, VariableClient
 from framework.environment_loop import EnvironmentLoop
 from framework.programs.seeding import seed_everything
+from framework.programs.worker import ProgramWorker
 
 
-class Evaluator(core.Worker):
+class Evaluator(ProgramWorker):
     """Evaluates every so many environment steps, and ends the program at its goal or at its last step.
 
     One ``step()`` plays ``num_episodes`` episodes, one in each of as many lanes, so that no episode is
@@ -63,7 +64,6 @@ class Evaluator(core.Worker):
         self._every, self._max_actor_steps = every, max_actor_steps
         self._target_return = target_return
         self._next = every if max_actor_steps is None else min(every, max_actor_steps)
-        self._finished = False
 
     def ready(self) -> bool:
         return not self._finished and self._counter.get_counts().get("actor_steps", 0) >= self._next
@@ -109,12 +109,6 @@ class Evaluator(core.Worker):
             self._monitor.finish("target_return" if reached else "max_actor_steps", row)
         return row
 
-    def run(self) -> None:
-        import launch
-
-        stopped = launch.stop_event()
-        try:
-            while not (stopped.is_set() or self._finished):
-                self.step()
-        finally:
-            self._environment.close()
+    def close(self) -> None:
+        """Closes the environment."""
+        self._environment.close()

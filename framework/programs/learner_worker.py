@@ -11,9 +11,10 @@ import numpy as np
 
 from framework import core
 from framework.programs.seeding import seed_everything
+from framework.programs.worker import ProgramWorker
 
 
-class LearnerWorker(core.Worker, core.VariableSource):
+class LearnerWorker(ProgramWorker, core.VariableSource):
     """Drives a learner: takes batches, writes priorities back, publishes, logs and checkpoints.
 
     One ``step()`` is one batch. The node is also the program's variable source.
@@ -61,7 +62,6 @@ class LearnerWorker(core.Worker, core.VariableSource):
         self._table_size = 0
         self._logged = (0, time.perf_counter())
         self._checkpointed_at = 0
-        self._finished = False
         self._lock = threading.Lock()  # of the published variables: they are served while a step runs
         self._version = -1
         self._variables: dict[str, Any] = {}
@@ -82,8 +82,6 @@ class LearnerWorker(core.Worker, core.VariableSource):
 
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
-        if self._finished:
-            return "has made all the steps it may make"
         return "its dataset waits for the rate limiter of its table (too little was inserted)"
 
     def step(self) -> None:
@@ -109,16 +107,6 @@ class LearnerWorker(core.Worker, core.VariableSource):
         if last:
             self._finished = True
             self._monitor.finish("max_learner_steps", {"learner_steps": self._steps})
-
-    def run(self) -> None:
-        import launch
-
-        stopped = launch.stop_event()
-        try:
-            while not (stopped.is_set() or self._finished):
-                self.step()
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Counts what was done, leaves the state for the last checkpoint, gives prefetched samples back."""
