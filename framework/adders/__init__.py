@@ -1,0 +1,18 @@
+"""Experience to replay items: n-step transitions, sequences, whole episodes."""
+
+from framework.adders.base import DEFAULT_TABLE, Adder
+from framework.adders.episode import EpisodeAdder
+from framework.adders.nstep import NStepTransitionAdder
+from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
+from framework.adders.wrappers import ForkingAdder, IgnoreExtrasAdder
+
+__all__ = [
+    "DEFAULT_TABLE",
+    "Adder",
+    "EndOfEpisodeBehavior",
+    "EpisodeAdder",
+    "ForkingAdder",
+    "IgnoreExtrasAdder",
+    "NStepTransitionAdder",
+    "SequenceAdder",
+]

@@ -1,0 +1,75 @@
+"""What every adder promises: experience of B lanes in, replay items out."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from framework.types import Nest
+
+# The table that adders write to, and agents read from, unless they say otherwise.
+DEFAULT_TABLE = "priority_table"
+
+
+class Adder(abc.ABC):
+    """Turns the experience of the B lanes of one batched environment into replay items.
+
+    The order of the calls, for lanes that reset themselves after their LAST step::
+
+        timestep = environment.reset()                  # every lane FIRST
+        adder.add_first(timestep)
+        while True:
+            action, extras = policy(timestep.observation)
+            timestep = environment.step(action)
+            adder.add(action, timestep, extras)         # lanes may be FIRST, MID or LAST
+
+    A lane whose ``next_timestep`` is FIRST has just been reset: its action was ignored by the environment,
+    so it is no transition and starts an episode. Time steps have leaves ``[B, ...]`` and a ``step_type`` of
+    ``[B]``; a single ``dm_env.TimeStep`` (scalar ``step_type``, leaves without a lane axis) is a batch of
+    one, and may come as Acme's adders expect it: ``add_first`` again after each LAST step.
+
+    Everything is copied before the call returns. Items may be staged for a moment so that they are written in
+    blocks; whoever reads through a client of the same process sees all of them.
+    """
+
+    @abc.abstractmethod
+    def add_first(self, timestep: Any) -> None:
+        """Starts an episode in every lane; episodes that are open are closed as if truncated there.
+
+        Raises:
+          ValueError: if a lane's time step is not FIRST.
+        """
+
+    @abc.abstractmethod
+    def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
+        """Adds what ``action``, chosen from the newest observation, led to.
+
+        Args:
+          action: nest of ``[B, ...]``.
+          next_timestep: what the environment answered. FIRST starts an episode in that lane.
+          extras: nest of ``[B, ...]`` that belongs to the time of ``action`` (a log-probability, a recurrent
+            state before the action); ``()``, ``{}`` and None mean that there are none.
+
+        Raises:
+          ValueError: before ``add_first``; in a lane whose episode is over and whose time step is not FIRST;
+            for a leaf with another shape or dtype than before. Nothing is added then.
+        """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Drops what is not yet written of the open episodes; ``add_first`` comes next."""
+
+    @abc.abstractmethod
+    def ready(self) -> bool:
+        """Whether the next ``add`` would go through without waiting for a rate limiter.
+
+        True only if every table has room for the most items that one step can make.
+        """
+
+    @abc.abstractmethod
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until the tables have all items. ``timeout`` in seconds; None waits for ever."""
+
+    @abc.abstractmethod
+    def close(self, timeout: float | None = None) -> int:
+        """Flushes, ends the writer and gives its rows back; returns how many items were dropped."""

@@ -1,0 +1,369 @@
+"""Staging of time steps in preallocated arrays, so that items are computed and written in blocks.
+
+Replay takes a block of many rows for hardly more than one row, and numpy computes a block of windows for
+hardly more than one. So an adder copies each time step into arrays ``[time, lane, ...]`` and turns them into
+items only when the arrays are full, when somebody in this process reads, or after ``max_delay`` seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from framework.adders.base import DEFAULT_TABLE, Adder
+from framework.adders.fields import Field, is_absent
+from framework.types import Nest
+
+FIRST, MID, LAST = 0, 1, 2
+NO_ROW = -1
+
+# A table's priorities: batched items (leaves [k, ...]) to k priorities; None for the largest so far.
+PriorityFn = Callable[[Nest], Any]
+PriorityFns = Mapping[str, "PriorityFn | None"]
+
+# A block has at most this many time steps, rows (time steps x lanes) and bytes of observations.
+_MAX_BLOCK_STEPS = 256
+_MAX_BLOCK_ROWS = 2048
+_MAX_BLOCK_BYTES = 4 << 20
+
+
+class BlockAdder(Adder):
+    """What all adders share: lanes, checks, staging, visibility, end.
+
+    Row ``t`` of lane ``b`` is the observation that the lane saw at time ``t`` and what its action led to.
+    After ``add``, row ``_t`` is open: it has an observation and no action yet. ``_kinds[t, b]`` is the step
+    type of the row's time step. A row closes its episode if it is LAST, or if the row after it is FIRST (an
+    episode that was cut short); every other row but the open one is a transition. The first ``history`` rows
+    of the arrays are rows of earlier blocks, which windows reach back to.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        history: int,
+        items_per_step: int,
+        priority_fns: PriorityFns | None,
+        max_in_flight_items: int | None,
+        max_delay: float,
+    ):
+        """Prepares the writer; arrays are made when the first time step shows their shapes.
+
+        Args:
+          client: any client of ``framework.replay``.
+          history: how many rows back a window may reach.
+          items_per_step: the most items that one step of one lane can make.
+          priority_fns: ``{table: fn or None}``; see ``PriorityFn``.
+          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too.
+          max_delay: seconds after which staged time steps are written even if the block is not full. Has no
+            effect on clients that are not concurrent: there nobody else could look.
+        """
+        if priority_fns is None:
+            priority_fns = {DEFAULT_TABLE: None}
+        if not priority_fns:
+            raise ValueError(
+                "priority_fns: got no table, expected at least one, as {'priority_table': None}."
+            )
+        self._client = client
+        self._priority_fns = dict(priority_fns)
+        self._writer = client.batch_writer(max_in_flight_items=max_in_flight_items)
+        self._concurrent = bool(client.concurrent)
+        self._history = history
+        self._items_per_step = items_per_step
+        self._max_delay = max_delay
+        self._deadline = 0.0
+        # Held while arrays change: a reader in another thread of this process may ask for staged items.
+        self._lock = threading.RLock()
+        self._closed = False
+        self._open = False  # whether row _t exists
+        self._t = history
+        self._steps = 0  # time steps in a block
+        self._lanes: int | None = None  # None: single time steps
+        self._width = 1  # lanes, where a single time step has one
+        self._kind = NO_ROW  # kind of row _t when time steps are single
+        self._kinds = np.zeros((0, 1), np.int8)
+        self._observation: Field | None = None
+        self._action: Field | None = None
+        self._reward: Field | None = None
+        self._discount: Field | None = None
+        self._extras: Field | None = None
+        # Observations are the large leaves: rows of earlier blocks are kept only for who looks at them.
+        self._needs_data = any(fn is not None for fn in self._priority_fns.values())
+        self._skip = 0 if self._needs_data else history
+        # Episodes of which something was not written: see reset() and each adder.
+        self.num_dropped_episodes = 0
+        client.register_pending(self)
+
+    # --- what the environment loop calls ---
+
+    def add_first(self, timestep: Any) -> None:
+        with self._lock:
+            self._check_usable()
+            kinds = self._read_kinds(timestep)
+            if np.any(kinds != FIRST):
+                raise ValueError(
+                    f"add_first: got step types {kinds.tolist()}, expected FIRST in every lane. Pass what "
+                    "environment.reset() returned, and later time steps to add()."
+                )
+            self._start(timestep.observation)
+
+    def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
+        with self._lock:
+            if not self._open or self._closed:
+                self._check_usable()
+                raise ValueError("add: there is no open episode; call add_first(timestep) after a reset.")
+            t = self._t
+            assert self._observation is not None
+            if self._lanes is None:
+                # The path of one lane: no arrays of one element.
+                kind: Any = int(next_timestep.step_type) if np.ndim(next_timestep.step_type) == 0 else None
+                if kind is None:
+                    self._read_kinds(next_timestep)
+                if kind == FIRST:
+                    self._start(next_timestep.observation)
+                    return
+                if self._kind == LAST:
+                    raise ValueError(
+                        f"add: the episode is over, got step type {kind}; expected FIRST, or "
+                        "add_first(timestep)."
+                    )
+            else:
+                kind = self._read_kinds(next_timestep)
+                begun = kind == FIRST
+                over = (self._kinds[t] == LAST) & ~begun
+                if over.any():
+                    raise ValueError(
+                        f"add: the episodes of lanes {np.flatnonzero(over).tolist()} are over, "
+                        "got step types "
+                        f"{kind[over].tolist()}; expected FIRST there."
+                    )
+                if begun.all():
+                    self._start(next_timestep.observation)
+                    return
+            self._check_limit(kind)
+            if self._action is None:
+                self._declare(action, next_timestep, extras)
+            assert self._action is not None and self._reward is not None and self._discount is not None
+            observation = self._observation.leaves(next_timestep.observation)
+            action = self._action.leaves(action)
+            reward = self._reward.leaves(next_timestep.reward)
+            discount = self._discount.leaves(next_timestep.discount)
+            if self._extras is not None:
+                self._extras.write(t, self._extras.leaves(extras))
+            elif not is_absent(extras):
+                raise ValueError(
+                    "extras: got some, expected none as in the first step. Pass them from the start."
+                )
+            # All checks are behind us: from here on the step is taken.
+            self._action.write(t, action)
+            self._reward.write(t, reward)
+            self._discount.write(t, discount)
+            self._observation.write(t + 1 - self._skip, observation)
+            self._advance(kind)
+
+    def reset(self) -> None:
+        with self._lock:
+            self._check_usable()
+            if not self._open:
+                return
+            self._emit_block()
+            open_rows = self._kinds[self._history]
+            self.num_dropped_episodes += int(np.count_nonzero(open_rows != LAST))
+            self._forget()
+            self._kinds[:] = NO_ROW
+            self._kind = NO_ROW
+            self._t = self._history
+            self._open = False
+
+    # --- visibility, room and end ---
+
+    def flush_pending(self, blocking: bool = True) -> None:
+        """Hands staged time steps to the writer. Replay calls it before a client of this process reads.
+
+        Without ``blocking`` nothing happens while another thread is inside this adder.
+        """
+        if not self._lock.acquire(blocking=blocking):
+            return
+        try:
+            if self._open and not self._closed:
+                self._emit_block()
+        finally:
+            self._lock.release()
+
+    def ready(self) -> bool:
+        with self._lock:
+            if self._closed:
+                return False
+            if self._open:
+                self._emit_block()
+            most = self._items_per_step * self._width
+            return all(self._writer.can_insert(table, most) for table in self._priority_fns)
+
+    def flush(self, timeout: float | None = None) -> None:
+        self.flush_pending()
+        self._writer.flush(timeout=timeout)
+
+    def close(self, timeout: float | None = None) -> int:
+        with self._lock:
+            if self._closed:
+                return 0
+            try:
+                self.flush_pending()
+            finally:
+                self._closed = True
+                self._open = False
+                self._client.unregister_pending(self)
+        return int(self._writer.close(timeout=timeout) or 0)
+
+    def __enter__(self) -> BlockAdder:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    # --- what each adder does with a block ---
+
+    def _emit(self, t: int) -> None:
+        """Writes the items of rows ``[history, t)`` and of lanes whose row ``t`` is LAST."""
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Gives back what the adder holds for rows of the past and for open episodes."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Called when the arrays exist, before the first row."""
+        raise NotImplementedError
+
+    def _shifted(self, by: int) -> None:
+        """Called after the rows were moved ``by`` time steps to the front."""
+        raise NotImplementedError
+
+    def _check_limit(self, kind: Any) -> None:
+        """Called before a step is taken; raises if it must not be."""
+
+    # --- the rest of this class: staging ---
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ValueError(f"This {type(self).__name__} is closed; make a new one.")
+
+    def _read_kinds(self, timestep: Any) -> np.ndarray:
+        """The step types of all lanes as int8 ``[B]``."""
+        kinds = np.asarray(timestep.step_type)
+        if self._observation is not None:
+            expected: tuple[int, ...] = () if self._lanes is None else (self._lanes,)
+            if kinds.shape != expected:
+                raise ValueError(
+                    f"step_type: got shape {kinds.shape}, expected {expected} as in the first time step. "
+                    "Use one adder for each batch of environments."
+                )
+        elif kinds.ndim > 1 or kinds.size == 0:
+            raise ValueError(f"step_type: got shape {kinds.shape}, expected [lanes] or a single one.")
+        else:
+            self._lanes = len(kinds) if kinds.ndim else None
+        return kinds.astype(np.int8)
+
+    def _start(self, observation: Nest) -> None:
+        """Opens an episode in every lane with rows of kind FIRST; what was open ends there."""
+        if self._observation is None:
+            self._allocate(observation)
+        assert self._observation is not None
+        leaves = self._observation.leaves(observation)
+        # Before the first action nothing has happened that a row could hold: the open row is replaced.
+        if self._open and self._action is not None:
+            self._observation.write(self._t + 1 - self._skip, leaves)
+            self._advance(FIRST)
+        else:
+            self._observation.write(self._t - self._skip, leaves)
+            self._kinds[self._t] = FIRST
+            self._kind = FIRST
+            self._open = True
+            self._opened()
+
+    def _opened(self) -> None:
+        """Called when rows exist again, after the start or a ``reset()``."""
+
+    def _advance(self, kind: Any) -> None:
+        self._t += 1
+        self._kinds[self._t] = kind
+        if self._lanes is None:
+            self._kind = kind
+        if self._t == self._history + self._steps or (self._concurrent and time.monotonic() > self._deadline):
+            self._emit_block()
+
+    def _emit_block(self) -> None:
+        t, history = self._t, self._history
+        if t > history:
+            # The rows are moved even if the writer fails, so that none is ever written twice.
+            try:
+                if self._action is not None:
+                    self._emit(t)
+            finally:
+                by = t - history
+                self._kinds[: history + 1] = self._kinds[by : t + 1]
+                for field in (self._action, self._reward, self._discount, self._extras):
+                    if field is not None:
+                        field.shift(by, history + 1)
+                assert self._observation is not None
+                self._observation.shift(by, history - self._skip + 1)
+                self._t = history
+                self._shifted(by)
+        if self._concurrent:
+            self._deadline = time.monotonic() + self._max_delay
+
+    def _allocate(self, observation: Nest) -> None:
+        width = self._lanes if self._lanes is not None else 1
+        probe = Field("observation", observation, self._lanes, length=1)
+        step_bytes = max(1, sum(array.nbytes for array in probe.arrays))
+        self._width = width
+        self._steps = max(1, min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // width, _MAX_BLOCK_BYTES // step_bytes))
+        length = self._history + self._steps + 1
+        self._kinds = np.full((length, width), NO_ROW, np.int8)
+        self._observation = Field("observation", observation, self._lanes, length - self._skip)
+        self._begin()
+
+    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
+        length = self._history + self._steps + 1
+        fields = (
+            Field("action", action, self._lanes, length),
+            Field("reward", timestep.reward, self._lanes, length, to_float=True),
+            Field("discount", timestep.discount, self._lanes, length, to_float=True),
+        )
+        extra = None if is_absent(extras) else Field("extras", extras, self._lanes, length)
+        self._action, self._reward, self._discount = fields
+        self._extras = extra
+
+    def _extras_nest(self, leaves: list[Any]) -> Nest:
+        return () if self._extras is None else self._extras.nest(leaves)
+
+    def _extras_names(self) -> list[str]:
+        return [] if self._extras is None else self._extras.names
+
+    def _write_items(self, trajectory: Nest, count: int, data: Callable[[], Nest]) -> None:
+        """One item per row of the slices in every table; ``data()`` gives priority functions the items."""
+        batch: Nest = None
+        for table, fn in self._priority_fns.items():
+            priorities = None
+            if fn is not None:
+                batch = data() if batch is None else batch
+                priorities = _as_priorities(fn(batch), count, table)
+            self._writer.create_items(table, trajectory, priorities=priorities)
+
+
+def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:
+    """What a priority function returned as float64 ``[count]``; a plain python number is for all items."""
+    if type(value) in (int, float):
+        return np.full(count, value, np.float64)
+    priorities = np.asarray(value, np.float64)
+    if priorities.shape != (count,):
+        raise ValueError(
+            f"priority_fns[{table!r}]: got priorities of shape {priorities.shape} for {count} "
+            "items, expected "
+            f"({count},). The function is given a batch of items, leaves [items, ...]; reduce "
+            "over the other axes."
+        )
+    return priorities

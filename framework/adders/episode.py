@@ -1,0 +1,217 @@
+"""Items of whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from framework.adders.block import FIRST, LAST, PriorityFns
+from framework.adders.sequence import MASK, START, STREAM, RowAdder, step_signature
+from framework.types import Nest, Step
+
+PaddingFn = Callable[[tuple[int, ...], np.dtype], np.ndarray]
+
+# Rows for which each lane has room at first; doubled when an episode is longer.
+_FIRST_CAPACITY = 64
+
+
+class EpisodeAdder(RowAdder):
+    """Writes one ``Step`` item for each finished episode, with all its T + 1 rows.
+
+    Nothing is written of episodes that do not finish: a FIRST step or ``reset()`` in mid-episode drops the
+    open one, which ``num_dropped_episodes`` counts.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        max_sequence_length: int,
+        padding_fn: PaddingFn | None = None,
+        *,
+        priority_fns: PriorityFns | None = None,
+        max_in_flight_items: int | None = None,
+        max_delay: float = 0.05,
+    ):
+        """Makes an adder for one batched environment.
+
+        Args:
+          client: any client of ``framework.replay``.
+          max_sequence_length: the most rows, that is observations, of an episode; its transitions are one
+          fewer.
+            A step that would make an episode longer is a ValueError and is not added.
+          padding_fn: ``(shape, dtype)`` of one row's leaf to the value that fills items up to
+            ``max_sequence_length`` (``numpy.zeros``); rows of padding have ``start_of_episode`` False and
+            mask 0. None writes items that are as long as their episode.
+          priority_fns: ``{table: fn or None}``: each item goes to each table. ``fn`` is given a ``Step`` of k
+            items (leaves ``[k, max_sequence_length, ...]``, padded) and returns k priorities; None means the
+            largest priority so far.
+          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too; None
+          leaves
+            it to the client.
+          max_delay: seconds; see ``BlockAdder``.
+        """
+        if max_sequence_length != int(max_sequence_length) or max_sequence_length < 2:
+            raise ValueError(
+                f"max_sequence_length: got {max_sequence_length!r}, expected a whole number of at "
+                "least 2: an "
+                "episode of one transition has two rows."
+            )
+        self._max = int(max_sequence_length)
+        self._padding_fn = padding_fn
+        super().__init__(
+            client, 0, 1, priority_fns, max_in_flight_items=max_in_flight_items, max_delay=max_delay
+        )
+
+    @classmethod
+    def signature(
+        cls, environment_spec: Any, extras_spec: Nest = (), sequence_length: int | None = None
+    ) -> Step:
+        """The specs of one item, for ``replay.Table(signature=...)``.
+
+        ``sequence_length``: ``max_sequence_length`` if the adder has a ``padding_fn``, else None.
+        """
+        return step_signature(environment_spec, extras_spec, sequence_length)
+
+    def _begin(self) -> None:
+        super()._begin()
+        # The open episodes: row ids [B, capacity] and, for priority functions only, the rows themselves.
+        self._capacity = min(self._max, _FIRST_CAPACITY)
+        self._episodes = np.full((self._width, self._capacity), -1, np.int64)
+        self._values: dict[str, np.ndarray] = {}
+        # Rows of the open episode of each lane, the open row included.
+        self._counted = np.zeros(self._width, np.int64)
+
+    def _opened(self) -> None:
+        super()._opened()
+        self._counted[:] = 1
+
+    def _check_limit(self, kind: Any) -> None:
+        over = (self._counted >= self._max) & (kind != FIRST)
+        if over.any():
+            raise ValueError(
+                f"max_sequence_length: the episodes of lanes {np.flatnonzero(over).tolist()} have "
+                f"{self._max} "
+                "observations already, which is the limit. Give a larger max_sequence_length or limit the "
+                "environment's steps; reset() or add_first() drops these episodes and goes on."
+            )
+
+    def _advance(self, kind: Any) -> None:
+        self._counted += 1
+        self._counted[np.equal(kind, FIRST) & np.ones(self._width, np.bool_)] = 1
+        super()._advance(kind)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._release(self._episodes)
+        self._episodes[:] = -1
+
+    def _shifted(self, by: int) -> None:
+        # Rows stay leased until their episode ends: _episodes has them.
+        self._rows[:] = -1
+        self._origin -= by
+
+    def _emit(self, t: int) -> None:
+        new, real = self._append_rows(t)
+        counts = self._counts(t, across_episodes=False)
+        closing = new & ~real
+        columns = {STREAM: self._rows[: t + 1]}
+        if self._needs_data:
+            columns.update(self._block_values(t, new, real))
+        self._reserve(int(counts[new].max(initial=1)), columns)
+        # The rows of a lane's second episode in this block wait until the first one is taken out.
+        ordinal = np.cumsum(closing, axis=0) - closing
+        finished: list[tuple[int, int, dict[str, np.ndarray]]] = []
+        for i in range(int(ordinal[new].max(initial=0)) + 1):
+            now = new & (ordinal == i)
+            times, lanes = np.nonzero(now)
+            places = counts[times, lanes] - 1
+            for name, block in columns.items():
+                self._target(name)[lanes, places] = block[times, lanes]
+            for time, lane in zip(*np.nonzero(now & closing)):
+                count = int(counts[time, lane])
+                episode = {name: self._target(name)[lane, :count].copy() for name in columns}
+                self._episodes[lane] = -1
+                if count > 1 and self._kinds[time, lane] == LAST:
+                    finished.append((int(time), int(lane), episode))
+                else:
+                    self.num_dropped_episodes += count > 1
+                    self._release(episode[STREAM])
+        if finished:
+            finished.sort(key=lambda episode: episode[:2])
+            self._write([episode for _, _, episode in finished])
+
+    def _target(self, name: str) -> np.ndarray:
+        return self._episodes if name == STREAM else self._values[name]
+
+    def _reserve(self, rows: int, columns: dict[str, np.ndarray]) -> None:
+        """Makes room for episodes of ``rows`` rows."""
+        while self._capacity < rows:
+            self._capacity = min(self._max, 2 * self._capacity)
+        missing = self._capacity - self._episodes.shape[1]
+        if missing:
+            self._episodes = np.pad(self._episodes, ((0, 0), (0, missing)), constant_values=-1)
+        for name, block in columns.items():
+            if name != STREAM:
+                shape = (self._width, self._capacity, *block.shape[2:])
+                have = self._values.get(name)
+                if have is None or have.shape != shape:
+                    grown = np.zeros(shape, block.dtype)
+                    if have is not None:
+                        grown[:, : have.shape[1]] = have
+                    self._values[name] = grown
+
+    def _block_values(self, t: int, new: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+        """The block's rows ``[t + 1, B, *shape]`` by column."""
+        values = {
+            name: array[: t + 1]
+            for field in (self._observation, self._action, self._reward, self._discount, self._extras)
+            if field is not None
+            for name, array in zip(field.names, field.arrays)
+        }
+        values[START] = self._kinds[: t + 1] == FIRST
+        values[MASK] = real.astype(np.float32)
+        return values
+
+    def _padding_values(self) -> dict[str, np.ndarray]:
+        if self._padding_fn is None:
+            return super()._padding_values()
+        values = {}
+        for name, shape, dtype in self._leaf_specs():
+            value = np.asarray(self._padding_fn(shape, dtype))
+            if value.shape != shape:
+                raise ValueError(
+                    f"padding_fn: got shape {value.shape} for column {name!r}, expected {shape}: "
+                    "the value of one "
+                    "row, as numpy.zeros(shape, dtype) makes it."
+                )
+            values[name] = value.astype(dtype, copy=False)
+        return values
+
+    def _write(self, episodes: list[dict[str, np.ndarray]]) -> None:
+        sizes = np.array([len(episode[STREAM]) for episode in episodes])
+        rows = np.empty((len(episodes), self._max), np.int64)
+        for i, episode in enumerate(episodes):
+            rows[i, : sizes[i]] = episode[STREAM]
+            # Rows beyond the length of a ragged item are never looked at, but must exist.
+            rows[i, sizes[i] :] = episode[STREAM][-1] if self._padding_fn is None else self._padding_row()
+        lengths = sizes if self._padding_fn is None else None
+        trajectory = self._step(lambda name: self._writer.slice(STREAM, name, rows, lengths=lengths))
+        self._write_items(trajectory, len(rows), lambda: self._data(episodes))
+        for episode in episodes:
+            self._release(episode[STREAM])
+
+    def _data(self, episodes: list[dict[str, np.ndarray]]) -> Step:
+        """The items themselves, for priority functions."""
+        padding = self._padding_values()
+        padding[START], padding[MASK] = np.zeros((), np.bool_), np.zeros((), np.float32)
+
+        def stacked(name: str) -> np.ndarray:
+            value = np.empty((len(episodes), self._max, *padding[name].shape), padding[name].dtype)
+            value[:] = padding[name]
+            for i, episode in enumerate(episodes):
+                value[i, : len(episode[name])] = episode[name]
+            return value
+
+        return self._step(stacked)

@@ -1,0 +1,183 @@
+"""A field of a time step (observation, action …) as one preallocated array per leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tree
+
+from framework.types import Nest
+
+_SCALARS: dict[type, np.dtype] = {
+    float: np.dtype(np.float32),
+    int: np.dtype(np.int64),
+    bool: np.dtype(np.bool_),
+}
+
+
+def is_absent(nest: Nest) -> bool:
+    """Whether ``nest`` stands for nothing: None, ``()`` or ``{}``. An array of any shape is something."""
+    return nest is None or (isinstance(nest, (tuple, list, dict)) and len(nest) == 0)
+
+
+def column_name(field: str, path: tuple[Any, ...]) -> str:
+    """``observation/camera/0``: what a leaf's column is called in replay and in errors."""
+    return "/".join([field, *(str(key) for key in path)])
+
+
+def result_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which rewards and discounts of ``dtype`` are kept: float, of at least 32 bits."""
+    return np.dtype(dtype) if np.dtype(dtype).kind == "f" else np.dtype(np.float32)
+
+
+class Field:
+    """The leaves of one field over the last ``length`` time steps: arrays ``[length, B, *shape]``.
+
+    Shapes, dtypes and structure are those of the first value and fixed from then on. A python float counts as
+    float32, an int as int64. ``to_float`` is for rewards and discounts: they are kept as floats, and other
+    number types are converted, because environments mix them (0 and 0.5, float64 and float32).
+    """
+
+    def __init__(self, name: str, example: Nest, lanes: int | None, length: int, to_float: bool = False):
+        """``example``: a value with lane axis if ``lanes`` is a number, of one lane if it is None."""
+        self.name = name
+        self.template = example
+        self._lanes = lanes
+        self._to_float = to_float
+        flat = tree.flatten_with_path(example)
+        self.names = [column_name(name, path) for path, _ in flat]
+        self._lone = len(flat) == 1 and flat[0][0] == ()
+        self._flatten = _flattener(example)
+        self.arrays: list[np.ndarray] = []
+        # What write() assigns to: arrays without the lane axis where the caller has none.
+        self._slots: list[tuple[np.ndarray, tuple[int, ...], np.dtype]] = []
+        for path, leaf in flat:
+            dtype: np.dtype = _SCALARS.get(type(leaf), np.asarray(leaf).dtype)
+            if to_float:
+                dtype = result_dtype(dtype)
+            if dtype.kind not in "biufc":
+                raise ValueError(
+                    f"{column_name(name, path)}: expected numbers, got {leaf!r} of dtype {dtype}. "
+                    "Encode it as an array of numbers."
+                )
+            shape = np.shape(leaf)
+            if lanes is None:
+                array = np.zeros((length, 1, *shape), dtype)
+                self._slots.append((array[:, 0], shape, dtype))
+            else:
+                if shape[:1] != (lanes,):
+                    raise ValueError(
+                        f"{column_name(name, path)}: got shape {shape}, expected a leading axis of "
+                        f"{lanes} lanes, as in the time step's step_type."
+                    )
+                array = np.zeros((length, *shape), dtype)
+                self._slots.append((array, shape, dtype))
+            self.arrays.append(array)
+
+    def leaves(self, value: Nest) -> list[Any]:
+        """The leaves of ``value``, checked: structure, shapes and dtypes are those of the first value."""
+        if self._lone:
+            leaves = [value]
+        else:
+            leaves = []
+            try:
+                self._flatten(value, leaves)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise ValueError(
+                    f"{self.name}: got the structure {_outline(value)}, expected "
+                    f"{_outline(self.template)} as "
+                    "in the first step."
+                ) from error
+        for i, (_, shape, dtype) in enumerate(self._slots):
+            leaf = leaves[i]
+            if getattr(leaf, "shape", None) != shape or getattr(leaf, "dtype", None) != dtype:
+                leaves[i] = self._convert(i, leaf, shape, dtype)
+        return leaves
+
+    def write(self, t: int, leaves: list[Any]) -> None:
+        """Copies what ``leaves`` returned to time index ``t``."""
+        for (slot, _, _), leaf in zip(self._slots, leaves):
+            slot[t] = leaf
+
+    def _convert(self, i: int, leaf: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        try:
+            array = np.asarray(leaf)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.names[i]}: got {leaf!r}, expected an array of shape {shape}.") from error
+        if array.shape != shape:
+            raise ValueError(
+                f"{self.names[i]}: got shape {array.shape}, expected {shape} as in the first step. "
+                "Every step must have the same shapes; pad, or use one adder for each batch of environments."
+            )
+        # Python numbers have no dtype of their own; they fit where numpy would not lose their kind.
+        weak = type(leaf) in _SCALARS
+        convertible = (self._to_float or weak) and np.can_cast(array.dtype, dtype, "same_kind")
+        if array.dtype != dtype and not convertible:
+            raise ValueError(
+                f"{self.names[i]}: got dtype {array.dtype}, expected {dtype} as in the first step. "
+                "Convert it before it is added, so that no row is changed silently."
+            )
+        return array
+
+    def shift(self, first: int, count: int) -> None:
+        """Moves the ``count`` time steps that start at ``first`` to the front."""
+        for array in self.arrays:
+            array[:count] = array[first : first + count]
+
+    def columns(self, first: int, last: int, where: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Rows ``[first, last)`` as ``{column: [rows, *shape]}``, lanes of one time step beside each other.
+
+        ``where``: bool ``[last - first, B]``, picks the rows to give; all of them if None.
+        """
+        columns = {}
+        for name, array in zip(self.names, self.arrays):
+            block = array[first:last]
+            columns[name] = block.reshape(-1, *array.shape[2:]) if where is None else block[where]
+        return columns
+
+    def take(self, index: np.ndarray) -> list[np.ndarray]:
+        """Per leaf the rows with the flat indices ``time * B + lane``: ``[*index.shape, *shape]``."""
+        return [array.reshape(-1, *array.shape[2:]).take(index, axis=0) for array in self.arrays]
+
+    def clear(self, first: int, where: np.ndarray) -> None:
+        """Sets the rows ``first + i`` of lanes ``b`` with ``where[i, b]`` to zero."""
+        for array in self.arrays:
+            array[first : first + len(where)][where] = 0
+
+    def nest(self, leaves: list[Any]) -> Nest:
+        """``leaves`` in this field's structure."""
+        return leaves[0] if self._lone else tree.unflatten_as(self.template, leaves)
+
+
+def _flattener(template: Nest) -> Callable[[Nest, list[Any]], None]:
+    """What appends the leaves of a nest like ``template`` to a list, in the order of ``tree.flatten``.
+
+    Several times faster than ``tree.flatten``, and it notices other keys and other lengths.
+    """
+    if isinstance(template, (tuple, list)):
+        parts = [_flattener(child) for child in template]
+
+        def flatten_sequence(value: Nest, leaves: list[Any]) -> None:
+            if len(value) != len(parts):
+                raise ValueError(f"{len(value)} elements, expected {len(parts)}")
+            for part, child in zip(parts, value):
+                part(child, leaves)
+
+        return flatten_sequence
+    if isinstance(template, Mapping):
+        children = [(key, _flattener(template[key])) for key in sorted(template)]
+
+        def flatten_mapping(value: Nest, leaves: list[Any]) -> None:
+            if len(value) != len(children):
+                raise ValueError(f"{len(value)} keys, expected {len(children)}")
+            for key, part in children:
+                part(value[key], leaves)
+
+        return flatten_mapping
+    return lambda value, leaves: leaves.append(value)
+
+
+def _outline(value: Nest) -> str:
+    return str(tree.map_structure(lambda leaf: str(np.shape(leaf)), value))

@@ -1,0 +1,318 @@
+"""Items of rows of a fixed length, overlapping or not."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+import tree
+from dm_env import specs as dm_specs
+
+from framework.adders.block import FIRST, LAST, BlockAdder, PriorityFns
+from framework.adders.fields import is_absent, result_dtype
+from framework.types import Nest, Step
+
+STREAM = "steps"
+START, MASK = "start_of_episode", "mask"
+
+
+class EndOfEpisodeBehavior(enum.Enum):
+    """What becomes of the rows at the end of an episode that fill no whole sequence.
+
+    An episode of T = 7 steps has the rows 1 ... 8, the last one (8) being the closing row. With
+    ``sequence_length`` 3 and ``period`` 3::
+
+        ZERO_PAD    1 2 3 | 4 5 6 | 7 8 0          zeros up to the next write point
+        TRUNCATE    1 2 3 | 4 5 6 | 7 8            the shorter rest
+        WRITE       1 2 3 | 4 5 6 | 6 7 8          the last rows again; episodes with fewer rows are dropped
+        CONTINUE    1 2 3 | 4 5 6 | 7 8 1' | ...   on into the next episode; the tail waits for it
+    """
+
+    ZERO_PAD = "zero_pad"
+    TRUNCATE = "truncate"
+    WRITE = "write"
+    CONTINUE = "continue"
+
+
+class RowAdder(BlockAdder):
+    """What the adders of sequences and of episodes share: whole rows, stored once, in one stream.
+
+    A row is an observation, its action, the reward and discount that resulted from the action, whether the
+    observation is the first of its episode, the extras, and the mask: 1 if the row is a transition, 0 if it
+    is the closing row (the last observation, with zeros for the rest) or padding.
+    """
+
+    def _begin(self) -> None:
+        # Ids of the rows in replay; -1 where there is none.
+        self._rows = np.full(self._kinds.shape, -1, np.int64)
+        # Time index of row 0 of each lane's current count: the row at t is number t - origin + 1.
+        self._origin = np.full(self._width, self._history, np.int64)
+        self._padding: np.ndarray | None = None
+
+    def _append_rows(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """Appends the rows that are complete.
+
+        Returns bool ``[t + 1 - history, B]``: which rows were appended now, and which rows are transitions.
+        """
+        history = self._history
+        assert self._observation is not None and self._action is not None
+        assert self._reward is not None and self._discount is not None
+        kinds = self._kinds[history : t + 1]
+        new = np.ones(kinds.shape, np.bool_)
+        # Row t is open unless it is LAST; a first row that is LAST was written with the block before.
+        new[-1] = kinds[-1] == LAST
+        new[0] &= kinds[0] != LAST
+        real = np.zeros(kinds.shape, np.bool_)
+        real[:-1] = (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        closing = new & ~real
+        fields = [self._action, self._reward, self._discount]
+        if self._extras is not None:
+            fields.append(self._extras)
+        if closing.any():
+            for field in fields:
+                field.clear(history, closing)
+        # Most blocks are whole time steps: then no row has to be picked.
+        first = int(not new[0].any())
+        last = len(new) - int(not new[-1].any())
+        where = None if new[first:last].all() else new[first:last]
+        begin, end = history + first, history + last
+        columns = self._observation.columns(begin - self._skip, end - self._skip, where)
+        for field in fields:
+            columns.update(field.columns(begin, end, where))
+        picked = (
+            (lambda array: array[first:last].reshape(-1)) if where is None else (lambda array: array[new])
+        )
+        columns[START] = picked(kinds == FIRST)
+        columns[MASK] = picked(real).astype(np.float32)
+        self._rows[history : t + 1][new] = self._writer.append(STREAM, columns)
+        return new, real
+
+    def _counts(self, t: int, across_episodes: bool) -> np.ndarray:
+        """``[t + 1 - history, B]``: the number of each row, from 1, in its episode (or since the start)."""
+        history = self._history
+        times = np.arange(history, t + 1)[:, None]
+        if across_episodes:
+            return times - self._origin + 1
+        starts = np.where(self._kinds[history : t + 1] == FIRST, times, self._origin)
+        origin = np.maximum.accumulate(np.maximum(starts, self._origin), axis=0)
+        self._origin = origin[-1].copy()
+        return times - origin + 1
+
+    def _shifted(self, by: int) -> None:
+        history = self._history
+        self._release(self._rows[:by])
+        self._rows[: history + 1] = self._rows[by : by + history + 1]
+        self._rows[history + 1 :] = -1
+        self._origin -= by
+
+    def _forget(self) -> None:
+        self._release(self._rows)
+        self._rows[:] = -1
+
+    def _opened(self) -> None:
+        self._origin[:] = self._t
+
+    def _release(self, rows: np.ndarray) -> None:
+        rows = rows[rows >= 0]
+        if len(rows):
+            self._writer.release(STREAM, rows)
+
+    def _padding_row(self) -> int:
+        """The id of the one row that all padding of this adder refers to."""
+        if self._padding is None:
+            columns = {name: value[None] for name, value in self._padding_values().items()}
+            columns[START] = np.zeros(1, np.bool_)
+            columns[MASK] = np.zeros(1, np.float32)
+            self._padding = self._writer.append(STREAM, columns)
+        return int(self._padding[0])
+
+    def _padding_values(self) -> dict[str, np.ndarray]:
+        """One row of padding, without start and mask."""
+        return {name: np.zeros(shape, dtype) for name, shape, dtype in self._leaf_specs()}
+
+    def _leaf_specs(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
+        """``(column, shape, dtype)`` of one row's leaves, without start and mask."""
+        return [
+            (name, array.shape[2:], array.dtype)
+            for field in (self._observation, self._action, self._reward, self._discount, self._extras)
+            if field is not None
+            for name, array in zip(field.names, field.arrays)
+        ]
+
+    def _step(self, leaf: Any) -> Step:
+        """A ``Step`` of ``leaf(column)`` for each leaf."""
+
+        def field_nest(field: Any) -> Nest:
+            return () if field is None else field.nest([leaf(name) for name in field.names])
+
+        return Step(
+            observation=field_nest(self._observation),
+            action=field_nest(self._action),
+            reward=field_nest(self._reward),
+            discount=field_nest(self._discount),
+            start_of_episode=leaf(START),
+            extras=field_nest(self._extras),
+            mask=leaf(MASK),
+        )
+
+
+class SequenceAdder(RowAdder):
+    """Writes ``Step`` items: rows [k, k + L) when an episode has L rows, then every ``period`` rows.
+
+    An episode of T steps has T + 1 rows; what becomes of those that fill no sequence says
+    ``EndOfEpisodeBehavior``. ``mask`` tells transitions from the closing row and padding. Sequences of one
+    episode that overlap share their rows; padding costs no memory. An item in which no row is a transition is
+    not written. An episode that is cut short by a FIRST step ends like a truncated one, its last observation
+    in the closing row.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        sequence_length: int,
+        period: int,
+        end_of_episode_behavior: EndOfEpisodeBehavior | str = EndOfEpisodeBehavior.ZERO_PAD,
+        *,
+        priority_fns: PriorityFns | None = None,
+        max_in_flight_items: int | None = None,
+        max_delay: float = 0.05,
+    ):
+        """Makes an adder for one batched environment.
+
+        Args:
+          client: any client of ``framework.replay``.
+          sequence_length: rows in an item, at least 1.
+          period: rows from the start of one item to the start of the next, in [1, ``sequence_length``].
+          end_of_episode_behavior: an ``EndOfEpisodeBehavior`` or its name in any case.
+          priority_fns: ``{table: fn or None}``: each item goes to each table. ``fn`` is given a ``Step`` of k
+            items (leaves ``[k, L, ...]``, shorter ones padded with zeros) and returns k priorities; None
+            means the largest priority so far.
+          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too; None
+          leaves
+            it to the client.
+          max_delay: seconds; see ``BlockAdder``.
+        """
+        for name, value in (("sequence_length", sequence_length), ("period", period)):
+            if value != int(value) or value < 1:
+                raise ValueError(f"{name}: got {value!r}, expected a whole number of at least 1.")
+        if period > sequence_length:
+            raise ValueError(
+                f"period: got {period} with sequence_length {sequence_length}, expected at most the sequence "
+                "length; rows between two sequences would be lost."
+            )
+        self._length = int(sequence_length)
+        self._period = int(period)
+        self._end = _as_behavior(end_of_episode_behavior)
+        super().__init__(
+            client,
+            self._length - 1,
+            1,
+            priority_fns,
+            max_in_flight_items=max_in_flight_items,
+            max_delay=max_delay,
+        )
+
+    @classmethod
+    def signature(
+        cls, environment_spec: Any, extras_spec: Nest = (), sequence_length: int | None = None
+    ) -> Step:
+        """The specs of one item, for ``replay.Table(signature=...)``.
+
+        ``sequence_length``: the length of the time axis; None if items may differ (``TRUNCATE``).
+        """
+        return step_signature(environment_spec, extras_spec, sequence_length)
+
+    def _emit(self, t: int) -> None:
+        history, length, period = self._history, self._length, self._period
+        new, real = self._append_rows(t)
+        counts = self._counts(t, across_episodes=self._end is EndOfEpisodeBehavior.CONTINUE)
+        full = new & (counts >= length) & ((counts - length) % period == 0)
+        size = np.where(full, length, 0)  # real and closing rows in the item that ends here; 0: no item
+        closing = new & ~real
+        if closing.any() and self._end is not EndOfEpisodeBehavior.CONTINUE:
+            tails = closing & ~full
+            if self._end is EndOfEpisodeBehavior.WRITE:
+                self.num_dropped_episodes += int(np.count_nonzero(tails & (counts < length)))
+                size[tails & (counts >= length)] = length
+            else:
+                # The write point that the episode did not reach; the item starts ``length`` rows before it.
+                missing = np.where(counts < length, length - counts, -(counts - length) % period)
+                size[tails] = (length - missing)[tails]
+        steps, lanes = np.nonzero(size)
+        if not len(steps):
+            return
+        sizes = size[steps, lanes]
+        first = steps + history - sizes + 1
+        times = first[:, None] + np.arange(length)
+        padded = np.arange(length) >= sizes[:, None]
+        times[padded] = 0
+        kept = self._has_transition(times, padded, lanes, t)
+        if not kept.all():
+            times, padded, lanes, sizes = times[kept], padded[kept], lanes[kept], sizes[kept]
+        if len(lanes):
+            self._write(times * self._width + lanes[:, None], padded, sizes)
+
+    def _has_transition(self, times: np.ndarray, padded: np.ndarray, lanes: np.ndarray, t: int) -> np.ndarray:
+        """Which items have a row that is a transition."""
+        kinds = self._kinds[: t + 1]
+        all_real = np.zeros(kinds.shape, np.bool_)
+        all_real[:-1] = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        return (all_real[times, lanes[:, None]] & ~padded).any(axis=1)
+
+    def _write(self, index: np.ndarray, padded: np.ndarray, sizes: np.ndarray) -> None:
+        """Items of the rows with flat indices ``time * B + lane``, ``[items, L]``."""
+        rows = self._rows.reshape(-1)[index]
+        # A table of TRUNCATE is ragged throughout, also where an item happens to be whole.
+        lengths = sizes if self._end is EndOfEpisodeBehavior.TRUNCATE else None
+        if padded.any():
+            # Rows beyond the length of a ragged item are never looked at, but must exist.
+            rows = np.where(padded, rows[:, :1] if lengths is not None else self._padding_row(), rows)
+        trajectory = self._step(lambda name: self._writer.slice(STREAM, name, rows, lengths=lengths))
+        self._write_items(trajectory, len(rows), lambda: self._data(index, padded))
+
+    def _data(self, index: np.ndarray, padded: np.ndarray) -> Step:
+        """The items themselves, for priority functions."""
+        values: dict[str, np.ndarray] = {}
+        for field in (self._observation, self._action, self._reward, self._discount, self._extras):
+            if field is not None:
+                values.update(zip(field.names, field.take(index)))
+        kinds = self._kinds.reshape(-1)
+        width = self._width
+        following = kinds[np.minimum(index + width, len(kinds) - 1)]
+        values[START] = kinds[index] == FIRST
+        newest = index // width == self._t
+        values[MASK] = ((kinds[index] < LAST) & (following > FIRST) & ~newest).astype(np.float32)
+        for value in values.values():
+            value[padded] = 0
+        return self._step(values.__getitem__)
+
+
+def step_signature(environment_spec: Any, extras_spec: Nest, length: int | None) -> Step:
+    """The specs of ``Step`` items with a time axis of ``length`` rows."""
+
+    def with_time(spec: Any, dtype: Any = None) -> Any:
+        return dm_specs.Array((length, *spec.shape), dtype or spec.dtype, name=spec.name)
+
+    def floats(spec: Any) -> Any:
+        return with_time(spec, result_dtype(spec.dtype))
+
+    return Step(
+        observation=tree.map_structure(with_time, environment_spec.observations),
+        action=tree.map_structure(with_time, environment_spec.actions),
+        reward=tree.map_structure(floats, environment_spec.rewards),
+        discount=tree.map_structure(floats, environment_spec.discounts),
+        start_of_episode=dm_specs.Array((length,), np.bool_, name=START),
+        extras=() if is_absent(extras_spec) else tree.map_structure(with_time, extras_spec),
+        mask=dm_specs.Array((length,), np.float32, name=MASK),
+    )
+
+
+def _as_behavior(value: EndOfEpisodeBehavior | str) -> EndOfEpisodeBehavior:
+    if isinstance(value, EndOfEpisodeBehavior):
+        return value
+    try:
+        return EndOfEpisodeBehavior[str(value).upper()]
+    except KeyError:
+        names = ", ".join(behavior.name for behavior in EndOfEpisodeBehavior)
+        raise ValueError(f"end_of_episode_behavior: got {value!r}, expected one of {names}.") from None

@@ -1,0 +1,72 @@
+"""Adders around adders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from framework.adders.base import Adder
+from framework.types import Nest
+
+
+class ForkingAdder(Adder):
+    """Passes every call on to several adders: one stream of experience, items of several kinds."""
+
+    def __init__(self, adders: Sequence[Adder]):
+        self._adders = list(adders)
+        if not self._adders:
+            raise ValueError("adders: got none, expected at least one.")
+
+    def add_first(self, timestep: Any) -> None:
+        for adder in self._adders:
+            adder.add_first(timestep)
+
+    def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
+        for adder in self._adders:
+            adder.add(action, next_timestep, extras)
+
+    def reset(self) -> None:
+        for adder in self._adders:
+            adder.reset()
+
+    def ready(self) -> bool:
+        return all(adder.ready() for adder in self._adders)
+
+    def flush(self, timeout: float | None = None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for adder in self._adders:
+            adder.flush(_left(deadline))
+
+    def close(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return sum([adder.close(_left(deadline)) for adder in self._adders])
+
+
+class IgnoreExtrasAdder(Adder):
+    """Leaves the extras out."""
+
+    def __init__(self, adder: Adder):
+        self._adder = adder
+
+    def add_first(self, timestep: Any) -> None:
+        self._adder.add_first(timestep)
+
+    def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
+        self._adder.add(action, next_timestep)
+
+    def reset(self) -> None:
+        self._adder.reset()
+
+    def ready(self) -> bool:
+        return self._adder.ready()
+
+    def flush(self, timeout: float | None = None) -> None:
+        self._adder.flush(timeout)
+
+    def close(self, timeout: float | None = None) -> int:
+        return self._adder.close(timeout)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
