@@ -29,6 +29,8 @@ PROTOCOL = 1
 DEFAULT_RECONNECT_TIMEOUT = 30.0
 # How much longer than the server's own deadline a client waits for its answer before it calls the server hung.
 _GRACE = 30.0
+# How long a client that was interrupted still looks for its server, to tell it the last things.
+_LAST_WORDS = 2.0
 
 
 class Interrupt:
@@ -109,8 +111,11 @@ class Connection:
         if self.stopped and not self._socket.poll(0):
             raise ServerClosed(f"the replay server at {self.address} has stopped")
         limit = self._reconnect_timeout if timeout is None else min(timeout, self._reconnect_timeout)
+        watch = not self._interrupt.is_set
+        if not watch:
+            limit = min(limit, _LAST_WORDS)
         deadline = time.monotonic() + limit
-        while self._wait(deadline, connecting=True):
+        while self._wait(deadline, watch, connecting=True):
             answer = wire.decode(self._socket.recv_multipart(copy=False))
             if "error" in answer:
                 self.close()
@@ -145,15 +150,16 @@ class Connection:
           SessionLost: the connection ended before the answer; the caller decides what that means.
           Whatever the server answered: see `wire.unpack_error`.
         """
+        watch = not self._interrupt.is_set
         if wait:
-            message["timeout"] = 0.0 if self._interrupt.is_set else timeout
+            message["timeout"] = timeout if watch else 0.0
             deadline = None if message["timeout"] is None else time.monotonic() + message["timeout"] + _GRACE
         else:
             deadline = time.monotonic() + (_GRACE if timeout is None else timeout)
         try:
-            return self._exchange(message, deadline)
+            return self._exchange(message, deadline, watch)
         except DeadlineExceededError:
-            if wait and self._interrupt.is_set:
+            if wait and not watch:
                 raise ServerClosed("this client was interrupted: its program stops") from None
             raise
 
@@ -174,7 +180,8 @@ class Connection:
         """
         if self._socket is None or not self._greeted:
             raise SessionLost
-        if not self._wait(None if timeout is None else time.monotonic() + timeout, quiet=timeout == 0.0):
+        watch = timeout != 0.0 and not self._interrupt.is_set
+        if not self._wait(None if timeout is None else time.monotonic() + timeout, watch):
             return False
         while True:
             try:
@@ -217,7 +224,7 @@ class Connection:
         self._next_id += 1
         wire.send(self._socket, wire.encode({**self._hello, "id": self._next_id}))
 
-    def _exchange(self, message: dict[str, Any], deadline: float | None) -> dict[str, Any]:
+    def _exchange(self, message: dict[str, Any], deadline: float | None, watch: bool) -> dict[str, Any]:
         if self._socket is None or not self._greeted or self._lost():
             self._end()
         assert self._socket is not None
@@ -225,7 +232,7 @@ class Connection:
         message["id"] = self._next_id
         try:
             wire.send(self._socket, wire.encode(message))
-            while self._wait(deadline):
+            while self._wait(deadline, watch):
                 answer = wire.decode(self._socket.recv_multipart(copy=False))
                 if answer.get("id") != self._next_id:
                     self._take(answer)
@@ -260,11 +267,11 @@ class Connection:
             raise SessionLost
         self.notices(message)
 
-    def _wait(self, deadline: float | None, connecting: bool = False, quiet: bool = False) -> bool:
+    def _wait(self, deadline: float | None, watch: bool, connecting: bool = False) -> bool:
         """Whether there is a message before the deadline; raises if there will be none."""
         assert self._socket is not None
         watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
-        if not quiet and not self._interrupt.is_set:
+        if watch:  # an interrupt that came before the call does not end it: it must not wait for long, though
             watched.append((self._interrupt.fileno(), zmq.POLLIN))
         while True:
             left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
