@@ -24,9 +24,9 @@ def batched_handler(
             def act(self, observation):             # [8, ...]; each caller passed one [...]
                 return self.policy(observation)     # [8, ...]; each caller gets its own row
 
-    The arguments of the calls (nests of arrays and numbers, all of the same structure) are stacked along a new
-    leading axis; what the method returns is taken apart along it. If the method raises, every caller of the
-    batch gets the exception. On the serial engine a batch is one call.
+    The arguments of the calls (nests of arrays and numbers, all of the same structure) are stacked along a
+    new leading axis; what the method returns is taken apart along it. If the method raises, every caller of
+    the batch gets the exception. On the serial engine a batch is one call.
 
     Args:
       batch_size: calls in a full batch.

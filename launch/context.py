@@ -8,8 +8,8 @@
         launch.stop(result)         # from any thread of any node; the first result wins
 
 `Runtime` is one process's view of one program; every engine has its own. A thread that a node started itself
-finds its program because it is the only one of its process; where one process hosts several programs (notebooks,
-tests) such a thread uses `make_program_stopper`, made on a thread of the node.
+finds its program because it is the only one of its process; where one process hosts several programs
+(notebooks, tests) such a thread uses `make_program_stopper`, made on a thread of the node.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class NodeContext:
       label: ``"<group>-<index>"``, the name of the node in logs and errors.
       engine: ``"serial"``, ``"threads"``, ``"processes"`` …
       directory: the folder of the run, or None.
-      job: random name of this run. Shared-memory segments whose name begins with ``lp-<job>`` are taken away when
-        the program has ended, however it ended.
+      job: random name of this run. Shared-memory segments whose name begins with ``lp-<job>`` are taken
+        away when the program has ended, however it ended.
     """
 
     program: str

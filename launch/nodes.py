@@ -72,8 +72,8 @@ class CourierNode(Node):
     Args:
       constructor: makes the object, in the node's process.
       courier_kwargs: ``max_threads`` (calls carried out at once, default 128) and ``max_frame_bytes``.
-      courier_client_kwargs: ``call_timeout`` (seconds, default None: wait) and ``max_in_flight`` (futures of one
-        client that may be open; the next call waits; default 1024).
+      courier_client_kwargs: ``call_timeout`` (seconds, default None: wait) and ``max_in_flight`` (futures
+        of one client that may be open; the next call waits; default 1024).
     """
 
     serves = "courier"
@@ -211,8 +211,9 @@ class MultiProcessingColocation(_Colocation):
 class CacherNode(CourierNode):
     """Answers calls for a node from what it answered at most ``refresh_interval`` seconds ago.
 
-    Many actors may then ask one learner for its variables at the price of one call. Calls with equal arguments
-    share an answer. On the serial engine every call goes through, because nothing there depends on a clock.
+    Many actors may then ask one learner for its variables at the price of one call. Calls with equal
+    arguments share an answer. On the serial engine every call goes through, because nothing there depends
+    on a clock.
     """
 
     def __init__(self, handle: Handle, refresh_interval: float) -> None:

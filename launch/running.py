@@ -21,7 +21,8 @@ class ProgramInterrupted(KeyboardInterrupt):
 
     Attributes:
       signal: which one.
-      job: the ended job; ``job.result`` is what a node gave to ``stop``, ``job.outcome.error`` a node's failure.
+      job: the ended job; ``job.result`` is what a node gave to ``stop``, ``job.outcome.error`` a node's
+        failure.
     """
 
     def __init__(self, signal_number: int, job: Job) -> None:
@@ -82,8 +83,8 @@ def launch(
       program: what to run.
       engine: how: "serial", "threads", "processes" …
       resources: group to `Resources` (or a dict of its fields).
-      restarts: group to how often each of its nodes may fail and be made anew, with a growing pause; 0 for groups
-        not named.
+      restarts: group to how often each of its nodes may fail and be made anew, with a growing pause; 0 for
+        groups not named.
       stop_timeout: seconds that the workers have to return once a stop began, and each node to close; then
         processes are killed (with a `StopTimeoutWarning`), threads are reported as an error.
       heartbeat_timeout: a process that shows no sign of life for so many seconds is killed and has failed (a
@@ -97,7 +98,8 @@ def launch(
 
     Raises:
       NodeError: a node failed; the first one, with the traceback of its process.
-      ProgramInterrupted: SIGINT or SIGTERM came (on the main thread only); the program was stopped in good order.
+      ProgramInterrupted: SIGINT or SIGTERM came (on the main thread only); the program was stopped in good
+      order.
         A second SIGINT ends the nodes at once.
     """
     job = start(

@@ -7,7 +7,8 @@ Whatever runs the nodes, these rules hold:
 - It stops in this order: (1) the stop event is set and the stop handlers are called in every node; (2) all
   workers return, within ``stop_timeout``; (3) the nodes are closed in reverse order of addition, ``close()``
   called on objects that have one, so that a node may still call those that were added before it.
-- A node that fails is made anew while its group has restarts left; else the program ends with its `NodeError`.
+- A node that fails is made anew while its group has restarts left; else the program ends with its
+  `NodeError`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Resources:
 
     Attributes:
       threads: for OpenMP, BLAS and torch, in each node; more make a learner faster and starve the actors.
-      env: environment variables, e.g. ``{"CUDA_VISIBLE_DEVICES": "0"}``. Engines within one process ignore them.
+      env: environment variables, e.g. ``{"CUDA_VISIBLE_DEVICES": "0"}``. Engines within one process ignore
+        them.
     """
 
     threads: int = 1
@@ -214,9 +216,10 @@ class Job(abc.ABC):
     def status(self) -> dict[str, Any]:
         """The state of the program and of every node, as plain data.
 
-        ``{"program", "engine", "job", "state", "nodes": [{"label", "group", "index", "state", "restarts", "pid",
-        "cpu_seconds", "memory_bytes", "calls", "error"}]}``. States of the program: running, stopping, finished,
-        failed. States of a node: starting, running, returned, restarting, closing, closed, failed, killed.
+        ``{"program", "engine", "job", "state", "nodes": [{"label", "group", "index", "state", "restarts",
+        "pid", "cpu_seconds", "memory_bytes", "calls", "error"}]}``. States of the program: running,
+        stopping, finished, failed. States of a node: starting, running, returned, restarting, closing,
+        closed, failed, killed.
         """
 
     @abc.abstractmethod

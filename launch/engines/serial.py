@@ -1,9 +1,9 @@
 """One thread steps the workers in the order in which they were added; for debugging and exact repetition.
 
-Each pass asks every worker ``ready()`` and calls ``step()`` if so; replay and services are called directly. No
-decision depends on a clock. A worker may offer ``finished()``: once it is true the worker is not asked again. A
-pass in which nobody was ready cannot be followed by a better one, as nothing else runs: that is a deadlock, and
-the error names every worker, with ``why_not_ready()`` where the object offers it.
+Each pass asks every worker ``ready()`` and calls ``step()`` if so; replay and services are called directly.
+No decision depends on a clock. A worker may offer ``finished()``: once it is true the worker is not asked
+again. A pass in which nobody was ready cannot be followed by a better one, as nothing else runs: that is a
+deadlock, and the error names every worker, with ``why_not_ready()`` where the object offers it.
 """
 
 from __future__ import annotations

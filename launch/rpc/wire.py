@@ -1,0 +1,114 @@
+"""Messages between nodes: one small head, a pickle, and large arrays as frames of their own.
+
+A message is a frame ``head | pickle`` followed by ``buffers`` frames that hold the memory of large arrays
+(pickle protocol 5, out of band), which are never copied on their way into the socket of a waiting caller nor out
+of it at the other end. Nothing here looks at a message before its sender has shown the program's key: that is
+done by the sockets (`launch.rpc.sockets`).
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+# kind of message, number of buffers that follow, number of the call within its connection
+HEAD = struct.Struct("<BxHxxxxQ")
+CALL, REPLY, ERROR, PROBE, PENDING, LOST = range(1, 7)
+# Arrays below this many bytes are cheaper inside the pickle than as a frame.
+IN_BAND_BYTES = 1 << 14
+_MAX_BUFFERS = 0xFFFF
+_MAIN = b"__main__"
+
+
+class MalformedMessage(ValueError):
+    """A message that no node of ours would send."""
+
+
+def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """The pickle of ``value`` and the large buffers that it leaves out."""
+    buffers: list[pickle.PickleBuffer] = []
+
+    def keep_out(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < IN_BAND_BYTES or len(buffers) >= _MAX_BUFFERS:
+            return True
+        buffers.append(buffer)
+        return False
+
+    try:
+        data = pickle.dumps(value, 5, buffer_callback=keep_out)
+        if _MAIN not in data:
+            return data, buffers
+    except (pickle.PicklingError, AttributeError, TypeError):
+        pass  # lambdas, local classes: cloudpickle can, and its error is the better one if it cannot
+    # What is defined in __main__ is another module over there: it has to travel by value.
+    import cloudpickle
+
+    buffers.clear()
+    return cloudpickle.dumps(value, 5, buffer_callback=keep_out), buffers
+
+
+def decode(body: bytes, buffers: Sequence[Any]) -> Any:
+    """The value of a received message; its large arrays use the memory of the frames."""
+    return pickle.loads(memoryview(body)[HEAD.size :], buffers=buffers)
+
+
+def receive(socket: zmq.Socket) -> tuple[int, int, bytes, Sequence[Any]]:
+    """``(kind, call number, body, buffers)`` of the next message (behind the identity, on a ROUTER).
+
+    Raises:
+      MalformedMessage: the frames do not fit the head; the whole message has been taken off the socket.
+      zmq.Again: nothing came within the socket's receive timeout.
+    """
+    body = socket.recv()
+    assert isinstance(body, bytes)
+    if len(body) < HEAD.size:
+        drain(socket)
+        raise MalformedMessage(f"a message of {len(body)} bytes")
+    kind, count, number = HEAD.unpack_from(body)
+    buffers: list[Any] = []
+    while len(buffers) < count and socket.getsockopt(zmq.RCVMORE):
+        buffers.append(socket.recv(copy=False).buffer)
+    if len(buffers) < count or socket.getsockopt(zmq.RCVMORE):
+        drain(socket)
+        raise MalformedMessage(f"a message of kind {kind} with other buffers than its head says ({count})")
+    return kind, number, body, buffers
+
+
+def drain(socket: zmq.Socket) -> None:
+    """Takes the rest of a multi-part message off the socket."""
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv(copy=False)
+
+
+def head(kind: int, number: int, buffers: int = 0) -> bytes:
+    return HEAD.pack(kind, buffers, number)
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An exception as plain data: its kind, message, traceback, and its pickle where it has one."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    pickled: bytes | None = None
+    try:
+        import cloudpickle
+
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)  # exceptions whose __init__ wants more than ``args`` fail only here
+    except Exception:
+        pickled = None  # the text has all there is to know
+    return {"kind": type(error).__name__, "message": str(error), "traceback": text, "pickled": pickled}
+
+
+def rebuild_error(failure: Any) -> BaseException | None:
+    """The exception that `describe_error` took, or None if it cannot be made here."""
+    if failure["pickled"] is None:
+        return None
+    try:
+        error = pickle.loads(failure["pickled"])
+    except Exception:
+        return None  # its class cannot be imported here; the caller falls back on the text
+    return error if isinstance(error, BaseException) else None
