@@ -65,6 +65,7 @@ class DQNConfig:
 
     # Networks and device.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers behind the encoder.
+    layer_norm: bool = False  # Normalises hidden layers: steadier, some 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
     variable_update_period: int = 1  # Actor steps between looks for newer parameters.
     device: str = "cpu"  # Of the learner.
@@ -97,7 +98,7 @@ class DQNNetworks(nn.Module):
         self.num_actions = int(action.num_values)
         self.action_dtype = action.dtype
         self.q_network = networks.QNetwork(
-            spec.observations, self.num_actions, config.hidden_sizes, config.dueling
+            spec.observations, self.num_actions, config.hidden_sizes, config.dueling, config.layer_norm
         )
         self.exploration = Exploration(config.epsilon_start)
 

@@ -39,6 +39,7 @@ class MLP(nn.Module):
         layer is the output.
       activation: relu, tanh, elu or silu.
       orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialisation.
+      layer_norm: normalises each hidden layer before its activation (Ba et al., 2016).
     """
 
     output_size: int
@@ -50,12 +51,16 @@ class MLP(nn.Module):
         output_size: int | None = None,
         activation: str = "relu",
         orthogonal_gain: float | None = None,
+        layer_norm: bool = False,
     ):
         super().__init__()
         layers: list[nn.Module] = []
         width = input_size
         for size in hidden_sizes:
-            layers += [nn.Linear(width, size), make_activation(activation)]
+            layers.append(nn.Linear(width, size))
+            if layer_norm:
+                layers.append(nn.LayerNorm(size))
+            layers.append(make_activation(activation))
             width = size
         if output_size is not None:
             layers.append(nn.Linear(width, output_size))

@@ -23,6 +23,7 @@ class QNetwork(nn.Module):
       num_actions: how many actions there are.
       hidden_sizes: hidden layers; with ``dueling``, the last one is there once per stream.
       dueling: whether values and advantages have a stream of their own.
+      layer_norm: normalises each hidden layer before its activation.
     """
 
     def __init__(
@@ -31,17 +32,18 @@ class QNetwork(nn.Module):
         num_actions: int,
         hidden_sizes: Sequence[int] = (256, 256),
         dueling: bool = False,
+        layer_norm: bool = False,
     ):
         super().__init__()
         self.encoder = ObservationEncoder(observation_spec)
         width = self.encoder.output_size
         if dueling:
-            self.body: nn.Module = MLP(width, hidden_sizes[:-1])
+            self.body: nn.Module = MLP(width, hidden_sizes[:-1], layer_norm=layer_norm)
             width = hidden_sizes[-2] if len(hidden_sizes) > 1 else width
-            self.head: nn.Module = MLP(width, hidden_sizes[-1:], num_actions)
-            self.value: nn.Module | None = MLP(width, hidden_sizes[-1:], 1)
+            self.head: nn.Module = MLP(width, hidden_sizes[-1:], num_actions, layer_norm=layer_norm)
+            self.value: nn.Module | None = MLP(width, hidden_sizes[-1:], 1, layer_norm=layer_norm)
         else:
-            self.body = MLP(width, hidden_sizes)
+            self.body = MLP(width, hidden_sizes, layer_norm=layer_norm)
             width = hidden_sizes[-1] if hidden_sizes else width
             self.head = nn.Linear(width, num_actions)
             self.value = None

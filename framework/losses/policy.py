@@ -1,0 +1,159 @@
+"""Losses of policies and state values. All are masked means over ``[N, T]`` (or any shape) to a scalar.
+
+``mask`` is 1 where the element counts (``returns.transition_mask`` for sequences); None counts all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Mean of the elements whose mask is not 0; 0 if there are none.
+
+    What a masked element holds does not matter, not even NaN, neither here nor in the gradient of ``values``.
+    """
+    if mask is None:
+        return values.mean()
+    if mask.shape != values.shape:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}; expected {tuple(values.shape)}, as the values."
+        )
+    kept = torch.where(mask > 0, values * mask, torch.zeros_like(values))
+    return kept.sum() / mask.sum().clamp(min=1e-8)
+
+
+def normalize_advantages(
+    advantages: torch.Tensor, mask: torch.Tensor | None = None, epsilon: float = 1e-8
+) -> torch.Tensor:
+    """Zero mean and unit variance over the elements that count; the others become 0."""
+    weights = torch.ones_like(advantages) if mask is None else mask.to(advantages.dtype)
+    mean = masked_mean(advantages, weights)
+    centred = torch.where(weights > 0, advantages - mean, torch.zeros_like(advantages))
+    return centred / (masked_mean(centred**2, weights).sqrt() + epsilon)
+
+
+def policy_gradient_loss(
+    log_probs: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """-log pi(a|o) A (Sutton et al., 2000), the advantage held constant."""
+    return masked_mean(-log_probs * advantages.detach(), mask)
+
+
+class Surrogate(NamedTuple):
+    """A surrogate loss and what to log beside it; scalars.
+
+    Attributes:
+      loss: to minimise.
+      kl: mean KL divergence between the old and the new policy: exact where the caller gave one, else
+        Schulman's estimate E[ratio - 1 - log ratio].
+      clip_fraction: share of the elements whose ratio lay outside the clip range; 0 where nothing is clipped.
+    """
+
+    loss: torch.Tensor
+    kl: torch.Tensor
+    clip_fraction: torch.Tensor
+
+
+def clipped_surrogate(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    epsilon: float = 0.2,
+) -> Surrogate:
+    """PPO's clipped objective (Schulman et al., 2017, equation 7), negated.
+
+    Args:
+      log_probs: log pi(a|o) under the parameters that are trained.
+      old_log_probs: log pi(a|o) under those that acted.
+      advantages: held constant.
+      mask: 1 where the element counts.
+      epsilon: the ratio is clipped to 1 +- this.
+    """
+    log_ratios = _log_ratios(log_probs, old_log_probs, mask)
+    ratios = log_ratios.exp()
+    advantages = advantages.detach()
+    gains = torch.minimum(ratios * advantages, ratios.clamp(1.0 - epsilon, 1.0 + epsilon) * advantages)
+    with torch.no_grad():
+        kl = masked_mean(ratios - 1.0 - log_ratios, mask)
+        clip_fraction = masked_mean(((ratios - 1.0).abs() > epsilon).float(), mask)
+    return Surrogate(masked_mean(-gains, mask), kl, clip_fraction)
+
+
+def kl_penalty_surrogate(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    kl: torch.Tensor,
+    coefficient: torch.Tensor | float,
+    target_kl: float,
+    mask: torch.Tensor | None = None,
+    cutoff_factor: float = 2.0,
+    cutoff_coefficient: float = 1000.0,
+) -> Surrogate:
+    """PPO's objective with a KL penalty (Schulman et al., 2017, equation 8), negated, with BatchPPO's cutoff.
+
+    -E[ratio A] + coefficient KL + cutoff_coefficient max(0, KL - cutoff_factor target)^2, where KL is
+    the mean over the elements that count (Hafner et al., 2017).
+
+    Args:
+      kl: divergence of the new policy from the old one, elementwise, with its gradient.
+      coefficient: weight of the penalty; ``adapt_kl_coefficient`` moves it.
+      target_kl: what the divergence should be after an update.
+      cutoff_factor: times the target, beyond which the quadratic penalty sets in.
+      cutoff_coefficient: weight of that penalty.
+
+    Other arguments as in ``clipped_surrogate``.
+    """
+    ratios = _log_ratios(log_probs, old_log_probs, mask).exp()
+    mean_kl = masked_mean(kl, mask)
+    excess = (mean_kl - cutoff_factor * target_kl).clamp(min=0.0)
+    loss = masked_mean(-ratios * advantages.detach(), mask)
+    loss = loss + coefficient * mean_kl + cutoff_coefficient * excess**2
+    return Surrogate(loss, mean_kl.detach(), torch.zeros_like(mean_kl))
+
+
+def adapt_kl_coefficient(coefficient: torch.Tensor, kl: torch.Tensor, target_kl: float) -> torch.Tensor:
+    """Next penalty coefficient: times 1.5 if KL > 1.3 target, divided by 1.5 if KL < 0.7 target.
+
+    Tensors in and out, so that a GPU need not be waited for.
+    """
+    raised = torch.where(kl > 1.3 * target_kl, coefficient * 1.5, coefficient)
+    return torch.where(kl < 0.7 * target_kl, coefficient / 1.5, raised)
+
+
+def value_loss(values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Half the mean squared error to targets that are held constant."""
+    return 0.5 * masked_mean((values - targets.detach()) ** 2, mask)
+
+
+def clipped_value_loss(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    targets: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    epsilon: float = 0.2,
+) -> torch.Tensor:
+    """Value loss of OpenAI's PPO: the larger of the errors of the value and of the value clipped.
+
+    Args:
+      values: under the parameters that are trained.
+      old_values: under those that acted; the new ones are clipped to +- epsilon around them.
+      targets: held constant.
+      mask: 1 where the element counts.
+      epsilon: in units of the return, so it depends on the scale of rewards.
+    """
+    targets, old_values = targets.detach(), old_values.detach()
+    clipped = old_values + (values - old_values).clamp(-epsilon, epsilon)
+    return 0.5 * masked_mean(torch.maximum((values - targets) ** 2, (clipped - targets) ** 2), mask)
+
+
+def _log_ratios(
+    log_probs: torch.Tensor, old_log_probs: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Log of new over old; 0 where masked, since exp of garbage is inf, and inf times 0 is NaN."""
+    log_ratios = log_probs - old_log_probs.detach()
+    return log_ratios if mask is None else torch.where(mask > 0, log_ratios, torch.zeros_like(log_ratios))

@@ -1,0 +1,270 @@
+"""Returns and advantages over sequences of rows.
+
+Every function takes batch-major ``[N, T]`` rows as a sequence adder writes them, closing rows among them::
+
+    row              0      1      2        3      4
+    observation      o_0    o_1    o_2      o'_0   o'_1      an episode of two steps, then the next one
+    reward           r_1    r_2    0        r'_1   …
+    discounts        d_1    d_2    0        d'_1   …         gamma times the environment's discount
+    mask             1      1      0        1      1
+    values           V_0    V_1    V_2      V'_0   V'_1
+
+Row t is a transition if its mask is 1 and there is a row t + 1 that says where it led. After a truncation
+that next row is the closing row (mask 0), whose value is what the last step bootstraps from; after a
+termination the discount is 0 and the closing row's value does not count. Traces never run over a closing
+row. The last row of a sequence is only there to bootstrap from. So the end of an episode may lie
+anywhere in a sequence, followed by anything. Results are ``[N, T]`` and 0 (advantages) or the value that
+came in (targets) where there is no transition; ``transition_mask`` says where.
+
+Nothing here carries a gradient: targets are constants to the losses that use them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+def transition_mask(mask: torch.Tensor) -> torch.Tensor:
+    """``[N, T]`` float: 1 where the row is a transition that can be learned from.
+
+    That is ``mask`` without its last column, whose next observation lies beyond the sequence.
+    """
+    usable = mask.float().clone()
+    usable[:, -1] = 0.0
+    return usable
+
+
+def generalized_advantages(
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    lambda_: float,
+) -> torch.Tensor:
+    """Generalized advantage estimation (Schulman et al., 2016, equation 16), ``[N, T]``.
+
+    A_t = delta_t + d_t lambda A_{t+1}, with delta_t = r_t + d_t V_{t+1} - V_t.
+
+    Args:
+      rewards: ``[N, T]`` reward that resulted from each row's action.
+      discounts: ``[N, T]`` gamma times the environment's discount.
+      values: ``[N, T]`` value of each row's observation, closing rows included.
+      mask: ``[N, T]`` 1 on real transitions, 0 on closing rows and padding.
+      lambda_: 0 gives one-step errors, 1 Monte-Carlo returns minus values.
+    """
+    with torch.no_grad():
+        _check(rewards=rewards, discounts=discounts, values=values, mask=mask)
+        usable = transition_mask(mask)
+        errors = _where(usable, rewards + discounts * _next(values) - values)
+        return _reverse_scan(errors, lambda_ * discounts * _trace(usable))
+
+
+def lambda_returns(
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    lambda_: float,
+) -> torch.Tensor:
+    """Lambda-returns (Sutton, 1988), ``[N, T]``: G_t = r_t + d_t ((1 - lambda) V_{t+1} + lambda G_{t+1}).
+
+    Arguments as in ``generalized_advantages``, of which this is the sum with the values.
+    """
+    return values.detach() + generalized_advantages(rewards, discounts, values, mask, lambda_)
+
+
+def n_step_returns(
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    n: int,
+) -> torch.Tensor:
+    """n-step returns (Watkins, 1989), ``[N, T]``: n rewards, then the value of the n-th next row.
+
+    Fewer rewards where the episode or the sequence ends sooner. Arguments as in ``generalized_advantages``.
+    """
+    if n < 1:
+        raise ValueError(f"n is {n}; expected at least 1 step.")
+    with torch.no_grad():
+        _check(rewards=rewards, discounts=discounts, values=values, mask=mask)
+        usable = transition_mask(mask)
+        returns = values.clone()
+        for _ in range(n):
+            # Rows that are no transition keep their value, which is what the row before bootstraps from.
+            returns = torch.where(usable > 0, rewards + discounts * _next(returns), values)
+        return returns
+
+
+class VTrace(NamedTuple):
+    """What ``vtrace`` gives; all ``[N, T]``.
+
+    Attributes:
+      targets: of the values; the value itself where there is no transition.
+      advantages: for the policy gradient, the clipped importance weight included.
+      clipped: 1 where the importance weight was larger than ``clip_rho``, for the logs.
+    """
+
+    targets: torch.Tensor
+    advantages: torch.Tensor
+    clipped: torch.Tensor
+
+
+def vtrace(
+    log_rhos: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    lambda_: float = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+) -> VTrace:
+    """V-trace (Espeholt et al., 2018, equation 1, with the lambda of its remark 2).
+
+    v_t = V_t + rho_t delta_t + d_t c_t (v_{t+1} - V_{t+1}), with rho = min(clip_rho, pi/mu) and
+    c = lambda min(clip_c, pi/mu). The advantage is rho_t (r_t + d_t u_{t+1} - V_t), where
+    u_{t+1} = lambda v_{t+1} + (1 - lambda) V_{t+1}, so that on-policy it is that of GAE for every lambda,
+    and the paper's for lambda = 1.
+
+    Args:
+      log_rhos: ``[N, T]`` log pi(a|o) - log mu(a|o), of the learner's policy and the one that acted.
+      lambda_: 1 is the paper's; less cuts variance and adds bias.
+      clip_rho: rho-bar: sets what is converged to; infinity gives the value of pi itself.
+      clip_c: c-bar: sets the speed only.
+
+    Other arguments as in ``generalized_advantages``.
+    """
+    with torch.no_grad():
+        _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, values=values, mask=mask)
+        usable = transition_mask(mask)
+        # A closing row's action was never taken: whatever ratio it has (inf, NaN) must not spread.
+        ratios = _where(usable, log_rhos).exp()
+        rhos = ratios.clamp(max=clip_rho)
+        trace = lambda_ * discounts * _trace(usable)
+        errors = _where(usable, rhos * (rewards + discounts * _next(values) - values))
+        corrections = _reverse_scan(errors, trace * ratios.clamp(max=clip_c))
+        ahead = _next(values) + _trace(usable) * _next(corrections) * lambda_
+        advantages = _where(usable, rhos * (rewards + discounts * ahead - values))
+        clipped = usable * (ratios > clip_rho).float()
+        return VTrace(values + corrections, advantages, clipped)
+
+
+def retrace(
+    log_rhos: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    action_values: torch.Tensor,
+    expected_values: torch.Tensor,
+    mask: torch.Tensor,
+    lambda_: float = 1.0,
+) -> torch.Tensor:
+    """Retrace(lambda) targets of action values (Munos et al., 2016), ``[N, T]``.
+
+    G_t = r_t + d_t (E_pi Q(o_{t+1}, .) + c_{t+1} (G_{t+1} - Q(o_{t+1}, a_{t+1}))), c = lambda min(1, pi/mu).
+
+    Args:
+      log_rhos: ``[N, T]`` log pi(a|o) - log mu(a|o) of each row's action.
+      action_values: ``[N, T]`` value of each row's action, of the target network.
+      expected_values: ``[N, T]`` mean over pi of the values of each row, closing rows included.
+
+    Other arguments as in ``generalized_advantages``. Rows that are no transition get ``action_values``.
+    """
+    with torch.no_grad():
+        _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, mask=mask)
+        _check(rewards=rewards, action_values=action_values, expected_values=expected_values)
+        usable = transition_mask(mask)
+        ratios = _where(usable, log_rhos).exp()
+        cuts = lambda_ * ratios.clamp(max=1.0)
+        return _off_policy_targets(cuts, rewards, discounts, action_values, expected_values, usable)
+
+
+def watkins_q_lambda(
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    action_values: torch.Tensor,
+    best_values: torch.Tensor,
+    mask: torch.Tensor,
+    lambda_: float,
+) -> torch.Tensor:
+    """Watkins' Q(lambda) (1989): traces are cut at the first action that is not greedy, ``[N, T]``.
+
+    Args:
+      action_values: ``[N, T]`` value of each row's action, of the target network.
+      best_values: ``[N, T]`` largest value of each row, closing rows included.
+
+    Other arguments as in ``generalized_advantages``.
+    """
+    with torch.no_grad():
+        _check(rewards=rewards, discounts=discounts, mask=mask)
+        _check(rewards=rewards, action_values=action_values, best_values=best_values)
+        cuts = lambda_ * (action_values >= best_values).to(action_values.dtype)
+        return _off_policy_targets(
+            cuts, rewards, discounts, action_values, best_values, transition_mask(mask)
+        )
+
+
+def peng_q_lambda(
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    action_values: torch.Tensor,
+    best_values: torch.Tensor,
+    mask: torch.Tensor,
+    lambda_: float,
+) -> torch.Tensor:
+    """Peng and Williams' Q(lambda) (1994), ``[N, T]``: lambda-returns over the largest values.
+
+    Faster than Watkins' and biased where actions explore. Arguments as in ``watkins_q_lambda``.
+    """
+    with torch.no_grad():
+        _check(rewards=rewards, action_values=action_values)
+        returns = lambda_returns(rewards, discounts, best_values, mask, lambda_)
+        return torch.where(transition_mask(mask) > 0, returns, action_values)
+
+
+def _off_policy_targets(
+    cuts: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    action_values: torch.Tensor,
+    next_best: torch.Tensor,
+    usable: torch.Tensor,
+) -> torch.Tensor:
+    """Q_t + sum of d c-weighted errors, with c_{t+1} weighing what lies behind row t + 1."""
+    errors = _where(usable, rewards + discounts * _next(next_best) - action_values)
+    return action_values + _reverse_scan(errors, discounts * _trace(usable) * _next(cuts))
+
+
+def _check(**tensors: torch.Tensor) -> None:
+    """All must be ``[N, T]`` alike: a stray axis would broadcast into nonsense without a word."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 2:
+        raise ValueError(f"Shapes are {shapes}; expected [N, T], the same for all.")
+
+
+def _next(rows: torch.Tensor) -> torch.Tensor:
+    """Each row's successor; 0 behind the last."""
+    return torch.nn.functional.pad(rows[:, 1:], (0, 1))
+
+
+def _trace(usable: torch.Tensor) -> torch.Tensor:
+    """1 where a row and its successor are both transitions, so that a trace may run on."""
+    return usable * _next(usable)
+
+
+def _where(usable: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``rows`` where there is a transition, else 0: a product would let NaN through."""
+    return torch.where(usable > 0, rows, torch.zeros_like(rows))
+
+
+def _reverse_scan(inputs: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """y_t = x_t + f_t y_{t+1} along the second axis, y behind the end being 0."""
+    result = torch.zeros_like(inputs[:, 0])
+    results = []
+    # One fused operation per time step: everything else is done for the whole sequence at once.
+    for x, f in zip(reversed(inputs.unbind(1)), reversed(factors.unbind(1)), strict=True):
+        result = torch.addcmul(x, f, result)
+        results.append(result)
+    return torch.stack(results[::-1], 1)

@@ -1,0 +1,163 @@
+"""Distributions over actions, as the heads of policies give them.
+
+torch.distributions takes no generator and validates at every construction; these are small, take a generator,
+so that a run repeats exactly, and keep to the formulas of ``framework.losses.entropy``. All have
+
+    sample(generator=None) -> actions           log_prob(actions) -> [...]
+    mode() -> actions                           entropy() -> [...]       kl(other) -> [...]
+
+and those over real numbers ``rsample(generator)``, which passes gradients on to the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from framework.losses import entropy as entropies
+
+
+class Categorical:
+    """One of A actions: ``logits [..., A]``, actions int64 ``[...]``.
+
+    Args:
+      logits: unnormalised log probabilities.
+      legal: ``[..., A]`` 1 where the action may be taken; None allows all. Illegal actions are never drawn.
+    """
+
+    def __init__(self, logits: torch.Tensor, legal: torch.Tensor | None = None):
+        self.logits = entropies.mask_logits(logits, legal)
+
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        # Argmax of exponential races: one pass, and no [..., A] cumulative sums.
+        noise = torch.empty_like(self.logits, dtype=torch.float32).exponential_(generator=generator)
+        return (self.logits.float().softmax(-1) / noise).argmax(-1)
+
+    def mode(self) -> torch.Tensor:
+        return self.logits.argmax(-1)
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        return self.logits.log_softmax(-1).gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> torch.Tensor:
+        return entropies.categorical_entropy(self.logits)
+
+    def kl(self, other: Categorical) -> torch.Tensor:
+        return entropies.categorical_kl(self.logits, other.logits)
+
+
+class MultiCategorical:
+    """Independent choices: ``logits [..., sum(sizes)]``, actions int64 ``[..., len(sizes)]``."""
+
+    def __init__(self, logits: torch.Tensor, sizes: Sequence[int], legal: torch.Tensor | None = None):
+        if logits.shape[-1] != sum(sizes):
+            raise ValueError(
+                f"logits have {logits.shape[-1]} entries; sizes {tuple(sizes)} need {sum(sizes)}."
+            )
+        self.parts = [Categorical(p) for p in entropies.mask_logits(logits, legal).split(list(sizes), -1)]
+
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return torch.stack([part.sample(generator) for part in self.parts], -1)
+
+    def mode(self) -> torch.Tensor:
+        return torch.stack([part.mode() for part in self.parts], -1)
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        each = [part.log_prob(a) for part, a in zip(self.parts, actions.unbind(-1), strict=True)]
+        return torch.stack(each).sum(0)
+
+    def entropy(self) -> torch.Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: MultiCategorical) -> torch.Tensor:
+        return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
+
+
+class DiagonalGaussian:
+    """Independent normals: mean and log standard deviation ``[..., D]``, actions ``[..., D]``."""
+
+    def __init__(self, mean: torch.Tensor, log_std: torch.Tensor):
+        self.mean = mean
+        self.log_std = log_std.expand_as(mean)
+
+    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self.mean + self.log_std.exp() * noise
+
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self.rsample(generator).detach()
+
+    def mode(self) -> torch.Tensor:
+        return self.mean
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        z = (actions - self.mean) / self.log_std.exp()
+        return (-0.5 * z**2 - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(-1)
+
+    def entropy(self) -> torch.Tensor:
+        return entropies.gaussian_entropy(self.log_std)
+
+    def kl(self, other: DiagonalGaussian) -> torch.Tensor:
+        return entropies.gaussian_kl(self.mean, self.log_std, other.mean, other.log_std)
+
+
+class SquashedGaussian:
+    """tanh of a diagonal Gaussian, stretched to the action's bounds.
+
+    Args:
+      mean, log_std: ``[..., D]`` of the Gaussian before tanh.
+      low, high: ``[D]`` bounds of the actions.
+    """
+
+    # Actions at the very bounds have no finite preimage; they are pulled in by this much before atanh.
+    _EDGE = 1e-6
+
+    def __init__(
+        self,
+        mean: torch.Tensor,
+        log_std: torch.Tensor,
+        low: torch.Tensor | float = -1.0,
+        high: torch.Tensor | float = 1.0,
+    ):
+        self.base = DiagonalGaussian(mean, log_std)
+        low, high = torch.as_tensor(low).to(mean), torch.as_tensor(high).to(mean)
+        self._centre = (low + high) / 2
+        self._scale = ((high - low) / 2).expand_as(mean[..., :])
+
+    def rsample_with_log_prob(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """An action and its log density, exact near the bounds, where ``log_prob`` must invert tanh."""
+        x = self.base.rsample(generator)
+        return self._squash(x), self._log_prob_of_preimage(x)
+
+    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self._squash(self.base.rsample(generator))
+
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self.rsample(generator).detach()
+
+    def mode(self) -> torch.Tensor:
+        """The squashed mean: where the Gaussian is densest, which is what is used to act greedily."""
+        return self._squash(self.base.mean)
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        y = (actions - self._centre) / self._scale
+        return self._log_prob_of_preimage(torch.atanh(y.clamp(-1.0 + self._EDGE, 1.0 - self._EDGE)))
+
+    def entropy(self) -> torch.Tensor:
+        squashed = entropies.squashed_gaussian_entropy(self.base.mean, self.base.log_std)
+        return squashed + self._scale.log().sum(-1)
+
+    def kl(self, other: SquashedGaussian) -> torch.Tensor:
+        """That of the Gaussians: the divergence does not change under a map that can be inverted."""
+        return self.base.kl(other.base)
+
+    def _squash(self, x: torch.Tensor) -> torch.Tensor:
+        return self._centre + self._scale * torch.tanh(x)
+
+    def _log_prob_of_preimage(self, x: torch.Tensor) -> torch.Tensor:
+        volume = entropies.log_one_minus_tanh_squared(x) + self._scale.log()
+        return self.base.log_prob(x) - volume.sum(-1)
