@@ -16,13 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tree
-from dm_env import specs as dm_specs
+from dm_env.specs import Array, BoundedArray, DiscreteArray
 
 from framework.types import Nest
-
-Array = dm_specs.Array
-BoundedArray = dm_specs.BoundedArray
-DiscreteArray = dm_specs.DiscreteArray
 
 Path = tuple[Any, ...]
 
@@ -153,3 +149,22 @@ def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
 def flat_size(spec: Nest) -> int:
     """How many numbers one lane's value of this spec holds."""
     return sum(math.prod(leaf.shape) for leaf in tree.flatten(spec))
+
+
+__all__ = [
+    "Array",
+    "BoundedArray",
+    "DiscreteArray",
+    "EnvironmentSpec",
+    "Path",
+    "UnsupportedSpaceError",
+    "discrete_offsets",
+    "flat_size",
+    "from_space",
+    "leaves",
+    "make_environment_spec",
+    "path_name",
+    "pick",
+    "unflattener",
+    "zeros",
+]

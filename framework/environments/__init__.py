@@ -1,13 +1,41 @@
 """Environments: anything from a name or a callable to one batched dm_env environment."""
 
+from framework.environments import normalization, wrappers
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
+from framework.environments.checks import Violation, check_environment
 from framework.environments.factory import make
+from framework.environments.normalization import NormalizeObservation, NormalizeReward, RunningStatistics
+from framework.environments.wrappers import (
+    ActionRepeat,
+    ClipAction,
+    EnvironmentWrapper,
+    Flatten,
+    FrameStack,
+    RescaleAction,
+    SinglePrecision,
+    StepLimit,
+)
 
 __all__ = [
     "FIRST",
     "LAST",
     "MID",
+    "ActionRepeat",
     "BatchedEnvironment",
+    "ClipAction",
     "EnvironmentFault",
+    "EnvironmentWrapper",
+    "Flatten",
+    "FrameStack",
+    "NormalizeObservation",
+    "NormalizeReward",
+    "RescaleAction",
+    "RunningStatistics",
+    "SinglePrecision",
+    "StepLimit",
+    "Violation",
+    "check_environment",
     "make",
+    "normalization",
+    "wrappers",
 ]

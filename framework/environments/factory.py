@@ -46,7 +46,8 @@ def make(
       stepping: how the lanes are stepped. ``inline``: one after the other in this thread. ``vector``: by
         gymnasium's vector environment, computed together where the environment has such an implementation.
         ``processes``: by ``num_processes`` children, for slow environments. ``auto``: ``vector`` if there is
-        an implementation for all lanes together and num_lanes > 1, else ``inline``.
+        an implementation for all lanes together, num_lanes > 1 and no wrapper that treats lanes apart
+        (``ActionRepeat``, ``StepLimit``), else ``inline``.
       num_processes: with ``processes``: how many, by default one per CPU core but at most one per lane.
       options: keyword arguments of the environment's constructor (for Atari: of ``AtariOptions``).
       wrappers: applied in this order to the batched environment, the first innermost.
@@ -63,6 +64,9 @@ def make(
     if num_processes is not None and stepping != "processes":
         raise ValueError(f"num_processes={num_processes} needs stepping='processes', got {stepping!r}")
     source = suites.find(environment, dict(options or {}), render_mode)
+    if stepping == "auto":
+        fast = source.has_fast_vector and num_lanes > 1 and not any(map(_needs_lanes, wrappers))
+        stepping = "vector" if fast else "inline"
     batched = _batch(source, num_lanes, seed, stepping, num_processes)
     try:
         for wrapper in wrappers:
@@ -76,7 +80,7 @@ def make(
 def _batch(
     source: suites.Source, num_lanes: int, seed: int | None, stepping: str, num_processes: int | None
 ) -> BatchedEnvironment:
-    if stepping == "vector" or (stepping == "auto" and num_lanes > 1 and source.has_fast_vector):
+    if stepping == "vector":
         if source.make_vector is None:
             raise ValueError(
                 f"{source.name}: stepping='vector' needs a gymnasium environment known by its id, or a "
@@ -94,6 +98,10 @@ def _batch(
     makers: list[Callable[[], Lane]] = [functools.partial(make_lane, first, seeds[0])]
     makers += [functools.partial(build_lane, source, lane_seed) for lane_seed in seeds[1:]]
     return InlineEnvironment(source.name, makers)
+
+
+def _needs_lanes(wrapper: Any) -> bool:
+    return bool(getattr(getattr(wrapper, "func", wrapper), "needs_lanes", False))
 
 
 def _adopt_vector(name: str, environment: Any, num_lanes: int, seed: int | None) -> VectorEnvironment:

@@ -101,9 +101,11 @@ class DmEnvLane(Lane):
     def __init__(self, environment: dm_env.Environment):
         self._environment = environment
         spec = specs.make_environment_spec(environment)
-        self.spec = spec._replace(
-            rewards=tree.map_structure(_as_float32, spec.rewards),
-            discounts=tree.map_structure(_as_float32, spec.discounts),
+        self.spec = specs.EnvironmentSpec(
+            observations=_plain_dicts(spec.observations),
+            actions=_plain_dicts(spec.actions),
+            rewards=tree.map_structure(_as_float32, _plain_dicts(spec.rewards)),
+            discounts=tree.map_structure(_as_float32, _plain_dicts(spec.discounts)),
         )
 
     def reset(self) -> Nest:
@@ -131,6 +133,17 @@ class DmEnvLane(Lane):
 
     def close(self) -> None:
         self._environment.close()
+
+
+def _plain_dicts(nest: Nest) -> Nest:
+    """OrderedDicts (dm_control's) and other mappings as dicts, so that specs and values have equal types."""
+    if isinstance(nest, Mapping):
+        return {key: _plain_dicts(value) for key, value in nest.items()}
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*map(_plain_dicts, nest))
+    if isinstance(nest, tuple | list):
+        return type(nest)(map(_plain_dicts, nest))
+    return nest
 
 
 def _as_float32(spec: specs.Array) -> specs.Array:

@@ -1,0 +1,339 @@
+"""Wrappers: batched environments around batched environments, vectorised over the lanes.
+
+::
+
+    environment = environments.make(
+        "gymnasium:HalfCheetah-v5",
+        num_lanes=8,
+        wrappers=[wrappers.RescaleAction, functools.partial(wrappers.FrameStack, num_frames=4)],
+    )
+
+The first of a list is the innermost: its time steps are what the next one sees.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import dm_env
+import numpy as np
+import tree
+
+from framework import specs
+from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
+from framework.types import Nest
+
+
+class EnvironmentWrapper(BatchedEnvironment):
+    """Does what the wrapped environment does; subclasses change some of it."""
+
+    #: Whether ``make`` must choose a way to step that can treat lanes apart.
+    needs_lanes = False
+
+    def __init__(self, environment: BatchedEnvironment):
+        self._environment = environment
+        self.name = environment.name
+        self.num_lanes = environment.num_lanes
+        self.can_end_episodes = environment.can_end_episodes
+        # How errors and checkpoints tell two wrappers of one class apart.
+        depth = environment.depth + 1 if isinstance(environment, EnvironmentWrapper) else 1
+        self.depth: int = depth
+
+    @property
+    def wrapped(self) -> BatchedEnvironment:
+        """The environment inside this one."""
+        return self._environment
+
+    def reset(self) -> dm_env.TimeStep:
+        return self._environment.reset()
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        return self._environment.step(action)
+
+    def end_episodes(self, lanes: np.ndarray) -> None:
+        self._environment.end_episodes(lanes)
+
+    def observation_spec(self) -> Nest:
+        return self._environment.observation_spec()
+
+    def action_spec(self) -> Nest:
+        return self._environment.action_spec()
+
+    def reward_spec(self) -> Nest:
+        return self._environment.reward_spec()
+
+    def discount_spec(self) -> Nest:
+        return self._environment.discount_spec()
+
+    def render(self, lane: int = 0) -> np.ndarray:
+        return self._environment.render(lane)
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def own_state(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of this wrapper itself; None for nothing."""
+        return None
+
+    def set_own_state(self, state: dict[str, Any]) -> None:
+        """Takes back what ``own_state`` gave."""
+        raise NotImplementedError(f"{type(self).__name__} has no state")
+
+    @property
+    def _key(self) -> str:
+        return f"{self.depth}:{type(self).__name__}"
+
+    def save(self) -> dict[str, Any]:
+        state = self._environment.save()
+        own = self.own_state()
+        return state if own is None else {**state, self._key: own}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        if self.own_state() is not None:
+            if self._key not in state:
+                raise ValueError(
+                    f"{self.name}: the checkpoint has no state of wrapper {self._key}, only of {sorted(state)}"
+                    "; make the environment with the same wrappers as the saved one."
+                )
+            self.set_own_state(state.pop(self._key))
+        self._environment.restore(state)
+
+
+class ActionRepeat(EnvironmentWrapper):
+    """Gives the same action ``num_repeats`` times: rewards summed, discounts multiplied.
+
+    A lane whose episode ends in between stops there. With rewards r_i and discounts d_i of the inner steps:
+    reward = Σ_i (Π_{j<i} d_j) r_i and discount = Π_i d_i.
+    """
+
+    needs_lanes = True
+
+    def __init__(self, environment: BatchedEnvironment, num_repeats: int):
+        super().__init__(environment)
+        if num_repeats < 1:
+            raise ValueError(f"num_repeats is {num_repeats}, expected at least 1")
+        if not environment.can_step_lanes:
+            environment.step_lanes(None, np.zeros(0, bool))  # raises, and says what to do
+        for field, spec in (("reward", environment.reward_spec()), ("discount", environment.discount_spec())):
+            if tree.is_nested(spec) or spec.shape != ():
+                raise ValueError(f"{self.name}: ActionRepeat needs a scalar {field}, got the spec {spec}")
+        self._num_repeats = num_repeats
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        timestep = self._environment.step(action)
+        # Copies, since the inner steps that follow write into the same arrays.
+        reward, discount = timestep.reward.copy(), timestep.discount.copy()
+        active = timestep.step_type == MID
+        for _ in range(self._num_repeats - 1):
+            if not active.any():
+                break
+            timestep = self._environment.step_lanes(action, active)
+            reward[active] += discount[active] * timestep.reward[active]
+            discount[active] *= timestep.discount[active]
+            active &= timestep.step_type == MID
+        return timestep._replace(reward=reward, discount=discount)
+
+
+class StepLimit(EnvironmentWrapper):
+    """Truncates episodes after ``limit`` steps: LAST with the environment's own discount."""
+
+    needs_lanes = True
+
+    def __init__(self, environment: BatchedEnvironment, limit: int):
+        super().__init__(environment)
+        if limit < 1:
+            raise ValueError(f"limit is {limit}, expected at least 1")
+        if not environment.can_end_episodes:
+            environment.end_episodes(np.zeros(0, bool))  # raises, and says what to do
+        self._limit = limit
+        self._lengths = np.zeros(environment.num_lanes, np.int64)
+
+    def reset(self) -> dm_env.TimeStep:
+        self._lengths[:] = 0
+        return self._environment.reset()
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        timestep = self._environment.step(action)
+        self._lengths += 1
+        self._lengths[timestep.step_type == FIRST] = 0
+        cut = (self._lengths >= self._limit) & (timestep.step_type == MID)
+        if not cut.any():
+            return timestep
+        self._environment.end_episodes(cut)
+        return timestep._replace(step_type=np.where(cut, LAST, timestep.step_type))
+
+
+class ClipAction(EnvironmentWrapper):
+    """Clips continuous actions to the bounds of the action spec."""
+
+    def __init__(self, environment: BatchedEnvironment):
+        super().__init__(environment)
+        self._spec = environment.action_spec()
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        return self._environment.step(tree.map_structure(_clip, self._spec, action))
+
+
+def _clip(spec: specs.Array, value: Any) -> Any:
+    if spec.dtype.kind != "f" or not isinstance(spec, specs.BoundedArray):
+        return value
+    return np.clip(value, spec.minimum, spec.maximum)
+
+
+class RescaleAction(EnvironmentWrapper):
+    """Continuous actions in [-1, 1], mapped linearly to the environment's bounds.
+
+    Args of the constructor: ``clip``: whether actions outside of [-1, 1] are clipped before.
+    """
+
+    def __init__(self, environment: BatchedEnvironment, clip: bool = False):
+        super().__init__(environment)
+        self._inner = environment.action_spec()
+        self._clip = clip
+        for path, leaf in specs.leaves(self._inner):
+            if leaf.dtype.kind == "f" and not (
+                isinstance(leaf, specs.BoundedArray)
+                and np.isfinite(leaf.minimum).all()
+                and np.isfinite(leaf.maximum).all()
+            ):
+                raise ValueError(
+                    f"{self.name}: {specs.path_name('action', path)} cannot be rescaled, its bounds are not "
+                    f"finite: {leaf}; give the environment's action space finite bounds."
+                )
+
+    def action_spec(self) -> Nest:
+        return tree.map_structure(_unit_spec, self._inner)
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        return self._environment.step(tree.map_structure(self._rescale, self._inner, action))
+
+    def _rescale(self, spec: specs.Array, value: Any) -> Any:
+        if spec.dtype.kind != "f":
+            return value
+        assert isinstance(spec, specs.BoundedArray)
+        value = np.asarray(value, spec.dtype)
+        if self._clip:
+            value = np.clip(value, -1.0, 1.0)
+        return spec.minimum + (value + 1.0) * (0.5 * (spec.maximum - spec.minimum))
+
+
+def _unit_spec(spec: specs.Array) -> specs.Array:
+    if spec.dtype.kind != "f":
+        return spec
+    return specs.BoundedArray(spec.shape, spec.dtype, -1.0, 1.0, name=spec.name)
+
+
+class _ObservationWrapper(EnvironmentWrapper):
+    """Changes each observation by ``_transform(timestep)``."""
+
+    def reset(self) -> dm_env.TimeStep:
+        timestep = self._environment.reset()
+        return timestep._replace(observation=self._transform(timestep))
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        timestep = self._environment.step(action)
+        return timestep._replace(observation=self._transform(timestep))
+
+    def _transform(self, timestep: dm_env.TimeStep) -> Nest:
+        raise NotImplementedError
+
+
+class FrameStack(_ObservationWrapper):
+    """The last ``num_frames`` observations along a new first axis, oldest first; zeros before a FIRST."""
+
+    def __init__(self, environment: BatchedEnvironment, num_frames: int):
+        super().__init__(environment)
+        if num_frames < 1:
+            raise ValueError(f"num_frames is {num_frames}, expected at least 1")
+        self._num_frames = num_frames
+        inner = environment.observation_spec()
+        self._spec = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
+        # Two slots in turn: the time step before stays intact.
+        self._slots = [specs.zeros(self._spec, (self.num_lanes,)) for _ in range(2)]
+        self._slot = 0
+
+    def observation_spec(self) -> Nest:
+        return self._spec
+
+    def _transform(self, timestep: dm_env.TimeStep) -> Nest:
+        before = self._slots[self._slot]
+        self._slot = 1 - self._slot
+        after = self._slots[self._slot]
+        first = timestep.step_type == FIRST
+
+        def push(old: np.ndarray, new: np.ndarray, frame: np.ndarray) -> None:
+            new[:, :-1] = old[:, 1:]
+            new[first] = 0
+            new[:, -1] = frame
+
+        tree.map_structure(push, before, after, timestep.observation)
+        return after
+
+
+def _stacked_spec(spec: specs.Array, num_frames: int) -> specs.Array:
+    shape = (num_frames, *spec.shape)
+    if isinstance(spec, specs.BoundedArray):
+        # Zeros stand before an episode's start, whatever the bounds are.
+        low, high = np.minimum(spec.minimum, 0), np.maximum(spec.maximum, 0)
+        return specs.BoundedArray(
+            shape, spec.dtype, np.broadcast_to(low, shape), np.broadcast_to(high, shape), name=spec.name
+        )
+    return specs.Array(shape, spec.dtype, name=spec.name)
+
+
+class SinglePrecision(_ObservationWrapper):
+    """float64 observations and actions as float32."""
+
+    def observation_spec(self) -> Nest:
+        return tree.map_structure(_single_spec, self._environment.observation_spec())
+
+    def action_spec(self) -> Nest:
+        # The inner environment converts the actions back.
+        return tree.map_structure(_single_spec, self._environment.action_spec())
+
+    def _transform(self, timestep: dm_env.TimeStep) -> Nest:
+        return tree.map_structure(
+            lambda leaf: leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf, timestep.observation
+        )
+
+
+def _single_spec(spec: specs.Array) -> specs.Array:
+    if spec.dtype != np.float64:
+        return spec
+    if isinstance(spec, specs.BoundedArray):
+        low, high = spec.minimum.astype(np.float32), spec.maximum.astype(np.float32)
+        return specs.BoundedArray(spec.shape, np.float32, low, high, name=spec.name)
+    return specs.Array(spec.shape, np.float32, name=spec.name)
+
+
+class Flatten(_ObservationWrapper):
+    """Nested observations as one float32[n] vector per lane; discrete scalars as one-hot codes.
+
+    Parts stand in the order of ``tree.flatten``: keys of dicts sorted.
+    """
+
+    def __init__(self, environment: BatchedEnvironment):
+        super().__init__(environment)
+        self._leaves = tree.flatten(environment.observation_spec())
+        sizes = [
+            leaf.num_values if isinstance(leaf, specs.DiscreteArray) else math.prod(leaf.shape)
+            for leaf in self._leaves
+        ]
+        ends = np.cumsum(sizes)
+        self._columns = [slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)]
+        self._spec = specs.Array((int(ends[-1]),), np.float32, name="observation")
+
+    def observation_spec(self) -> Nest:
+        return self._spec
+
+    def _transform(self, timestep: dm_env.TimeStep) -> Nest:
+        flat = np.zeros((self.num_lanes, *self._spec.shape), np.float32)
+        values = tree.flatten(timestep.observation)
+        for leaf, columns, value in zip(self._leaves, self._columns, values, strict=True):
+            if isinstance(leaf, specs.DiscreteArray):
+                flat[np.arange(self.num_lanes), columns.start + value] = 1.0
+            else:
+                flat[:, columns] = value.reshape(self.num_lanes, -1)
+        return flat
