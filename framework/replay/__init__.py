@@ -1,0 +1,40 @@
+"""Replay: Reverb's tables in Python, embedded, in shared memory or remote.
+
+A program written for dm-reverb runs with ``from framework import replay as reverb`` as long as it leaves TensorFlow's
+objects aside.
+"""
+
+from framework.replay import errors, rate_limiters, selectors
+from framework.replay.embedded import EmbeddedClient
+from framework.replay.errors import (
+    CheckpointError,
+    DeadlineExceededError,
+    ReverbError,
+    ServerClosed,
+    StoreFullError,
+    UnknownTableError,
+    WouldBlockError,
+)
+from framework.replay.layout import register_structure
+from framework.replay.table import Table
+from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
+
+__all__ = [
+    "CheckpointError",
+    "DeadlineExceededError",
+    "EmbeddedClient",
+    "PaddedSample",
+    "ReplaySample",
+    "ReverbError",
+    "SampleInfo",
+    "ServerClosed",
+    "StoreFullError",
+    "Table",
+    "TableInfo",
+    "UnknownTableError",
+    "WouldBlockError",
+    "errors",
+    "rate_limiters",
+    "register_structure",
+    "selectors",
+]

@@ -1,0 +1,143 @@
+"""The client of tables in the same process: direct calls, no server.
+
+::
+
+    client = EmbeddedClient([Table(...)])
+    writer = client.batch_writer()
+    rows = writer.append("steps", {"x": np.zeros((256, 4), np.float32)})
+    writer.create_items("replay", {"x": writer.slice("steps", "x", rows)})
+    sample = client.sample_batch("replay", 32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from framework.replay.batch_writer import BatchWriter
+from framework.replay.errors import ServerClosed, UnknownTableError
+from framework.replay.store import RowStore
+from framework.replay.table import Table
+from framework.replay.types import PaddedSample, ReplaySample, TableInfo
+
+
+class EmbeddedClient:
+    """See the module.
+
+    Args:
+      tables: of different names, not used by another client or server.
+      concurrent: whether other threads use the tables too. If not, a call that would wait for ever is a
+      ``WouldBlockError``.
+      store: where rows live; a new one in plain memory if None.
+      checkpointer: what ``checkpoint`` writes to.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        concurrent: bool = True,
+        store: RowStore | None = None,
+        checkpointer: Any = None,
+    ):
+        if not tables:
+            raise ValueError("tables: got none, expected at least one replay.Table")
+        names = [table.name for table in tables]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"tables: got several named {name!r}, expected different names")
+        self.concurrent = concurrent
+        self.store = store or RowStore()
+        self.tables: dict[str, Table] = dict(zip(names, tables, strict=True))
+        self.checkpointer = checkpointer
+        for table in tables:
+            table.attach(self.store, concurrent)
+        self._interrupted = False
+        self._writers: list[BatchWriter] = []
+        if checkpointer is not None:
+            checkpointer.load(self.tables, self.store)
+
+    def table(self, name: str) -> Table:
+        """The table; RuntimeError as in Reverb if there is none of that name."""
+        try:
+            return self.tables[name]
+        except KeyError:
+            raise UnknownTableError(
+                f"table {name!r} was not found; there are {sorted(self.tables)}"
+            ) from None
+
+    def is_interrupted(self) -> bool:
+        """Whether ``interrupt`` or ``close`` was called."""
+        return self._interrupted
+
+    def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
+        """A writer for B lanes. Items are inserted at once here, so none is ever in flight."""
+        if max_in_flight_items is not None and max_in_flight_items < 1:
+            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
+        writer = BatchWriter(self)
+        self._writers.append(writer)
+        return writer
+
+    def sample_batch(
+        self,
+        table: str,
+        batch_size: int,
+        timeout: float | None = None,
+        out: list[Any] | None = None,
+        pad: bool = False,
+    ) -> ReplaySample | PaddedSample:
+        """``batch_size`` samples stacked: ``SampleInfo`` of arrays ``[N]`` and the nest that was written,
+        ``[N, ...]``.
+
+        Args:
+          timeout: seconds; None waits for ever and 0 not at all. ``DeadlineExceededError`` when it is over:
+          nothing was sampled.
+          out: arrays for the leaves in the order of the flattened nest.
+          pad: items of different lengths come as a ``PaddedSample``; without it they are a ValueError.
+        """
+        if self._interrupted:
+            raise ServerClosed("the client was interrupted or closed")
+        return self.table(table).sample_batch(batch_size, timeout, out, pad, self.is_interrupted)
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
+        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
+        ignored."""
+        self.table(table).mutate(keys, priorities)
+
+    def mutate_priorities(
+        self,
+        table: str,
+        updates: Mapping[int, float] | None = None,
+        deletes: Sequence[int] | None = None,
+    ) -> None:
+        """Deletes items, then sets priorities; all or nothing."""
+        updates = updates or {}
+        self.table(table).mutate(list(updates.keys()), list(updates.values()), list(deletes or ()))
+
+    def can_sample(self, table: str, n: int = 1) -> bool:
+        """Whether ``n`` samples could be had now without waiting."""
+        return self.table(table).can_sample(n)
+
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        """Whether ``n`` items could be inserted now without waiting."""
+        return self.table(table).can_insert(n)
+
+    def reset(self, table: str) -> None:
+        """Removes every item of a table and sets its counters to 0."""
+        self.table(table).reset()
+
+    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """What is to be known of each table. It never waits here, so ``timeout`` does not matter."""
+        return {name: table.info for name, table in self.tables.items()}
+
+    def interrupt(self) -> None:
+        """Every call of this client that waits, and every later one that could, ends with
+        ``ServerClosed``."""
+        self._interrupted = True
+        for table in self.tables.values():
+            table.wake()
+
+    def close(self) -> None:
+        """Ends this client; what its writers hold back is inserted as far as that goes without waiting."""
+        for writer in list(self._writers):
+            writer.close(timeout=0)
+        self.interrupt()

@@ -1,0 +1,31 @@
+"""The errors of replay. Wrong arguments are ``ValueError``s as everywhere else."""
+
+from __future__ import annotations
+
+
+class ReverbError(Exception):
+    """Base of what replay raises when a call was right but could not be carried out."""
+
+
+class DeadlineExceededError(ReverbError, TimeoutError):
+    """A call did not go through within its timeout. Nothing of it has taken effect unless it says so."""
+
+
+class ServerClosed(ReverbError):
+    """The server was stopped, or the client interrupted, while the call waited or before it began."""
+
+
+class WouldBlockError(ReverbError):
+    """The call would wait for ever: the rate limiter refuses and nobody else runs in this thread."""
+
+
+class StoreFullError(ReverbError, MemoryError):
+    """The row store may not, or can not, reserve memory for more rows."""
+
+
+class CheckpointError(ReverbError):
+    """A checkpoint is missing, incomplete, altered, or does not fit the tables."""
+
+
+class UnknownTableError(ReverbError, RuntimeError):
+    """There is no table of that name."""

@@ -1,0 +1,158 @@
+"""The bookkeeping of a table's items as arrays over slots, and the map from keys to slots.
+
+A key that the table gives out is ``generation << bits | slot``, so that looking it up is arithmetic. Keys
+that writers make
+themselves (they must know them before the server has answered) have the bit ``FOREIGN`` set and live in a
+dict. Bits 56
+to 63 are 0 in both, free for whoever puts several servers together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+import numpy as np
+
+from framework.replay.selectors.base import grown
+
+FOREIGN = 1 << 55
+_KEY_BITS = 55
+
+FREE, LIVE, LIMBO = 0, 1, 2
+
+_foreign_keys = itertools.count(secrets.randbits(_KEY_BITS - 1))
+
+
+def make_keys(n: int) -> np.ndarray:
+    """``n`` new foreign keys, uint64 ``[n]``; unique among processes but for a chance of about 1e-16 a
+    pair."""
+    first = next(_foreign_keys) if n == 1 else [next(_foreign_keys) for _ in range(n)]
+    return np.array(first, np.uint64, ndmin=1) | np.uint64(FOREIGN)
+
+
+class Items:
+    """Arrays ``[slots]``; they grow up to the most items that the table ever held at once."""
+
+    def __init__(self, max_size: int, width: int = 0):
+        self.bits = max(10, (2 * max_size).bit_length())
+        self._mask = np.uint64((1 << self.bits) - 1)
+        size = min(1024, max(16, max_size))
+        self.state = np.zeros(size, np.int8)
+        self.keys = np.zeros(size, np.uint64)
+        self.generation = np.zeros(size, np.uint64)
+        self.priorities = np.zeros(size)
+        self.times = np.zeros(size, np.int32)  # sampled, reservations included
+        self.pending = np.zeros(size, np.int32)  # reserved and neither committed nor given back
+        self.stamps = np.zeros(size, np.int64)
+        self.layouts = np.zeros(size, np.int32)
+        self.index = np.zeros((size, width), np.int64)
+        self.lengths: np.ndarray | None = None  # int32 [slots, groups], made when the first ragged item comes
+        self.episodes: np.ndarray | None = None  # uint64 [slots], made when the first item names its episode
+        self.foreign: dict[int, int] = {}
+        self._free = np.zeros(size, np.int64)
+        self._num_free = 0
+        self._next = 0
+
+    @property
+    def size(self) -> int:
+        """Slots in use."""
+        return self._next - self._num_free
+
+    def take(self, n: int) -> np.ndarray:
+        """``n`` free slots."""
+        reused = min(n, self._num_free)
+        if reused == n:
+            self._num_free -= n
+            return self._free[self._num_free : self._num_free + n].copy()
+        slots = np.empty(n, np.int64)
+        slots[:reused] = self._free[self._num_free - reused : self._num_free]
+        self._num_free -= reused
+        end = self._next + n - reused
+        slots[reused:] = np.arange(self._next, end)
+        self._next = end
+        if end > len(self.state):
+            self._grow(end)
+        return slots
+
+    def _grow(self, size: int) -> None:
+        names = [
+            "state",
+            "keys",
+            "generation",
+            "priorities",
+            "times",
+            "pending",
+            "stamps",
+            "layouts",
+            "index",
+            "_free",
+        ]
+        for name in [*names, "lengths", "episodes"]:
+            array = getattr(self, name)
+            if array is not None:
+                setattr(self, name, grown(array, size))
+
+    def put_back(self, slots: np.ndarray) -> None:
+        """``slots`` are free."""
+        self.state[slots] = FREE
+        n = len(slots)
+        self._free[self._num_free : self._num_free + n] = slots
+        self._num_free += n
+
+    def widen(self, width: int) -> None:
+        """Makes lines of the index matrix ``width`` long."""
+        if width > self.index.shape[1]:
+            wider = np.zeros((len(self.index), width), np.int64)
+            wider[:, : self.index.shape[1]] = self.index
+            self.index = wider
+
+    def set_lengths(self, slots: np.ndarray, lengths: np.ndarray) -> None:
+        """Stores int32 ``[k, groups]``."""
+        groups = lengths.shape[1]
+        if self.lengths is None:
+            self.lengths = np.zeros((len(self.state), groups), np.int32)
+        elif self.lengths.shape[1] < groups:
+            wider = np.zeros((len(self.state), groups), np.int32)
+            wider[:, : self.lengths.shape[1]] = self.lengths
+            self.lengths = wider
+        self.lengths[slots, :groups] = lengths
+
+    def name(self, slots: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
+        """Gives the items in ``slots`` their keys (new ones for None) and returns them."""
+        if keys is None:
+            self.generation[slots] += np.uint64(1)
+            keys = self.generation.take(slots)
+            keys <<= np.uint64(self.bits)
+            keys |= slots.view(np.uint64)
+        else:
+            self.foreign.update(zip(keys.tolist(), slots.tolist(), strict=True))
+        self.keys[slots] = keys
+        return keys
+
+    def forget(self, slots: np.ndarray) -> None:
+        """The keys of ``slots`` mean nothing any more."""
+        if self.foreign:
+            for key in self.keys.take(slots).tolist():
+                self.foreign.pop(key, None)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The slot of each key, -1 for keys that are gone or never were; int64 ``[n]``."""
+        slots = (keys & self._mask).view(np.int64)
+        known = slots < self._next
+        if not known.all():
+            slots = np.where(known, slots, 0)
+        found = (self.keys.take(slots) == keys) & (self.state.take(slots) != FREE) & known
+        if found.all():
+            return slots
+        slots = np.where(found, slots, -1)
+        if self.foreign:
+            missing = np.flatnonzero(~found)
+            get = self.foreign.get
+            slots[missing] = [get(key, -1) for key in keys[missing].tolist()]
+        return slots
+
+    def in_order(self) -> np.ndarray:
+        """The slots in use, oldest first."""
+        slots = np.flatnonzero(self.state[: self._next])
+        return slots[np.argsort(self.stamps[slots], kind="stable")]

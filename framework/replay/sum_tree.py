@@ -1,0 +1,111 @@
+"""A sum tree of wide fanout over float64 weights, vectorised over the leaves of a request.
+
+Every inner sum is computed anew from its children, never by adding differences, so that it does not drift;
+float64
+because with float32 a few million weights of very different sizes do not add up to within one of the small
+ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+FANOUT = 16
+# The root level is not a tree but one array, searched through its running sum: cheaper than two more levels.
+_ROOT = 1024
+
+
+class SumTree:
+    """Weights >= 0 of the leaves 0, 1, …; those never set weigh 0. It grows with the largest leaf that is
+    set."""
+
+    def __init__(self, capacity: int = FANOUT):
+        self._ones = np.ones(FANOUT)
+        self._running = np.triu(np.ones((FANOUT, FANOUT)))  # block @ this = its running sums
+        self._levels: list[np.ndarray] = []  # [leaves, sums of FANOUT leaves, …, root]
+        self._cumulative: np.ndarray | None = None
+        self._build(np.zeros(capacity))
+
+    def _build(self, leaves: np.ndarray) -> None:
+        blocks = -(-len(leaves) // FANOUT)
+        padded = np.zeros(blocks * FANOUT)
+        padded[: len(leaves)] = leaves
+        self._levels = [padded]
+        while len(self._levels[-1]) > _ROOT:
+            sums = self._levels[-1].reshape(-1, FANOUT) @ self._ones
+            padded = np.zeros(-(-len(sums) // FANOUT) * FANOUT)
+            padded[: len(sums)] = sums
+            self._levels.append(padded)
+        self._cumulative = None
+
+    def __len__(self) -> int:
+        return len(self._levels[0])
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._root_sums()[-1])
+
+    def _root_sums(self) -> np.ndarray:
+        if self._cumulative is None:
+            self._cumulative = self._levels[-1].cumsum()
+        return self._cumulative
+
+    def get(self, leaves: np.ndarray) -> np.ndarray:
+        """The weights of ``leaves``."""
+        return self._levels[0].take(leaves)
+
+    def set(self, leaves: np.ndarray, weights: np.ndarray) -> None:
+        """Sets the weights of ``leaves``; of a leaf that is there twice the last one holds."""
+        if not len(leaves):
+            return
+        highest = int(leaves.max())
+        if highest >= len(self._levels[0]):
+            old = self._levels[0]
+            grown = np.zeros(max(highest + 1, 2 * len(old)))
+            grown[: len(old)] = old
+            grown[leaves] = weights
+            self._build(grown)
+            return
+        self._levels[0][leaves] = weights
+        nodes = leaves
+        for below, above in zip(self._levels[:-1], self._levels[1:], strict=True):
+            nodes = nodes // FANOUT
+            above[nodes] = below.reshape(-1, FANOUT).take(nodes, 0) @ self._ones
+        self._cumulative = None
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """``n`` independent leaves in proportion to their weights, and their probabilities. The total must be
+        > 0."""
+        total = self.total
+        leaves, weights = self._descend(rng.random(n) * total)
+        while not weights.all():
+            # Rounding can end a descent just past the last child that weighs anything. Leaves of weight 0
+            # must not be chosen.
+            again = np.flatnonzero(weights == 0.0)
+            leaves[again], weights[again] = self._descend(rng.random(len(again)) * total)
+        weights /= total
+        return leaves, weights
+
+    def _descend(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The leaf in whose share of the running sum each of ``mass`` falls, and its weight."""
+        sums = self._root_sums()
+        nodes = sums.searchsorted(mass, side="right")
+        np.minimum(nodes, len(sums) - 1, out=nodes)
+        mass = mass - sums.take(nodes)
+        mass += self._levels[-1].take(nodes)
+        for level in reversed(self._levels[:-1]):
+            running = level.reshape(-1, FANOUT).take(nodes, 0) @ self._running
+            before = running <= mass[:, None]
+            child = before.argmin(
+                1
+            )  # the first whose running sum is above; 0 if none is, caught by the caller
+            if level is not self._levels[0]:
+                mass = mass - running.reshape(-1).take(np.arange(0, running.size, FANOUT) + child)
+                nodes = nodes * FANOUT
+                nodes += child
+                mass += level.take(nodes)
+            else:
+                nodes = nodes * FANOUT
+                nodes += child
+        return nodes, self._levels[0].take(nodes)
