@@ -212,6 +212,8 @@ class BlockAdder(Adder):
                 return 0
             try:
                 self.flush_pending()
+                if self._observation is not None:
+                    self._forget()
             finally:
                 self._closed = True
                 self._open = False

@@ -288,8 +288,8 @@ class NStepTransitionAdder(BlockAdder):
             return Transition(
                 observation=observation.nest(observation.take(start)),
                 action=self._action.nest(actions),
-                reward=self._nest_result(rewards),
-                discount=self._nest_result(discounts),
+                reward=self._nest_result([reward.copy() for reward in rewards]),
+                discount=self._nest_result([discount.copy() for discount in discounts]),
                 next_observation=observation.nest(observation.take(end)),
                 extras=self._extras_nest(extras),
             )

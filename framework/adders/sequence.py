@@ -109,6 +109,9 @@ class RowAdder(BlockAdder):
     def _forget(self) -> None:
         self._release(self._rows)
         self._rows[:] = -1
+        if self._padding is not None:
+            self._release(self._padding)
+            self._padding = None
 
     def _opened(self) -> None:
         self._origin[:] = self._t
@@ -242,6 +245,12 @@ class SequenceAdder(RowAdder):
         steps, lanes = np.nonzero(size)
         if not len(steps):
             return
+        # In the order in which add() completed the rows, whatever the size of the blocks: a LAST row is complete
+        # with the row before it.
+        early = self._kinds[steps + history, lanes] == LAST
+        if early.any():
+            order = np.lexsort((steps, lanes, steps - early))
+            steps, lanes = steps[order], lanes[order]
         sizes = size[steps, lanes]
         first = steps + history - sizes + 1
         times = first[:, None] + np.arange(length)
@@ -273,18 +282,18 @@ class SequenceAdder(RowAdder):
 
     def _data(self, index: np.ndarray, padded: np.ndarray) -> Step:
         """The items themselves, for priority functions."""
-        values: dict[str, np.ndarray] = {}
+        kinds = self._kinds.reshape(-1)
+        following = kinds[np.minimum(index + self._width, len(kinds) - 1)]
+        newest = index // self._width == self._t
+        real = (kinds[index] < LAST) & (following > FIRST) & ~newest & ~padded
+        values = {START: (kinds[index] == FIRST) & ~padded, MASK: real.astype(np.float32)}
         for field in (self._observation, self._action, self._reward, self._discount, self._extras):
             if field is not None:
-                values.update(zip(field.names, field.take(index)))
-        kinds = self._kinds.reshape(-1)
-        width = self._width
-        following = kinds[np.minimum(index + width, len(kinds) - 1)]
-        values[START] = kinds[index] == FIRST
-        newest = index // width == self._t
-        values[MASK] = ((kinds[index] < LAST) & (following > FIRST) & ~newest).astype(np.float32)
-        for value in values.values():
-            value[padded] = 0
+                # A lane's action after its LAST step was ignored; it stands in the array but not in the row.
+                zero = padded if field is self._observation else ~real
+                for name, value in zip(field.names, field.take(index)):
+                    value[zero] = 0
+                    values[name] = value
         return self._step(values.__getitem__)
 
 

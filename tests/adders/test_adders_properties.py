@@ -1,0 +1,328 @@
+"""The adders against slow, obviously right references: one lane, one row, one item at a time."""
+
+import collections
+
+import dm_env
+import numpy as np
+import pytest
+import tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework import adders, replay
+from framework.types import Step, Transition
+
+FIRST, MID, LAST = 0, 1, 2
+TABLE = adders.DEFAULT_TABLE
+
+
+def make_client():
+    return replay.embedded.EmbeddedClient([replay.Table.queue(TABLE, 10_000)])
+
+
+def drain(client):
+    """All items in the order in which they were written, without padding."""
+    items = []
+    while client.can_sample(TABLE, 1):
+        sample = client.sample_batch(TABLE, 1, timeout=0)
+        lengths = getattr(sample, "lengths", None)
+        if lengths is None:
+            items.append(tree.map_structure(lambda x: x[0], sample.data))
+        else:
+            items.append(tree.map_structure(lambda x, n: x[0] if n is None else x[0, : n[0]], sample.data, lengths))
+    return items
+
+
+@st.composite
+def scripts(draw, max_lanes=4, max_time=24):
+    """Step types ``[time, lane]``; None for a call of ``reset()`` followed by ``add_first``."""
+    lanes = draw(st.integers(1, max_lanes))
+    time = draw(st.integers(1, max_time))
+    kinds = [[FIRST] * lanes]
+    for _ in range(time):
+        if draw(st.integers(0, 15)) == 0:
+            kinds.append(None)
+            kinds.append([FIRST] * lanes)
+            continue
+        choices = st.sampled_from([MID, MID, MID, MID, LAST, LAST, FIRST])
+        kinds.append([FIRST if kind == LAST else draw(choices) for kind in kinds[-1]])
+    return kinds
+
+
+Row = collections.namedtuple("Row", "observation action reward discount extras")
+
+
+def play(adder, kinds, rng, flush, single=False):
+    """Feeds the adder; returns per lane the events ``(time, kind or None, row before, observation)``."""
+    lanes = len(kinds[0])
+    events = [[] for _ in range(lanes)]
+    began = acted = False
+    for t, types in enumerate(kinds):
+        if types is None:
+            adder.reset()
+            began = False
+            for lane in events:
+                lane.append((t, None, None, None))
+            continue
+        observation = {"a": rng.integers(1, 200, (lanes, 2)).astype(np.uint8), "b": rng.normal(size=lanes)}
+        reward = rng.normal(size=lanes).astype(np.float32)
+        discount = np.where(rng.random(lanes) < 0.3, 0, rng.random(lanes)).astype(np.float32)
+        action = rng.integers(1, 9, lanes)
+        extras = {"e": rng.normal(size=(lanes, 3)).astype(np.float32)}
+        timestep = dm_env.TimeStep(np.array(types), reward, discount, observation)
+        if single:
+            observation, action, extras = tree.map_structure(lambda x: x[0], (observation, action, extras))
+            timestep = dm_env.TimeStep(dm_env.StepType(types[0]), reward[0], discount[0], observation)
+        if began:
+            adder.add(action, timestep, extras)
+        else:
+            adder.add_first(timestep)
+        if single:
+            observation, action, extras = tree.map_structure(lambda x: x[None], (observation, action, extras))
+        began = True
+        acted = acted or any(types)
+        if not acted:
+            # Before the first action of all a new FIRST step replaces the one before it.
+            events = [[] for _ in range(lanes)]
+        for b in range(lanes):
+            pick = lambda nest, b=b: tree.map_structure(lambda x: x[b].copy(), nest)  # noqa: E731
+            events[b].append(
+                (t, types[b], Row(None, pick(action), reward[b], discount[b], pick(extras)), pick(observation))
+            )
+        if rng.random() < flush:
+            adder.flush_pending()
+        for array in tree.flatten((observation, reward, discount, action, extras)):
+            array[...] = 77  # adders copy: what happens to the caller's arrays later is none of their business
+    return events
+
+
+def episodes(events):
+    """Splits one lane's events: ``(rows, times of completion, how it ended)``, with None for a reset."""
+    rows, observation = None, None
+    for t, kind, row, seen in events:
+        if kind is None:
+            yield rows, observation, t, "reset"
+            rows = None
+        elif kind == FIRST:
+            if rows is not None:
+                yield rows, observation, t, "cut"
+            rows, observation = [], seen
+        else:
+            rows.append((t, row._replace(observation=observation)))
+            observation = seen
+            if kind == LAST:
+                yield rows, observation, t, "last"
+                rows = None
+    if rows is not None:
+        yield rows, observation, None, "open"
+
+
+def reference_transitions(rows, last, ended_at, how, n, g):
+    """Yields ``(time, item)`` of one episode."""
+    observations = [row.observation for _, row in rows] + [last]
+
+    def window(start, end):
+        reward, discount = 0.0, 1.0
+        for i in range(start, end):
+            reward += discount * g ** (i - start) * rows[i][1].reward
+            discount *= rows[i][1].discount
+        return Transition(
+            observations[start],
+            rows[start][1].action,
+            np.float32(reward),
+            np.float32(discount * g ** (end - start - 1)),
+            observations[end],
+            rows[start][1].extras,
+        )
+
+    for end in range(1, len(rows) + 1):
+        yield rows[end - 1][0], window(max(0, end - n), end)
+    if how in ("last", "cut"):
+        for start in range(max(0, len(rows) - n) + 1, len(rows)):
+            yield ended_at, window(start, len(rows))
+
+
+def as_step(rows):
+    """Rows ``(start, real, Row)``, None for padding, as a ``Step``."""
+    some = next(row for row in rows if row is not None)[2]
+    zero = tree.map_structure(np.zeros_like, some)
+    parts = []
+    for row in rows:
+        start, real, values = row if row is not None else (False, False, zero)
+        parts.append(
+            Step(*values[:4], np.bool_(start), extras=values.extras, mask=np.float32(real))
+        )
+    return tree.map_structure(lambda *leaves: np.stack(leaves), *parts)
+
+
+def episode_rows(rows, last, how, ended_at):
+    """``(time of completion, start, real, Row)`` of one episode, the closing row included if there is one."""
+    out = [(t, i == 0, True, row) for i, (t, row) in enumerate(rows)]
+    if how in ("last", "cut"):
+        example = rows[0][1] if rows else None
+        if example is not None:
+            closing = tree.map_structure(np.zeros_like, example)._replace(observation=last)
+            out.append((ended_at, not rows, False, closing))
+        else:
+            out.append((ended_at, True, False, last))
+    return out
+
+
+def reference_sequences(rows, length, period, behavior, finished):
+    """Yields ``(time, rows of the item)`` for the rows of one stream."""
+    written_to = 0
+    for count in range(length, len(rows) + 1):
+        if (count - length) % period == 0:
+            yield rows[count - 1][0], rows[count - length : count]
+            written_to = count
+    if not finished or behavior == "CONTINUE" or written_to == len(rows):
+        return
+    time = rows[-1][0]
+    if behavior == "WRITE":
+        if len(rows) >= length:
+            yield time, rows[-length:]
+        return
+    point = length
+    while point < len(rows):
+        point += period
+    item = rows[point - length :]
+    if behavior == "ZERO_PAD":
+        item = item + [None] * (length - len(item))
+    yield time, item
+
+
+def check(expected, actual):
+    assert len(actual) == len(expected)
+    for want, got in zip(expected, actual, strict=True):
+        tree.assert_same_structure(want, got)
+        for path, value in tree.flatten_with_path(want):
+            other = got
+            for key in path:
+                other = getattr(other, key) if isinstance(key, str) and hasattr(other, key) else other[key]
+            assert np.shape(other) == np.shape(value), path
+            np.testing.assert_allclose(other, value, rtol=1e-4, atol=1e-5, err_msg=str(path))
+
+
+def in_order(found):
+    """Items by the time of the call that completed them, then by lane, then as they came."""
+    return [item for *_, item in sorted(found, key=lambda entry: entry[:2])]
+
+
+common = settings(max_examples=150, deadline=None)
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["batched", "single"])
+def test_transitions_equal_the_reference(single):
+    @common
+    @given(
+        kinds=scripts(max_lanes=1 if single else 4),
+        n=st.integers(1, 5),
+        g=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+        seed=st.integers(0, 1000),
+        flush=st.sampled_from([0, 0.3, 1]),
+        with_priorities=st.booleans(),
+    )
+    def run(kinds, n, g, seed, flush, with_priorities):
+        client = make_client()
+        seen = []
+        fns = {TABLE: (lambda item: [seen.append(item), np.ones(len(item.reward))][1]) if with_priorities else None}
+        adder = adders.NStepTransitionAdder(client, n, g, priority_fns=fns)
+        events = play(adder, kinds, np.random.default_rng(seed), flush, single)
+        found = [
+            (t, b, item)
+            for b, lane in enumerate(events)
+            for rows, last, ended_at, how in episodes(lane)
+            if rows is not None
+            for t, item in reference_transitions(rows, last, ended_at, how, n, g)
+        ]
+        check(in_order(found), drain(client))
+        if with_priorities:
+            parts = [tree.map_structure(lambda x, i=i: x[i], p) for p in seen for i in range(len(p.reward))]
+            check(in_order(found), parts)
+        adder.close()
+
+    run()
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["batched", "single"])
+@pytest.mark.parametrize("behavior", ["ZERO_PAD", "TRUNCATE", "WRITE", "CONTINUE"])
+def test_sequences_equal_the_reference(behavior, single):
+    @settings(max_examples=80, deadline=None)
+    @given(
+        kinds=scripts(max_lanes=1 if single else 4),
+        length=st.integers(1, 6),
+        data=st.data(),
+        seed=st.integers(0, 1000),
+        flush=st.sampled_from([0, 0.3, 1]),
+        with_priorities=st.booleans(),
+    )
+    def run(kinds, length, data, seed, flush, with_priorities):
+        period = data.draw(st.integers(1, length))
+        client = make_client()
+        seen = []
+        fns = {TABLE: (lambda item: [seen.append(item), np.ones(len(item.reward))][1]) if with_priorities else None}
+        adder = adders.SequenceAdder(client, length, period, behavior, priority_fns=fns)
+        events = play(adder, kinds, np.random.default_rng(seed), flush, single)
+        zero = next((e[2] for lane in events for e in lane if e[2] is not None), None)
+        found = []
+        for b, lane in enumerate(events):
+            stream = []
+            streams = []
+            for rows, last, ended_at, how in episodes(lane):
+                stream += [] if rows is None else episode_rows(rows, last, how, ended_at)
+                if how == "reset" or behavior != "CONTINUE":
+                    streams.append((stream, how in ("last", "cut")))
+                    stream = []
+            streams.append((stream, False))
+            for rows, finished in streams:
+                for t, item in reference_sequences(rows, length, period, behavior, finished):
+                    if not any(row is not None and row[2] for row in item):
+                        continue
+                    fixed = []
+                    for row in item:
+                        if row is not None and not isinstance(row[3], Row):
+                            values = tree.map_structure(np.zeros_like, zero)._replace(observation=row[3])
+                            row = (*row[:3], values)
+                        fixed.append(None if row is None else row[1:])
+                    found.append((t, b, as_step(fixed)))
+        check(in_order(found), drain(client))
+        if with_priorities and behavior != "TRUNCATE":
+            parts = [tree.map_structure(lambda x, i=i: x[i], p) for p in seen for i in range(len(p.reward))]
+            check(in_order(found), parts)
+        adder.close()
+
+    run()
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["batched", "single"])
+@pytest.mark.parametrize("padded", [False, True], ids=["ragged", "padded"])
+def test_episodes_equal_the_reference(padded, single):
+    longest = 40
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        kinds=scripts(max_lanes=1 if single else 4),
+        seed=st.integers(0, 1000),
+        flush=st.sampled_from([0, 0.3, 1]),
+        with_priorities=st.booleans(),
+    )
+    def run(kinds, seed, flush, with_priorities):
+        client = make_client()
+        seen = []
+        fns = {TABLE: (lambda item: [seen.append(item), np.ones(len(item.reward))][1]) if with_priorities else None}
+        adder = adders.EpisodeAdder(client, longest, np.zeros if padded else None, priority_fns=fns)
+        events = play(adder, kinds, np.random.default_rng(seed), flush, single)
+        found = []
+        for b, lane in enumerate(events):
+            for rows, last, ended_at, how in episodes(lane):
+                if rows and how == "last":
+                    item = [row[1:] for row in episode_rows(rows, last, how, ended_at)]
+                    item += [None] * (longest - len(item)) if padded else []
+                    found.append((ended_at, b, as_step(item)))
+        check(in_order(found), drain(client))
+        if with_priorities and padded:
+            parts = [tree.map_structure(lambda x, i=i: x[i], p) for p in seen for i in range(len(p.reward))]
+            check(in_order(found), parts)
+        adder.close()
+
+    run()
