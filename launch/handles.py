@@ -81,6 +81,19 @@ def dereference_nest(value: Any) -> Any:
     return value
 
 
+def walk_handles(value: Any, visit: Callable[[Handle], None]) -> None:
+    """Calls ``visit`` with every handle where `dereference_nest` would put a client."""
+    if isinstance(value, Handle):
+        visit(value)
+    elif isinstance(value, functools.partial):
+        walk_handles((value.args, value.keywords), visit)
+    elif isinstance(value, dict):
+        walk_handles(list(value.values()), visit)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            walk_handles(item, visit)
+
+
 def client_of(node_id: int) -> Any:
     """What a client is pickled as: the receiving process makes its own."""
     return context.current_runtime().client(node_id)

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from launch.handles import Handle, dereference_nest
+from launch.handles import Handle, dereference_nest, walk_handles
 
 _ids = itertools.count(1)
 
@@ -42,6 +42,12 @@ class Node:
     def parts(self) -> Sequence[Node]:
         """The nodes inside of this one: those of a colocation, else none."""
         return ()
+
+    def handles(self) -> list[Handle]:
+        """The handles in the arguments: the nodes that this one can call."""
+        found: list[Handle] = []
+        walk_handles((self._args, self._kwargs), found.append)
+        return found
 
     def claim(self) -> None:
         if self._claimed:
