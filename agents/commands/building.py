@@ -1,0 +1,89 @@
+"""From settings to a checked program: everything that can be wrong with a command line is found here."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from agents.commands.errors import CommandError
+from agents.commands.options import RunOptions, program_arguments
+
+
+def check_engine(name: str) -> None:
+    """CommandError if there is no such engine."""
+    from launch.engines.base import engine_names
+
+    if name not in engine_names():
+        raise CommandError(f"Unknown engine {name!r}; the engines are {', '.join(engine_names())}.")
+
+
+def environment_spec(options: RunOptions) -> Any:
+    """The spec of the environment; CommandError if it is unknown or cannot be made."""
+    from framework import environments, specs
+
+    try:
+        environment = environments.make(options.environment, num_lanes=1, seed=options.seed)
+        try:
+            return specs.make_environment_spec(environment)
+        finally:
+            environment.close()
+    except (ValueError, TypeError, ImportError) as error:
+        raise CommandError(f"--environment {options.environment}: {error}") from error
+
+
+def check_agent(agent: Any, spec: Any) -> None:
+    """Lets the agent act once on zeros; CommandError if it cannot, or if its action does not fit the spec."""
+    import numpy as np
+    import tree
+
+    lanes = 2
+    try:
+        policy = agent.make_policy(agent.make_networks(spec))
+        observation = tree.map_structure(
+            lambda leaf: np.zeros((lanes, *leaf.shape), leaf.dtype), spec.observations
+        )
+        action, _, _ = policy.step(observation, policy.initial_state(lanes))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise CommandError(f"{type(agent).__name__} cannot act in this environment: {error}") from error
+    fits = functools.partial(_check_action, type(agent).__name__, lanes)
+    tree.map_structure_up_to(spec.actions, fits, spec.actions, action)
+
+
+def build_program(agent: Any, options: RunOptions, directory: Path, logger_factory: Any) -> Any:
+    """The program; CommandError for limits and counts that make no sense."""
+    from framework import programs
+
+    arguments = program_arguments(options) | {"directory": str(directory), "logger_factory": logger_factory}
+    try:
+        return programs.make_program(agent, options.environment, **arguments)
+    except (ValueError, TypeError, ImportError) as error:
+        raise CommandError(f"This run cannot be built: {error}") from error
+
+
+def make_loggers(directory: str, csv: bool, tensorboard: bool) -> Any:
+    """The logger of a run's rows; called in the monitor's process."""
+    from framework import loggers
+
+    folder = Path(directory)
+    made: list[loggers.Logger] = [loggers.JSONLLogger(folder / "metrics.jsonl")]
+    if csv:
+        made.append(loggers.CSVLogger(folder / "metrics.csv"))
+    if tensorboard:
+        made.append(loggers.TensorBoardLogger(folder / "tensorboard"))
+    return loggers.Dispatcher(made)
+
+
+def _check_action(agent: str, lanes: int, spec: Any, action: Any) -> None:
+    shape, dtype = getattr(action, "shape", None), getattr(action, "dtype", None)
+    wanted = (lanes, *spec.shape)
+    if shape != wanted or dtype != spec.dtype:
+        raise CommandError(
+            f"{agent} gives actions {spec.name!r} of shape {shape} and dtype {dtype} for {lanes} lanes; the "
+            f"environment expects {wanted} and {spec.dtype}. Make the network's output fit the action spec."
+        )
+    for lane in action:
+        try:
+            spec.validate(lane)
+        except ValueError as error:
+            raise CommandError(f"{agent} gives an action that the environment forbids: {error}") from error

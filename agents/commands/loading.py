@@ -1,0 +1,102 @@
+"""From a run's folder to a policy that acts: for ``eval``, ``video`` and ``agents.load_policy``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from agents.commands.building import environment_spec
+from agents.commands.errors import CommandError
+from agents.commands.run_folder import RunFolder, describe_spec
+from framework.checkpointing import CheckpointError, CheckpointReader
+
+
+class LoadedPolicy:
+    """What a run has learned, acting greedily.
+
+    ::
+
+        policy = agents.load_policy("runs/cartpole")
+        environment = policy.make_environment(num_lanes=1, seed=0)
+        timestep = environment.reset()
+        action = policy(timestep.observation)               # [B, ...] to [B, ...]
+
+    Attributes:
+      agent: as it was configured.
+      spec: the specs of its environment.
+      networks: with the parameters of the checkpoint, on the CPU.
+      step: environment steps when the checkpoint was saved.
+      checkpoint: the folder it was read from.
+    """
+
+    def __init__(self, folder: RunFolder, reader: CheckpointReader):
+        self.agent = folder.make_agent()
+        self.spec = environment_spec(folder.options)
+        if describe_spec(self.spec) != folder.environment_spec:
+            raise CommandError(
+                f"{folder.path}: {folder.options.environment!r} is not the environment that the run was "
+                f"trained in; it had {folder.environment_spec}. Install the versions that config.json names."
+            )
+        self.networks = self.agent.make_networks(self.spec)
+        self.step, self.checkpoint = reader.step, reader.path
+        self._options = folder.options
+        self._normaliser: Any = None
+        self._load(reader)
+        self._policy = self.agent.make_policy(self.networks, evaluation=True)
+        self._state: Any = None
+        self._lanes = 0
+
+    def __call__(self, observation: Any) -> Any:
+        """The actions for a nest of ``[B, ...]``. Recurrent ones remember until ``reset``."""
+        import tree
+
+        lanes = len(tree.flatten(observation)[0])
+        if self._state is None or lanes != self._lanes:
+            self._lanes, self._state = lanes, self._policy.initial_state(lanes)
+        action, _, self._state = self._policy.step(observation, self._state)
+        return action
+
+    def reset(self) -> None:
+        """Starts new episodes in all lanes."""
+        self._state = None
+
+    def make_actor(self, num_lanes: int, seed: int = 0) -> Any:
+        """A ``PolicyActor`` that stores nothing."""
+        from framework.actors import PolicyActor
+
+        return PolicyActor(self._policy, num_lanes=num_lanes, seed=seed)
+
+    def make_environment(self, num_lanes: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
+        """The run's environment, with the normalisers' statistics of the checkpoint."""
+        from framework import environments
+
+        environment = environments.make(
+            self._options.environment,
+            num_lanes=num_lanes,
+            seed=seed,
+            stepping="inline" if render_mode else self._options.stepping,
+            render_mode=render_mode,
+        )
+        if self._normaliser is not None:
+            environment.restore(self._normaliser)
+        return environment
+
+    def _load(self, reader: CheckpointReader) -> None:
+        from framework.actors import VariableClient
+
+        if "learner" in reader.names:
+            learner = self.agent.make_learner(self.networks, self.spec)
+            learner.restore(reader.state("learner")["learner"])
+            VariableClient(learner, self.networks).update(wait=True)
+        if "actor-0" in reader.names:
+            self._normaliser = reader.state("actor-0").get("environment")
+
+
+def load_policy(run: str | os.PathLike, checkpoint: str | int | os.PathLike | None = None) -> LoadedPolicy:
+    """See ``agents.load_policy``. CommandError if the run or its checkpoint cannot be read."""
+    folder = RunFolder.open(run)
+    try:
+        reader = folder.checkpointer.restore(checkpoint)
+        return LoadedPolicy(folder, reader)
+    except CheckpointError as error:
+        raise CommandError(f"{error} Choose another with --checkpoint.") from error

@@ -1,0 +1,49 @@
+"""The settings of a run, which are the flags of ``repertory train``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how long the agent trains."""
+
+    environment: str = "gymnasium:CartPole-v1"  # gymnasium:ID, dm_control:DOMAIN/TASK or atari:GAME.
+    engine: str = "processes"  # What runs the program: serial, threads, processes.
+    directory: str | None = None  # Folder of the run; by default a new one under runs/.
+    seed: int = 0  # Of everything; with --engine serial the same seed gives the same run.
+
+    num_actors: int = 2  # Actor nodes; more collect faster while cores are free.
+    lanes_per_actor: int = 4  # Environments that each actor steps as one batch.
+    stepping: str = "auto"  # How an actor steps its lanes: auto, inline, vector, processes.
+
+    max_actor_steps: int | None = 100_000  # Environment steps of all actors together; exact.
+    max_learner_steps: int | None = None  # Learner steps; None is no limit.
+    target_return: float | None = None  # End when the greedy mean return reaches this.
+
+    evaluate_every: int | None = 5_000  # Environment steps between evaluations; None for none.
+    num_evaluation_episodes: int = 20  # Episodes of one evaluation.
+    checkpoint_every: int | None = 50_000  # Environment steps between checkpoints, beside the last one.
+    keep_checkpoints: int = 3  # How many checkpoints stay.
+    publish_every: int = 10  # Learner steps between versions of the parameters that actors can pull.
+    log_every: int = 1_000  # Environment steps of an actor between its rows of metrics.
+    learner_log_every: int = 500  # Learner steps between its rows of metrics.
+    replay_backend: str = "framework.replay"  # Module with Reverb's interface: or "reverb".
+
+    csv: bool = False  # Also write metrics.csv.
+    tensorboard: bool = False  # Also write TensorBoard events to tensorboard/.
+
+
+# Not arguments of make_program: what runs it, and what is shown and written beside it.
+_OF_THE_COMMAND = ("environment", "engine", "csv", "tensorboard")
+
+
+def program_arguments(options: RunOptions) -> dict[str, Any]:
+    """The keyword arguments of ``framework.programs.make_program``."""
+    return {
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if field.name not in _OF_THE_COMMAND
+    }

@@ -1,0 +1,59 @@
+"""``repertory status``: how a run is getting on, read from its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tyro
+
+from agents.commands import flags
+from agents.commands.run_folder import RunFolder
+from framework.loggers.base import format_value
+from framework.loggers.jsonl import read_jsonl
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """Shows whether a run is running, its nodes and its newest numbers."""
+
+    run: tyro.conf.Positional[str]  # Folder of the run.
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = flags.parse(StatusOptions, arguments, prog="repertory status")
+    print(text(RunFolder.open(options.run)))
+    return 0
+
+
+def text(folder: RunFolder) -> str:
+    """What ``repertory status`` prints."""
+    pid = folder.running_pid()
+    state = f"running as process {pid}" if pid is not None else "not running"
+    lines = [f"{folder.path}: {folder.agent} in {folder.options.environment}, {state}"]
+    lines += [_node(node) for node in _status(folder).get("nodes", [])]
+    newest: dict[str, dict[str, Any]] = {}
+    if folder.metrics.exists():
+        for row in read_jsonl(folder.metrics):
+            newest.setdefault(str(row.pop("label", "")), {}).update(row)
+    for label, row in newest.items():
+        lines += [f"{label}:"]
+        lines += [f"  {name} = {format_value(value)}" for name, value in row.items()]
+    latest = folder.checkpointer.latest()
+    lines += [f"newest checkpoint: {latest.name if latest else 'none yet'}"]
+    return "\n".join(lines)
+
+
+def _status(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):  # not every engine writes it; it may be half written
+        return {}
+
+
+def _node(node: dict[str, Any]) -> str:
+    shown = ("pid", "cpu_seconds", "memory_bytes", "restarts", "error")
+    details = ", ".join(f"{name} {format_value(node[name])}" for name in shown if node.get(name))
+    return f"  {node.get('label')}: {node.get('state')}{f' ({details})' if details else ''}"

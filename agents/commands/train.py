@@ -1,0 +1,283 @@
+"""``repertory train``: runs an agent's program in a run folder, new or resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import agents
+from agents import presets
+from agents.commands import building, flags
+from agents.commands.errors import CommandError
+from agents.commands.options import RunOptions
+from agents.commands.run_folder import RunFolder, default_path, describe_spec
+from framework.checkpointing import CheckpointError
+
+_POLL_S = 0.5  # between two looks at the program for the display
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeOptions:
+    """Goes on with a run from its checkpoint. Flags that are not given stay as they were."""
+
+    resume: str  # Folder of the run.
+    checkpoint: str = "latest"  # Or "previous", or a step; newer ones are then set aside.
+    engine: str | None = None  # What runs the program.
+    max_actor_steps: int | None = None  # A new limit of environment steps, counted from the run's beginning.
+    target_return: float | None = None  # A new goal.
+    environment: str | None = None  # Only checked: a run goes on in its own environment.
+
+
+def main(arguments: Sequence[str]) -> int:
+    arguments = list(arguments)
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if any(argument.split("=")[0] == "--resume" for argument in arguments):
+        return resume(arguments if name is None else arguments[1:], name)
+    if name is None:
+        if any(argument in ("-h", "--help") for argument in arguments):
+            print(
+                "usage: repertory train AGENT [flags]\n       repertory train --resume RUN [flags]\n\n"
+                f"agents: {', '.join(agents.REGISTRY)}\n\n"
+                "`repertory train AGENT --help` shows the flags of a run and of the agent,\n"
+                "`repertory train --resume RUN --help` those of a resumed run."
+            )
+            return 0
+        raise CommandError(
+            f"train: which agent? repertory train AGENT, one of {', '.join(agents.REGISTRY)}; "
+            "or repertory train --resume RUN."
+        )
+    return start(name, arguments[1:])
+
+
+def start(name: str, arguments: Sequence[str]) -> int:
+    """Trains the agent ``name`` in a new folder."""
+    agent_name, config, options = parse_new(name, arguments)
+    building.check_engine(options.engine)
+    spec = building.environment_spec(options)
+    agent = agents.find(agent_name).load()[0](config)
+    building.check_agent(agent, spec)
+    path = Path(options.directory) if options.directory else default_path(agent_name, options)
+    options = dataclasses.replace(options, directory=str(path))
+    return run(RunFolder.create(path, agent_name, config, options, spec), agent)
+
+
+def parse_new(name: str, arguments: Sequence[str]) -> tuple[str, Any, RunOptions]:
+    """``(agent's name, its config, the run's options)``; the environment's preset gives the defaults."""
+    try:
+        entry = agents.find(name)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    _, config_class = entry.load()
+    preset = presets.find(entry.name, _environment_of(arguments))
+    # One seed for the run and for the agent, where it has one of its own.
+    own_seed = {"seed"} & {field.name for field in dataclasses.fields(config_class)}
+    values = flags.parse_groups(
+        {"run": (RunOptions, preset.run, ()), "agent": (config_class, preset.agent, own_seed)},
+        arguments,
+        prog=f"repertory train {entry.name}",
+        description=f"Trains {entry.name}: {entry.summary}.",
+    )
+    options = RunOptions(**values["run"])
+    config = config_class(**values["agent"], **dict.fromkeys(own_seed, options.seed))
+    return entry.name, config, options
+
+
+def resume(arguments: Sequence[str], name: str | None = None) -> int:
+    """Goes on with a run."""
+    given = flags.parse(ResumeOptions, arguments, prog="repertory train")
+    folder = RunFolder.open(given.resume)
+    if name is not None and agents.find(name).name != folder.agent:
+        raise CommandError(
+            f"{folder.path} is a run of {folder.agent!r}, not of {name!r}; leave the agent out."
+        )
+    if given.environment is not None and given.environment != folder.options.environment:
+        raise CommandError(
+            f"{folder.path} was trained in {folder.options.environment!r} and cannot go on in "
+            f"{given.environment!r}. Leave --environment out, or start a new run there."
+        )
+    new = {
+        name: value
+        for name in ("engine", "max_actor_steps", "target_return")
+        if (value := getattr(given, name)) is not None
+    }
+    options = dataclasses.replace(folder.options, **new, directory=str(folder.path))
+    building.check_engine(options.engine)
+    _check_same_environment(folder, building.environment_spec(options))
+    folder = dataclasses.replace(folder, options=options)
+    agent = folder.make_agent()
+    with _writing(folder.path):
+        choose_checkpoint(folder, given.checkpoint)
+        folder.save()
+    return run(folder, agent)
+
+
+def choose_checkpoint(folder: RunFolder, which: str) -> None:
+    """Makes ``which`` the newest checkpoint of the run, by renaming those after it; refuses a damaged one."""
+    checkpointer = folder.checkpointer
+    try:
+        reader = checkpointer.restore(None if which == "latest" else which)
+    except CheckpointError as error:
+        advice = (
+            f" Choose another with --checkpoint: {', '.join(p.name for p in checkpointer.checkpoints())}."
+        )
+        raise CommandError(f"{error}{advice if checkpointer.checkpoints() else ''}") from error
+    limit = folder.options.max_actor_steps
+    if limit is not None and reader.step >= limit:
+        raise CommandError(
+            f"{folder.path} has made all of its {limit:,} environment steps. Give it more: --max-actor-steps "
+            f"{2 * limit}"
+        )
+    paths = checkpointer.checkpoints()
+    for newer in paths[paths.index(reader.path) + 1 :] if reader.path in paths else ():
+        newer.rename(newer.with_name(f"set-aside-{newer.name}"))
+        print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
+
+
+def run(folder: RunFolder, agent: Any) -> int:
+    """Runs the program of ``folder`` to its end and reports it; returns the exit code."""
+    import launch
+
+    options = folder.options
+    make_loggers = functools.partial(
+        building.make_loggers, os.path.abspath(folder.path), options.csv, options.tensorboard
+    )
+    print(f"{folder.agent} in {options.environment}, engine {options.engine}, folder {folder.path}")
+    with _writing(folder.path), folder.locked():
+        program = building.build_program(agent, options, folder.path, make_loggers)
+        try:
+            result, stopped_by = _run(launch, program, folder)
+        except launch.LaunchError as error:
+            raise CommandError(_explain(error, folder.path)) from error
+        return _report(folder, result, stopped_by)
+
+
+def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]:
+    """The result, and the signal that ended the run or None."""
+    from framework.loggers import ProgressDisplay
+
+    options = folder.options
+    display = ProgressDisplay(options.max_actor_steps, options.target_return)
+    with launch.start(program, options.engine, directory=folder.path) as job, _stopping(job) as received:
+        monitor = None
+        while not job.over:
+            try:
+                job.wait(_POLL_S)
+            except TimeoutError:
+                if job.over:
+                    raise
+                if not received:
+                    with contextlib.suppress(launch.LaunchError):  # starting or ending; wait() has the reason
+                        monitor = monitor or job.client("monitor").with_timeout(5.0)
+                        display.update(monitor.snapshot())
+        display.close()
+        return job.result, (received[0] if received else None)
+
+
+@contextlib.contextmanager
+def _stopping(job: Any) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM stop the job in good order, a second one at once; the list holds those that came."""
+    received: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        received.append(number)
+        # On a thread of its own: the interrupted code may hold a lock that the stop needs.
+        threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
+    from agents.commands.plot import draw_run
+
+    options = folder.options
+    draw_run(folder)
+    if stopped_by is not None:
+        latest = folder.checkpointer.latest()
+        where = f"at {latest.name}" if latest else "before the first checkpoint"
+        print(f"Stopped by {signal.Signals(stopped_by).name} {where}.")
+        if latest:
+            print(f"Go on with: repertory train --resume {folder.path}")
+        return 128 + stopped_by
+    result = dict(result or {})
+    folder.write_json("result.json", result)
+    print(describe_result(result, options))
+    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.path}")
+    return 0
+
+
+def describe_result(result: dict[str, Any], options: RunOptions) -> str:
+    """Why the run ended and what it reached, for people."""
+    steps = result.get("actor_steps")
+    after = f" after {steps:,} environment steps" if steps is not None else ""
+    reached = result.get("episode_return")
+    mean = (
+        "" if reached is None else f"greedy mean return over {result.get('episodes')} episodes: {reached:.1f}"
+    )
+    reason = result.get("reason")
+    if reason == "target_return":
+        return f"Reached the target return of {options.target_return:g}{after}; {mean}."
+    if reason == "max_actor_steps":
+        short = ""
+        if options.target_return is not None and (reached is None or reached < options.target_return):
+            short = f" The target return of {options.target_return:g} was not reached."
+        return f"The budget of {options.max_actor_steps:,} environment steps is spent; {mean}.{short}"
+    if reason == "max_learner_steps":
+        return f"The budget of {options.max_learner_steps:,} learner steps is spent{after}."
+    return f"The program ended{after}{f' ({reason})' if reason else ''}."
+
+
+def _check_same_environment(folder: RunFolder, spec: Any) -> None:
+    now = describe_spec(spec)
+    if now != folder.environment_spec:
+        raise CommandError(
+            f"{folder.path}: the environment {folder.options.environment!r} is not the one that the run was "
+            f"trained in. It was:\n  {folder.environment_spec}\nand now is:\n  {now}\n"
+            "Install the version of it that config.json names, or start a new run."
+        )
+
+
+def _explain(error: Exception, path: Path) -> str:
+    cause = error.__cause__
+    node = getattr(error, "node", None)
+    if node is not None and isinstance(cause, OSError | CheckpointError):
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+        return f"node {node!r}: {reason}"  # about the disk: a traceback would only hide it
+    return f"{error}\n\nThe run ended in {path}; logs of its nodes are in {path / 'logs'}."
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns what goes wrong with the run's own files into one clear error."""
+    from framework.loggers.files import explained
+
+    try:
+        yield
+    except CheckpointError as error:
+        raise CommandError(str(error)) from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        told = error if str(error.strerror).startswith("could not") else explained(error, path)
+        raise CommandError(str(told.strerror)) from error
+
+
+def _environment_of(arguments: Sequence[str]) -> str:
+    """What ``--environment`` says, before all the flags are known."""
+    for index, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag == "--environment":
+            return value if equals else "".join(arguments[index + 1 : index + 2])
+    return RunOptions().environment

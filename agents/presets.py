@@ -1,0 +1,41 @@
+"""Settings that are known to work, for an agent in an environment.
+
+``repertory train AGENT --environment NAME`` starts from them; any flag overrides its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Differences from the defaults.
+
+    Attributes:
+      agent: fields of the agent's config.
+      run: fields of ``agents.commands.options.RunOptions``.
+    """
+
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+
+PRESETS: dict[tuple[str, str], Preset] = {
+    ("dqn", "gymnasium:CartPole-v1"): Preset(
+        run={
+            "lanes_per_actor": 4,
+            "max_actor_steps": 100_000,
+            "target_return": 475.0,
+            "evaluate_every": 2_000,
+        },
+    ),
+    ("random_actions", "gymnasium:CartPole-v1"): Preset(run={"max_actor_steps": 10_000}),
+}
+
+
+def find(agent: str, environment: str) -> Preset:
+    """The preset of this pair; an empty one if there is none."""
+    return PRESETS.get((agent, environment), Preset())
