@@ -56,7 +56,10 @@ class CallTimeout(LaunchError, TimeoutError):
 
 
 class CallLost(LaunchError, ConnectionError):
-    """The node was restarted (or dropped the connection) while it had the call; it may have been carried out."""
+    """The node was restarted, or dropped the connection, while it had the call.
+
+    The call may have been carried out.
+    """
 
 
 class ClientClosed(LaunchError):

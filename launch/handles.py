@@ -32,8 +32,8 @@ class Handle:
         runtime = context.find_runtime()
         if runtime is None:
             raise RuntimeError(
-                f"{self!r} was dereferenced outside of a running program: pass the handle to a node, which gets "
-                "a client in its place, or ask launch.start(program).client(label)"
+                f"{self!r} was dereferenced outside of a running program: pass the handle to a node, which "
+                "gets a client in its place, or ask launch.start(program).client(label)"
             )
         return runtime.client(self._node_id)
 
@@ -53,8 +53,8 @@ class Handle:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"{self!r} has no attribute {name!r}: a handle is not the node. Pass it to a node, which gets a client "
-            f"in its place, or call handle.dereference().{name} inside of a node"
+            f"{self!r} has no attribute {name!r}: a handle is not the node. Pass it to a node, which gets a "
+            f"client in its place, or call handle.dereference().{name} inside of a node"
         )
 
 

@@ -1,4 +1,4 @@
-"""Nodes: what runs where. A node holds how to make its object; the object is made in the node's own process."""
+"""Nodes: what runs where. A node holds how its object is made; its own process makes it."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class ReplayNode(Node):
     def serve(
         self, *, embedded: bool, concurrent: bool, address: str | None, port: int | None, curve: Any
     ) -> Any:
-        """The server, holding the tables that ``tables_fn`` makes. ``port`` is for a backend without hooks."""
+        """The server with the tables of ``tables_fn``. ``port`` is for a backend without hooks."""
         module = importlib.import_module(self.backend)
         tables = self.call()
         checkpointer = self.checkpointer_fn() if self.checkpointer_fn is not None else None

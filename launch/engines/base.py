@@ -149,7 +149,7 @@ def remote_error(label: str, failure: Mapping[str, Any], log_tail: str = "") -> 
 
 
 class Outcome:
-    """How a run ends: the first result, the first error, and whether it is over. Safe to use from any thread."""
+    """How a run ends: the first result, the first error, whether it is over. Safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

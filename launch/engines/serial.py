@@ -86,9 +86,9 @@ class SerialJob(Job):
             place.state = "returned"
         elif node.runs(place.object) and not callable(getattr(place.object, "step", None)):
             raise LaunchError(
-                f"node {place.label!r}: {type(place.object).__name__} has run() but no step(), so one thread cannot "
-                "take turns between it and others: add step() (one unit of work) and ready() (would step() go "
-                "through without blocking?), or use another engine"
+                f"node {place.label!r}: {type(place.object).__name__} has run() but no step(), so one thread "
+                "cannot take turns between it and others: add step() (one unit of work) and ready() (would "
+                "step() go through without blocking?), or use another engine"
             )
 
     def _pass(self) -> bool:

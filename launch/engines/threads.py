@@ -154,8 +154,8 @@ class ThreadsJob(Job):
     def _describe_late(self, late: dict[str, threading.Thread]) -> str:
         frames = sys._current_frames()
         text = (
-            f"nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout} s of the stop, and "
-            "a thread cannot be ended by force; let run() return when launch.stop_event() is set"
+            f"nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout} s of the stop, "
+            "and a thread cannot be ended by force; let run() return when launch.stop_event() is set"
         )
         for label, thread in late.items():
             frame = frames.get(thread.ident or 0)

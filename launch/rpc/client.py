@@ -1,9 +1,9 @@
 """Calls the methods of an object that another process serves.
 
-A call that waits uses a connection of its own, taken from a small stock: the calling thread writes and reads it
-itself. Futures share one connection, kept by one thread. Both connect again by themselves when the node comes
-back after a restart; a call that it had before is then reported as `CallLost`, because the node may or may not
-have carried it out.
+A call that waits uses a connection of its own, taken from a small stock: the calling thread writes and
+reads it itself. Futures share one connection, kept by one thread. Both connect again by themselves when the
+node comes back after a restart; a call that it had before is then reported as `CallLost`, because the node
+may or may not have carried it out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from typing import Any
 import zmq
 
 from launch.context import find_runtime
-from launch.errors import CallLost, CallTimeout, ClientClosed, LaunchError, ProgramStopped, RemoteError
-from launch.errors import RemoteTraceback
+from launch.errors import (
+    CallLost,
+    CallTimeout,
+    ClientClosed,
+    LaunchError,
+    ProgramStopped,
+    RemoteError,
+    RemoteTraceback,
+)
 from launch.rpc import sockets, wire
 
 # While a call waits, the client asks every so often whether the node still has it (seconds).
@@ -308,7 +315,10 @@ class _FutureCalls:
 
 def _send(socket: zmq.Socket, body: bytes, buffers: Any, copy: bool) -> None:
     if not buffers:
-        socket.send(body, copy=len(body) < 65536)
+        if len(body) < 65536:
+            socket.send(body)
+        else:
+            socket.send(body, copy=False)
         return
     socket.send(body, zmq.SNDMORE)
     for buffer in buffers[:-1]:

@@ -1,10 +1,11 @@
 """Serves the public methods of an object to the nodes of a program.
 
 Handing a call to another thread and its answer back costs more than most calls take. So the thread that reads
-the socket (the *leader*) carries a call out itself and answers at once. If the call is not done after a moment,
-the watchdog makes another thread the leader and the slow call becomes an ordinary background call, whose answer
-the new leader sends. A method that was slow lately is given away from the start. Calls that block therefore do
-not hold up others, and up to ``max_threads`` calls run at the same time; further ones wait in the socket.
+the socket (the *leader*) carries a call out itself and answers at once. If the call is not done after a
+moment, the watchdog makes another thread the leader and the slow call becomes an ordinary background call,
+whose answer the new leader sends. A method that was slow lately is given away from the start. Calls that
+block therefore do not hold up others, and up to ``max_threads`` calls run at the same time; further ones
+wait in the socket.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Server:
         self._wake.setsockopt(zmq.IDENTITY, self._wake_name)
         self._wake.connect(door)
         self._wake_lock = threading.Lock()
-        self._outbox: deque[tuple[bytes, int, bytes, list[Any]]] = deque()
+        self._outbox: deque[tuple[bytes, int, int, bytes, list[Any]]] = deque()
         self._ignored: set[bytes] = set()
         self._pending: set[tuple[bytes, int]] = set()
         self._slow: dict[str, int] = {}

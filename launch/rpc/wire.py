@@ -1,9 +1,9 @@
 """Messages between nodes: one small head, a pickle, and large arrays as frames of their own.
 
 A message is a frame ``head | pickle`` followed by ``buffers`` frames that hold the memory of large arrays
-(pickle protocol 5, out of band), which are never copied on their way into the socket of a waiting caller nor out
-of it at the other end. Nothing here looks at a message before its sender has shown the program's key: that is
-done by the sockets (`launch.rpc.sockets`).
+(pickle protocol 5, out of band), which are never copied on their way into the socket of a waiting caller
+nor out of it at the other end. Nothing here looks at a message before its sender has shown the program's
+key: that is done by the sockets (`launch.rpc.sockets`).
 """
 
 from __future__ import annotations

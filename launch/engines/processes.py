@@ -1,0 +1,540 @@
+"""A process per node on this machine, under a supervisor.
+
+The launcher starts a fork server (`launch.engines._fork_server`), which forks the nodes. A private socket
+pair joins the launcher and each node: it carries the node's setup, its signs of life and failures, and the
+orders to stop and to close. One thread of the launcher, the supervisor, reads all of these lines and
+decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from typing import Any
+
+import cloudpickle
+
+from launch.context import activate, deactivate
+from launch.engines import _code, _fork_server
+from launch.engines._channel import Channel
+from launch.engines._node_process import Entry, RemoteRuntime, Setup
+from launch.engines.base import (
+    Job,
+    Options,
+    Outcome,
+    Resources,
+    Unit,
+    back_off,
+    find_leaf,
+    plan,
+    remote_error,
+)
+from launch.errors import NodeError, StopTimeoutWarning
+from launch.nodes import ReplayNode
+from launch.program import Program
+from launch.rpc import sockets
+
+_LOG_TAIL_LINES = 20
+_STATUS_INTERVAL = 1.0
+_EXIT_GRACE = 2.0  # seconds that a node which has failed or closed has for leaving
+_ENDED = ("closed", "failed", "killed")
+
+
+def start(program: Program, options: Options) -> ProcessesJob:
+    """Starts the program's processes."""
+    return ProcessesJob(program, options)
+
+
+class _Process:
+    """One unit and the process that is its present life.
+
+    Attributes:
+      number: of this life, for the fork server; a restarted unit gets a new one.
+      worker: whether it has work of its own; None until it is ready.
+      kill_at: when it will be ended by force, if ever.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.number = -1
+        self.channel: Channel | None = None
+        self.pid: int | None = None
+        self.state = "starting"
+        self.worker: bool | None = None
+        self.restarts = 0
+        self.restart_at: float | None = None
+        self.last_seen = 0.0
+        self.kill_at: float | None = None
+        self.kill_reason: str | None = None
+        self.failure: dict[str, Any] | None = None
+        self.closed = False
+        self.error: str | None = None
+        self.usage: dict[str, Any] = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
+
+    @property
+    def alive(self) -> bool:
+        return self.channel is not None
+
+
+class ProcessesJob(Job):
+    """A program of processes. `stop`, `status`, `wait` and `client` are safe to use from any thread."""
+
+    def __init__(self, program: Program, options: Options) -> None:
+        self.outcome = Outcome()
+        self._program = program
+        self._options = options
+        self._job, self._units = plan(program, "processes", options)
+        self._keys = sockets.CurveKeys.generate()
+        self._entries: dict[int, Entry] = {}
+        self._state = "running"
+        self._processes = [_Process(unit) for unit in self._units]
+        self._by_number: dict[int, _Process] = {}
+        self._numbers = 0
+        self._stop_asked = False
+        self._kill_asked = False
+        self._deadline: float | None = None
+        self._closing: _Process | None = None
+        self._status_at = 0.0
+        self._server_text = b""
+        if options.directory is not None:
+            os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
+        blobs = [_code.dumps(unit) for unit in self._units]  # fails here, where the user sees it
+        self._sockets = sockets.make_private_directory()
+        try:
+            self._entries = self._allocate()
+            self._runtime = RemoteRuntime(self._entries, self._keys, self.stop)
+            self._blobs = {unit.label: blob for unit, blob in zip(self._units, blobs, strict=True)}
+            self._selector = selectors.DefaultSelector()
+            self._wake, self._wake_end = socket.socketpair()
+            self._wake.setblocking(False)
+            self._wake_end.setblocking(False)
+            self._selector.register(self._wake, selectors.EVENT_READ)
+            self._start_fork_server()
+        except BaseException:
+            sockets.remove_private_directory(self._sockets)
+            raise
+        activate(self._runtime)
+        self._thread = threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True)
+        self._thread.start()
+
+    # What users call.
+
+    def stop(self, result: Any = None) -> None:
+        self.outcome.offer_result(result)
+        self._stop_asked = True
+        self._ring()
+
+    def kill(self) -> None:
+        self._stop_asked = self._kill_asked = True
+        self._ring()
+
+    def client(self, label: str, index: int = 0) -> Any:
+        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "program": self._program.name,
+            "engine": "processes",
+            "job": self._job,
+            "state": self._state,
+            "nodes": [
+                {
+                    "label": process.unit.label,
+                    "group": process.unit.group,
+                    "index": process.unit.index,
+                    "state": process.state,
+                    "restarts": process.restarts,
+                    "pid": process.pid,
+                    **process.usage,
+                    "error": process.error,
+                }
+                for process in self._processes
+            ],
+        }
+
+    # Preparation.
+
+    def _allocate(self) -> dict[int, Entry]:
+        entries = {}
+        for unit in self._units:
+            for leaf in unit.leaves:
+                node = leaf.node
+                replay = isinstance(node, ReplayNode)
+                entries[node.node_id] = Entry(
+                    label=leaf.context.label,
+                    description=node.description,
+                    serves=node.serves,
+                    address=f"ipc://{self._sockets}/{node.node_id}",
+                    port=_free_port() if replay else None,
+                    options=node.backend
+                    if isinstance(node, ReplayNode)
+                    else getattr(node, "client_options", None),
+                )
+        return entries
+
+    def _start_fork_server(self) -> None:
+        ours, theirs = socket.socketpair()
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from launch.engines._fork_server import main; "
+            f"main({theirs.fileno()})"
+        )
+        preload = self._options.preload
+        if preload is None:
+            preload = ["torch"] if "torch" in sys.modules else []
+        self._server = subprocess.Popen(
+            [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        theirs.close()
+        self._line = ours
+        settings = {"preload": list(preload), "sockets": self._sockets, "job": self._job}
+        ours.sendall(json.dumps(settings).encode() + b"\n")
+        self._selector.register(ours, selectors.EVENT_READ)
+
+    # The supervisor's thread.
+
+    def _supervise(self) -> None:
+        try:
+            for process in self._processes:
+                self._fork(process)
+            while not self._advance():
+                for key, _ in self._selector.select(self._pause()):
+                    self._read(key.fileobj)
+                self._look_at_clock()
+        except Exception as error:
+            self.outcome.fail(error)
+        finally:
+            self._finish()
+
+    def _pause(self) -> float:
+        """Seconds until the next thing that depends on the clock."""
+        times = [self._status_at, *([self._deadline] if self._deadline is not None else [])]
+        for process in self._processes:
+            times += [at for at in (process.kill_at, process.restart_at) if at is not None]
+        return max(0.0, min(_STATUS_INTERVAL, min(times) - time.monotonic()))
+
+    def _fork(self, process: _Process) -> None:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it here
+        self._numbers += 1
+        process.number = self._numbers
+        process.channel = Channel(ours)
+        process.pid = None
+        process.state = "starting"
+        process.worker = None
+        process.failure = None
+        process.closed = False
+        process.kill_at = process.kill_reason = process.restart_at = None
+        process.last_seen = time.monotonic()
+        self._by_number[process.number] = process
+        self._selector.register(ours, selectors.EVENT_READ, process)
+        resources = self._options.resources.get(process.unit.group, Resources())
+        log = None
+        if self._options.directory is not None:
+            log = self._log_path(process.unit.label)
+        request = {
+            "fork": process.number,
+            "env": {key: str(value) for key, value in resources.env.items()},
+            "threads": resources.threads,
+            "log": log,
+        }
+        socket.send_fds(self._line, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
+        theirs.close()
+        setup = Setup(
+            self._blobs[process.unit.label], self._entries, self._keys, self._options.heartbeat_timeout
+        )
+        try:
+            process.channel.send_bytes(cloudpickle.dumps(setup))
+        except OSError:
+            return  # it has died already; the fork server will say how
+
+    def _read(self, source: Any) -> None:
+        if source is self._wake:
+            self._wake.recv(4096)
+        elif source is self._line:
+            self._read_server()
+        else:
+            process = self._selector.get_key(source).data
+            self._read_node(process)
+
+    def _read_server(self) -> None:
+        data = self._line.recv(65536)
+        if not data:
+            self._selector.unregister(self._line)
+            code = self._server.wait()
+            for process in self._processes:
+                if process.alive:
+                    self._drop(process)
+                    process.state = "killed"
+            raise RuntimeError(f"the fork server ended with code {code}; its messages are on stderr")
+        *lines, self._server_text = (self._server_text + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "forked" in message and message["forked"] in self._by_number:
+                self._by_number[message["forked"]].pid = message["pid"]
+            elif "exit" in message:
+                self._has_exited(self._by_number.pop(message["exit"]), message["code"])
+
+    def _read_node(self, process: _Process) -> None:
+        assert process.channel is not None
+        try:
+            messages = process.channel.receive_ready()
+        except EOFError:
+            self._selector.unregister(process.channel)
+            return
+        process.last_seen = time.monotonic()
+        for what, value in messages:
+            self._hear(process, what, value)
+
+    def _hear(self, process: _Process, what: str, value: Any) -> None:
+        if what == "ready":
+            process.worker = value
+            process.state = "running"
+            if self._state != "running":
+                self._order(process, "stop")
+        elif what == "returned":
+            process.state = "returned" if process.worker else "running"
+            if process.worker is None:
+                process.worker = False
+        elif what == "stop":
+            self.outcome.offer_result(None if value is None else cloudpickle.loads(value))
+            self._stop_asked = True
+        elif what == "alive":
+            process.usage = value
+        elif what == "closed":
+            process.closed = True
+            process.state = "closed"
+            process.kill_at = time.monotonic() + _EXIT_GRACE
+        elif what == "failed":
+            process.failure = value
+            process.error = f"{value['kind']}: {value['message']}"
+            process.kill_at = time.monotonic() + _EXIT_GRACE
+            if not self._may_restart(process):
+                process.state = "failed"
+                self._fail(process, remote_error(process.unit.label, value, self._log_tail(process)))
+
+    def _has_exited(self, process: _Process, code: int) -> None:
+        self._drain(process)
+        self._drop(process)
+        if process.closed and process.failure is None:
+            process.state = "closed"
+            return
+        if process.failure is None and self._state != "running" and process.kill_reason is not None:
+            process.state = "killed"
+            process.error = process.kill_reason
+            return
+        error: NodeError | None = None
+        if process.failure is None:
+            kind, text = "ProcessDied", _describe_exit(code)
+            if process.kill_reason is not None:
+                kind, text = "Hung", process.kill_reason
+            process.error = f"{kind}: {text}"
+            error = NodeError(process.unit.label, kind, text, "", self._log_tail(process))
+        if self._may_restart(process):
+            process.state = "restarting"
+            process.restart_at = time.monotonic() + back_off(process.restarts)
+            process.restarts += 1
+            return
+        process.state = "failed"
+        if error is not None:
+            self._fail(process, error)
+
+    def _may_restart(self, process: _Process) -> bool:
+        allowed = self._options.restarts.get(process.unit.group, 0)
+        return self._state == "running" and not self._stop_asked and process.restarts < allowed
+
+    def _fail(self, process: _Process, error: NodeError) -> None:
+        self.outcome.fail(error)
+        self._stop_asked = True
+
+    def _drain(self, process: _Process) -> None:
+        """Takes in what a process had said before it ended."""
+        assert process.channel is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.channel, selectors.EVENT_READ)
+            try:
+                while selector.select(0):
+                    for what, value in process.channel.receive_ready():
+                        self._hear(process, what, value)
+            except EOFError:
+                return
+
+    def _drop(self, process: _Process) -> None:
+        assert process.channel is not None
+        with contextlib.suppress(KeyError):  # taken out already when the line broke
+            self._selector.unregister(process.channel)
+        process.channel.close()
+        process.channel = None
+        process.kill_at = None
+
+    def _order(self, process: _Process, what: str) -> None:
+        if process.channel is not None:
+            try:
+                process.channel.send(what)
+            except OSError:
+                return  # it is ending; the fork server will say how
+
+    def _advance(self) -> bool:
+        """Moves the program on to its next phase when it is time. True when all processes have ended."""
+        if self._state == "running":
+            known = all(process.worker is not None for process in self._processes)
+            workers = [process for process in self._processes if process.worker]
+            if known and workers and all(process.state in ("returned", "closed") for process in workers):
+                self._stop_asked = True
+            if self._stop_asked:
+                self._begin_stop()
+        if self._kill_asked:
+            for process in self._processes:
+                if process.alive:
+                    self._kill(process, "the program was ended by force")
+            self._kill_asked = False
+        if self._state == "stopping" and not any(
+            process.alive and (process.worker is None or (process.worker and process.state == "running"))
+            for process in self._processes
+        ):
+            self._state = "closing"
+        if self._state == "closing":
+            if self._closing is None or not self._closing.alive or self._closing.state in _ENDED:
+                self._close_next()
+            return not any(process.alive for process in self._processes)
+        return False
+
+    def _begin_stop(self) -> None:
+        self._state = "stopping"
+        self._deadline = time.monotonic() + self._options.stop_timeout
+        for process in self._processes:
+            process.restart_at = None
+            self._order(process, "stop")
+        try:
+            self._runtime.begin_stop()
+        except Exception as error:
+            self.outcome.fail(error)
+
+    def _close_next(self) -> None:
+        """Orders the last of the nodes that are still there to close."""
+        self._closing = None
+        self._deadline = None
+        for process in reversed(self._processes):
+            if process.alive and process.state not in _ENDED:
+                self._closing = process
+                self._deadline = time.monotonic() + self._options.stop_timeout
+                process.state = "closing"
+                self._order(process, "close")
+                return
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        for process in self._processes:
+            if process.restart_at is not None and now >= process.restart_at:
+                self._fork(process)
+            if process.kill_at is not None and now >= process.kill_at:
+                process.kill_at = None
+                self._kill(process, None)
+            silent = now - process.last_seen
+            limit = self._options.heartbeat_timeout
+            if process.alive and limit is not None and silent > limit and process.kill_reason is None:
+                self._kill(process, f"no sign of life for {silent:.1f} s (heartbeat_timeout={limit})")
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self._end_late_nodes()
+        if now >= self._status_at:
+            self._status_at = now + _STATUS_INTERVAL
+            self._write_status()
+
+    def _end_late_nodes(self) -> None:
+        if self._state == "stopping":
+            late = [
+                p
+                for p in self._processes
+                if p.alive and p.state in ("running", "starting") and p.worker is not False
+            ]
+        else:
+            late = [self._closing] if self._closing is not None and self._closing.alive else []
+        for process in late:
+            self._kill(process, f"did not end within stop_timeout={self._options.stop_timeout} s of the stop")
+        if late:
+            warnings.warn(
+                f"{self._program.name}: nodes {[p.unit.label for p in late]} did not end within stop_timeout="
+                f"{self._options.stop_timeout} s and were killed; let run() and close() return sooner",
+                StopTimeoutWarning,
+            )
+
+    def _kill(self, process: _Process, reason: str | None) -> None:
+        process.kill_reason = process.kill_reason or reason
+        self._line.sendall(json.dumps({"kill": process.number}).encode() + b"\n")
+
+    def _finish(self) -> None:
+        try:
+            self._line.close()  # the fork server ends what is left, cleans up and leaves
+            self._server.wait()
+            for process in self._processes:
+                if process.alive:
+                    self._drop(process)
+                    process.state = "killed"
+            self._runtime.close()
+            deactivate(self._runtime)
+            _fork_server.clean_up(self._sockets, self._job)
+            self._selector.close()
+            self._state = "failed" if self.outcome.error is not None else "finished"
+            self._write_status()
+        except Exception as error:
+            self.outcome.fail(error)
+        finally:
+            self._wake.close()
+            self.outcome.over.set()
+
+    # Small things.
+
+    def _ring(self) -> None:
+        try:
+            self._wake_end.send(b"\0")
+        except OSError:
+            return  # full: it will wake anyway; closed: it is over
+
+    def _log_path(self, label: str) -> str:
+        return os.path.join(str(self._options.directory), "logs", f"{label}.log")
+
+    def _log_tail(self, process: _Process) -> str:
+        if self._options.directory is None:
+            return ""
+        try:
+            with open(self._log_path(process.unit.label), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
+                lines = file.read().decode(errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+    def _write_status(self) -> None:
+        if self._options.directory is None:
+            return
+        path = os.path.join(self._options.directory, "status.json")
+        temporary = f"{path}.{secrets.token_hex(4)}"
+        with open(temporary, "w") as file:
+            json.dump({**self.status(), "time": time.time(), "launcher_pid": os.getpid()}, file, indent=1)
+        os.replace(temporary, path)
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"the process exited with code {code} before the program was over"
+    return f"the process was killed by {signal.Signals(-code).name}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
