@@ -131,8 +131,8 @@ class _Gymnasium:
             self.report.add(
                 "step()",
                 f"returned {_describe(result)}",
-                "return (observation, reward, terminated, truncated, info); the old 'done' is either terminated "
-                "(no value after it) or truncated (a time limit)",
+                "return (observation, reward, terminated, truncated, info); the old 'done' is either "
+                "terminated (no value after it) or truncated (a time limit)",
             )
             raise _Stop
         observation, reward, terminated, truncated, info = result
@@ -333,8 +333,8 @@ def _compare(trace: list[tuple[str, Any]], other: list[tuple[str, Any]] | None, 
             report.add(
                 f"{call} at time step {index}",
                 "two environments with the same seed and actions differ",
-                "draw all random numbers from self.np_random (gymnasium, after super().reset(seed=seed)) or from "
-                "a generator made of the factory's argument 'seed' (dm_env)",
+                "draw all random numbers from self.np_random (gymnasium, after super().reset(seed=seed)) or "
+                "from a generator made of the factory's argument 'seed' (dm_env)",
             )
             return
 

@@ -70,6 +70,7 @@ def _serve(connection: socket.socket) -> None:
             raise
         except Exception as error:
             _say_failure(connection, error)
+            connection.recv(1)  # The parent hangs up when it has heard of the others, too.
             return
         connection.sendall(pipes.DONE)
         _answer(connection, environment, shared, rows)

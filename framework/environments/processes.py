@@ -207,7 +207,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """Waits for one answer of each child; returns the messages (None where there is none)."""
         asked = list(children or self._children)
         answers: dict[_Child, Any] = {}
-        faults: list[EnvironmentFault] = []
+        faults: dict[int, EnvironmentFault] = {}
         deadline = None if timeout is None else time.monotonic() + timeout
         while len(answers) < len(asked):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -224,13 +224,14 @@ class ProcessEnvironment(BatchedEnvironment):
                 except (OSError, EOFError):
                     tag, message = b"", None
                 if not tag:
-                    raise self._dead(child)
+                    dead = self._dead(child)
+                    raise faults.get(child.first_lane, dead)
                 if tag == pipes.FAILED:
-                    faults.append(_remote_fault(self.name, child, message))
+                    faults[child.first_lane] = _remote_fault(self.name, child, message)
                 answers[child] = message
         self._broken = None
         if faults:
-            raise faults[0]
+            raise faults[min(faults)]  # the same one whichever child answers first
         return [answers[child] for child in asked]
 
     def _dead(self, child: _Child) -> EnvironmentFault:

@@ -94,8 +94,8 @@ class EnvironmentWrapper(BatchedEnvironment):
         if self.own_state() is not None:
             if self._key not in state:
                 raise ValueError(
-                    f"{self.name}: the checkpoint has no state of wrapper {self._key}, only of {sorted(state)}"
-                    "; make the environment with the same wrappers as the saved one."
+                    f"{self.name}: the checkpoint has no state of wrapper {self._key}, only of "
+                    f"{sorted(state)}; make the environment with the same wrappers as the saved one."
                 )
             self.set_own_state(state.pop(self._key))
         self._environment.restore(state)

@@ -1,0 +1,297 @@
+"""Environments in child processes: the same steps as in line, and no way to leave a child behind."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import psutil
+import pytest
+
+from framework import environments
+from framework.environments import LAST, EnvironmentFault, suites, testing
+from framework.environments.processes import ProcessEnvironment
+
+CARTPOLE = "gymnasium:CartPole-v1"
+
+
+def _pids(environment):
+    return [child.process.pid for child in environment._children]
+
+
+def _gone(pids, timeout=10.0):
+    """Whether all processes end in time. psutil waits on the process, it does not poll files."""
+    processes = []
+    for pid in pids:
+        try:
+            processes.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=timeout)
+    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_the_same_steps_as_in_line(num_processes):
+    actions = np.random.default_rng(0).integers(0, 2, (120, 5))
+    inline = environments.make(CARTPOLE, num_lanes=5, seed=3, stepping="inline")
+    with environments.make(
+        CARTPOLE, num_lanes=5, seed=3, stepping="processes", num_processes=num_processes
+    ) as outside:
+        assert len(_pids(outside)) == num_processes
+        assert outside.observation_spec() == inline.observation_spec()
+        pairs = [(inline.reset(), outside.reset())]
+        for t, action in enumerate(actions):
+            mine, theirs = inline.step(action), outside.step(action)
+            for a, b in zip(mine, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+                assert a.dtype == b.dtype
+            if t == 50:
+                pairs.append((inline.reset(), outside.reset()))
+        for mine, theirs in pairs:
+            np.testing.assert_array_equal(mine.step_type, theirs.step_type)
+
+
+def test_more_processes_than_lanes_are_not_started():
+    with environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=8) as environment:
+        assert len(_pids(environment)) == 2
+
+
+def test_close_ends_the_children_and_further_calls_say_so():
+    environment = environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2)
+    environment.reset()
+    pids = _pids(environment)
+    environment.close()
+    environment.close()
+    assert _gone(pids, 0)
+    with pytest.raises(EnvironmentFault, match="closed"):
+        environment.reset()
+
+
+def test_the_last_reference_gone_ends_the_children():
+    environment = environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2)
+    pids = _pids(environment)
+    del environment
+    gc.collect()
+    assert _gone(pids)
+
+
+def test_no_descriptor_is_left_open():
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    environments.make(CARTPOLE, stepping="processes").close()
+    before = count()
+    for _ in range(3):
+        environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2).close()
+    gc.collect()
+    assert count() == before
+
+
+def test_the_childs_traceback_is_raised_and_a_reset_goes_on():
+    with environments.make(
+        testing.FaultyEnvironment, num_lanes=2, stepping="processes", options={"fault": "raise", "at": 2}
+    ) as environment:
+        environment.reset()
+        environment.step(np.zeros(2, np.int64))
+        with pytest.raises(EnvironmentFault) as caught:
+            environment.step(np.zeros(2, np.int64))
+        assert "lane 0: step(0) raised RuntimeError: the simulator exploded" in str(caught.value)
+        assert "Traceback (most recent call last)" in str(caught.value)
+        assert "testing.py" in str(caught.value)
+        assert (environment.reset().step_type == 0).all()
+        assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [1, 1]
+
+
+def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
+    environment = environments.make(
+        testing.FaultyEnvironment,
+        num_lanes=4,
+        stepping="processes",
+        num_processes=2,
+        options={"fault": "exit", "at": 2},
+    )
+    pids = _pids(environment)
+    environment.reset()
+    environment.step(np.zeros(4, np.int64))
+    with pytest.raises(EnvironmentFault, match=r"lanes \d to \d: .*ended with exit code 7"):
+        environment.step(np.zeros(4, np.int64))
+    with pytest.raises(EnvironmentFault, match=r"cannot be used any more.*exit code 7"):
+        environment.step(np.zeros(4, np.int64))
+    environment.close()
+    assert _gone(pids, 0)
+
+
+def test_a_killed_child_is_noticed():
+    with environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2) as environment:
+        environment.reset()
+        os.kill(_pids(environment)[1], signal.SIGKILL)
+        with pytest.raises(EnvironmentFault, match=r"lane 1: .*killed by SIGKILL"):
+            for _ in range(3):
+                environment.step(np.zeros(2, np.int64))
+
+
+def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed():
+    source = suites.Source("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
+    environment = ProcessEnvironment(source, [None, None], 1, step_timeout=0.5, close_timeout=0.5)
+    pids = _pids(environment)
+    environment.reset()
+    with pytest.raises(EnvironmentFault, match=r"lanes 0 to 1: step\(\) took longer than 0.5 s"):
+        environment.step(np.zeros(2, np.int64))
+    environment.close()
+    assert _gone(pids, 0)
+
+
+class Unbuildable(testing.EchoEnvironment):
+    def __init__(self, seed):
+        raise FileNotFoundError("no such level")
+
+
+class Unending(testing.EchoEnvironment):
+    def __init__(self):
+        threading.Event().wait()
+
+
+def test_an_environment_that_cannot_be_built_is_an_error_at_once():
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(EnvironmentFault, match=r"Unbuildable, lanes? 0.*FileNotFoundError: no such level"):
+        environments.make(Unbuildable, num_lanes=2, stepping="processes", num_processes=2)
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_building_has_a_time_limit():
+    source = suites.Source("Unending", Unending)
+    with pytest.raises(EnvironmentFault, match=r"lane 0: building took longer than 2.0 s"):
+        ProcessEnvironment(source, [None], start_timeout=2.0, close_timeout=0.2)
+
+
+def test_factories_made_on_the_spot_travel():
+    size = 6
+
+    def make():
+        from framework import specs
+
+        return testing.FakeEnvironment(testing.make_spec(specs.Array((size,), np.float32)))
+
+    with environments.make(make, num_lanes=2, stepping="processes") as environment:
+        assert environment.reset().observation.shape == (2, 6)
+
+
+def test_some_lanes_can_be_stepped_and_ended():
+    with environments.make(
+        testing.EchoEnvironment, num_lanes=4, stepping="processes", num_processes=2
+    ) as environment:
+        environment.reset()
+        environment.step(np.zeros(4, np.int64))
+        active = np.array([True, False, False, True])
+        timestep = environment.step_lanes(np.ones(4, np.int64), active)
+        assert timestep.observation[:, 0].tolist() == [2, 1, 1, 2]
+        assert timestep.reward.tolist() == [101, 0, 0, 101]
+        environment.end_episodes(~active)
+        timestep = environment.step(np.zeros(4, np.int64))
+        assert timestep.step_type.tolist() == [1, 0, 0, 1]
+        assert timestep.observation[:, 0].tolist() == [3, 2, 2, 3]
+
+
+def test_a_timestep_limit_across_processes():
+    with environments.make(
+        testing.EchoEnvironment,
+        num_lanes=3,
+        stepping="processes",
+        num_processes=2,
+        wrappers=[lambda environment: environments.StepLimit(environment, 2)],
+    ) as environment:
+        environment.reset()
+        kinds = [environment.step(np.zeros(3, np.int64)).step_type.tolist() for _ in range(6)]
+    assert kinds == [[kind] * 3 for kind in (1, LAST, 0, 1, LAST, 0)]
+
+
+def test_render_of_a_lane():
+    with environments.make(
+        CARTPOLE, num_lanes=3, stepping="processes", num_processes=2, render_mode="rgb_array"
+    ) as environment:
+        environment.reset()
+        assert environment.render(2).shape[2] == 3
+        assert environment.step(np.zeros(3, np.int64)).step_type.tolist() == [1, 1, 1]
+
+
+_PARENT = """
+    import sys, threading
+    import numpy as np
+    from framework import environments
+    from framework.environments import testing
+
+    environment = environments.make(
+        testing.FaultyEnvironment, num_lanes=2, stepping="processes", num_processes=2,
+        options={{"fault": {fault!r}, "at": 3}},
+    )
+    environment.reset()
+    print(*[child.process.pid for child in environment._children], flush=True)
+    while True:
+        environment.step(np.zeros(2, np.int64))
+        if environment.step(np.zeros(2, np.int64)).step_type[0] == 2:
+            environment.reset()
+"""
+
+
+def _start_parent(fault):
+    code = textwrap.dedent(_PARENT.format(fault=fault))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2, parent.stderr.read()
+    return parent, pids
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
+def test_children_end_with_their_parent_even_in_a_step_that_hangs(how):
+    parent, pids = _start_parent("hang")
+    try:
+        # Ctrl-C in a terminal reaches the whole process group; the children must leave it to the parent.
+        (os.killpg if how == signal.SIGINT else os.kill)(parent.pid, how)
+        _, errors = parent.communicate(timeout=30)
+        assert _gone(pids)
+        if how == signal.SIGINT:
+            assert errors.count("KeyboardInterrupt") >= 1
+            assert errors.count("Traceback") == 1  # the parent's own; the children are silent
+    finally:
+        parent.kill()
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_fault_ends_the_program_with_an_error_and_no_child_left():
+    parent, pids = _start_parent("raise")
+    _, errors = parent.communicate(timeout=30)
+    assert parent.returncode == 1
+    assert "the simulator exploded" in errors
+    assert _gone(pids)
+
+
+def test_an_interrupted_environment_says_that_it_cannot_go_on():
+    environment = environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2)
+    environment.reset()
+
+    class Interrupting:
+        def select(self, timeout):
+            raise KeyboardInterrupt
+
+        def close(self):
+            real.close()
+
+    real, environment._selector = environment._selector, Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        environment.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvironmentFault, match=r"cannot be used any more.*interrupted"):
+        environment.step(np.zeros(2, np.int64))
+    environment.close()
