@@ -29,7 +29,7 @@ class DQNConfig:
 
     # What is learned from.
     discount: float = 0.99  # Per environment step. Higher looks further ahead, and learns slower.
-    n_step: int = 3  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
 
     # Replay.
@@ -37,41 +37,39 @@ class DQNConfig:
     min_replay_size: int = 1_000  # Items there before learning begins.
     batch_size: int = 128  # Items per learner step.
     samples_per_insert: float = (
-        32.0  # Times an item is drawn on average; learner steps per item x batch_size.
+        16.0  # Times an item is drawn on average: learner steps per item, times batch.
     )
     insert_burst: int = 256  # Items that actors may be ahead or behind of that ratio.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
     importance_sampling_exponent: float = 0.4  # How far weights undo the bias of that, at the start.
-    importance_sampling_steps: int = 50_000  # Learner steps until it has risen to 1, a full correction.
+    importance_sampling_steps: int = 10_000  # Learner steps until it has risen to 1, a full correction.
 
     # Learning.
     learning_rate: float = 1e-3  # Of Adam.
     learning_rate_decay_steps: int | None = None  # Learner steps until it has fallen; None keeps it.
-    learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
+    learning_rate_end: float = 0.02  # What is left of it then, as a fraction.
     adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 10.0  # Larger gradients are scaled down to this.
     huber_delta: float = 1.0  # Errors beyond this count linearly.
     double: bool = True  # The online network chooses the next action, the target network rates it.
     target_update_period: int = 1  # Learner steps between updates of the target network.
-    target_update_rate: float = 0.005  # 1 copies the online network, less moves towards it.
+    target_update_rate: float = 0.02  # 1 copies the online network, less moves towards it.
 
     # Exploration.
     epsilon_start: float = 1.0  # Chance of a random action before learning begins.
     epsilon_end: float = 0.05  # And after the decay.
-    epsilon_decay_steps: int = 5_000  # Learner steps from one to the other.
+    epsilon_decay_steps: int = 2_000  # Learner steps from one to the other.
     epsilon_ladder: float = 0.0  # Lane i of B explores with epsilon ** (1 + this * i / (B - 1)); Ape-X: 7.
     evaluation_epsilon: float = 0.0  # Chance of a random action when evaluated.
 
     # Networks and device.
-    hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers behind the encoder.
-    layer_norm: bool = False  # Normalises hidden layers: steadier, some 20 % slower.
+    hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers behind the encoder.
+    layer_norm: bool = True  # Normalises hidden layers: steadier, some 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
-    variable_update_period: int = 1  # Actor steps between looks for newer parameters.
     device: str = "cpu"  # Of the learner.
     compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
     autocast: bool = False  # bfloat16 mixed precision in the learner.
-    seed: int = 0  # Of the initial parameters and the learner's random numbers.
 
 
 class Exploration(nn.Module):
@@ -197,10 +195,8 @@ class DQN(core.Agent):
         self.config = config or DQNConfig()
 
     def make_networks(self, spec: Any) -> DQNNetworks:
-        # A fork keeps the process's own random state out of it: the same seed, the same parameters.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed)
-            return DQNNetworks(self.config, spec)
+        """Initial parameters come from torch's global generator, which the program seeds."""
+        return DQNNetworks(self.config, spec)
 
     def make_policy(self, networks: DQNNetworks, evaluation: bool = False) -> DQNPolicy:
         if evaluation:
@@ -257,7 +253,6 @@ class DQN(core.Agent):
             target_update_rate=config.target_update_rate,
             after_step=lambda nets, steps: nets.exploration.epsilon.fill_(epsilon(steps)),
             device=config.device,
-            seed=config.seed,
             compile_loss=config.compile_loss,
             autocast_dtype=torch.bfloat16 if config.autocast else None,
         )

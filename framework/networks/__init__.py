@@ -1,11 +1,46 @@
-"""Torch modules: encoders of observations, heads, and recurrent cores.
+"""Torch modules: encoders of observations, recurrent cores, heads, and distributions over actions.
 
 Importing this package imports torch; ``import framework`` does not.
 """
 
-from framework.networks.encoders import NatureConv, ObservationEncoder
+from framework.networks.convolutions import NatureConv, ResidualConv, ShallowConv
+from framework.networks.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    SquashedGaussian,
+)
+from framework.networks.encoders import ObservationEncoder
+from framework.networks.heads import (
+    CategoricalHead,
+    GaussianHead,
+    MultiCategoricalHead,
+    SquashedGaussianHead,
+    make_policy_head,
+)
 from framework.networks.mlp import MLP
+from framework.networks.recurrent import RecurrentCore
 from framework.networks.tensors import as_numpy, as_tensors
-from framework.networks.values import QNetwork
+from framework.networks.values import Critics, QNetwork
 
-__all__ = ["MLP", "NatureConv", "ObservationEncoder", "QNetwork", "as_numpy", "as_tensors"]
+__all__ = [
+    "MLP",
+    "Categorical",
+    "CategoricalHead",
+    "Critics",
+    "DiagonalGaussian",
+    "GaussianHead",
+    "MultiCategorical",
+    "MultiCategoricalHead",
+    "NatureConv",
+    "ObservationEncoder",
+    "QNetwork",
+    "RecurrentCore",
+    "ResidualConv",
+    "ShallowConv",
+    "SquashedGaussian",
+    "SquashedGaussianHead",
+    "as_numpy",
+    "as_tensors",
+    "make_policy_head",
+]

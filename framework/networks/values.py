@@ -54,3 +54,39 @@ class QNetwork(nn.Module):
         if self.value is None:
             return advantages
         return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
+
+
+class Critics(nn.Module):
+    """Several estimates of the value of an action: observation and action to ``[count, ...]``.
+
+    Twin critics are what SAC and TD3 take the smaller of (Fujimoto et al., 2018). Each has its own
+    parameters, encoder included.
+
+    Args:
+      observation_spec: nest of dm_env specs of one lane.
+      action_size: D, width of the action ``[..., D]``.
+      hidden_sizes: hidden layers of each.
+      count: how many.
+      layer_norm: normalises each hidden layer before its activation.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_size: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        count: int = 2,
+        layer_norm: bool = False,
+    ):
+        super().__init__()
+        encoders = [ObservationEncoder(observation_spec) for _ in range(count)]
+        width = encoders[0].output_size + action_size
+        self.encoders = nn.ModuleList(encoders)
+        self.heads = nn.ModuleList(MLP(width, hidden_sizes, 1, layer_norm=layer_norm) for _ in range(count))
+
+    def forward(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
+        values = [
+            head(torch.cat([encoder(observation), action], -1)).squeeze(-1)
+            for encoder, head in zip(self.encoders, self.heads, strict=True)
+        ]
+        return torch.stack(values)

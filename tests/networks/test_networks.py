@@ -1,0 +1,171 @@
+"""Encoders, value networks, recurrent cores and conversions."""
+
+import numpy as np
+import pytest
+import torch
+from dm_env import specs as dm_specs
+
+from framework import networks
+
+VECTOR = dm_specs.Array((5,), np.float32)
+SCALAR = dm_specs.Array((), np.float32)
+DISCRETE = dm_specs.DiscreteArray(4)
+IMAGE = dm_specs.BoundedArray((4, 84, 84), np.uint8, 0, 255)
+SMALL = dm_specs.BoundedArray((10, 10, 4), np.float32, 0, 1)
+
+
+def observation(spec, *leading):
+    """A random observation of a nest of specs with leading axes."""
+    import tree
+
+    def draw(leaf):
+        if np.issubdtype(leaf.dtype, np.integer):
+            return torch.randint(0, 4, (*leading, *leaf.shape)).to(torch.uint8)
+        return torch.randn((*leading, *leaf.shape))
+
+    return tree.map_structure(draw, spec)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=["one", "batch", "sequence"])
+@pytest.mark.parametrize(
+    "spec, width",
+    [
+        (VECTOR, 5),
+        (SCALAR, 1),
+        (DISCRETE, 4),
+        (IMAGE, 512),
+        (SMALL, 512),
+        ({"a": VECTOR, "b": (DISCRETE, SCALAR)}, 10),
+        ({"image": SMALL, "speed": VECTOR}, 517),
+    ],
+    ids=["vector", "scalar", "discrete", "image", "small image", "nested", "image and vector"],
+)
+def test_an_encoder_takes_any_nest_with_any_leading_axes(spec, width, leading):
+    encoder = networks.ObservationEncoder(spec)
+    assert encoder.output_size == width
+    assert encoder(observation(spec, *leading)).shape == (*leading, width)
+
+
+def test_an_encoder_uses_every_leaf():
+    spec = {"image": SMALL, "speed": VECTOR, "gear": DISCRETE}
+    encoder = networks.ObservationEncoder(spec, hidden_sizes=(8,))
+    base = observation(spec, 1)
+    features = encoder(base)
+    for name in spec:
+        changed = {**base, name: base[name] + 1}
+        assert not torch.equal(encoder(changed), features), name
+
+
+def test_an_observation_with_other_leaves_than_the_spec_is_an_error():
+    encoder = networks.ObservationEncoder({"a": VECTOR, "b": VECTOR})
+    with pytest.raises(ValueError, match="1 leaves; its spec has 2"):
+        encoder({"a": torch.zeros(1, 5)})
+
+
+@pytest.mark.parametrize("make", [networks.NatureConv, networks.ShallowConv, networks.ResidualConv])
+def test_images_with_channels_first_and_last_are_the_same(make):
+    torch.manual_seed(0)
+    first = make((3, 40, 48), hidden_size=16)
+    last = make((40, 48, 3), hidden_size=16)
+    last.load_state_dict(first.state_dict())
+    images = torch.randint(0, 255, (2, 3, 40, 48), dtype=torch.uint8)
+    expected = first(images)
+    torch.testing.assert_close(last(images.permute(0, 2, 3, 1)), expected)
+    torch.testing.assert_close(first(images.float() / 255), expected)
+
+
+def test_images_that_are_none_are_errors():
+    with pytest.raises(ValueError, match="three axes"):
+        networks.NatureConv((84, 84))
+    with pytest.raises(ValueError, match="3 x 3"):
+        networks.ResidualConv((1, 2, 2))
+    with pytest.raises(ValueError, match="softplus"):
+        networks.MLP(3, (4,), activation="softplus")
+
+
+def test_a_duelling_network_has_advantages_of_mean_zero():
+    network = networks.QNetwork(VECTOR, 3, (8, 6), dueling=True)
+    values = network(torch.randn(7, 5))
+    features = network.body(network.encoder(torch.zeros(1, 5)))
+    expected = network.value(features)
+    assert values.shape == (7, 3)
+    torch.testing.assert_close(network(torch.zeros(1, 5)).mean(-1, keepdim=True), expected)
+
+
+@pytest.mark.parametrize("sizes", [(), (8,), (8, 6)])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_q_networks_of_any_depth(sizes, dueling):
+    network = networks.QNetwork(VECTOR, 3, sizes, dueling, layer_norm=True)
+    assert network(torch.randn(2, 4, 5)).shape == (2, 4, 3)
+    norms = sum(isinstance(m, torch.nn.LayerNorm) for m in network.modules())
+    assert norms == len(sizes) + (dueling and len(sizes) > 0)
+
+
+def test_critics_are_independent_estimates():
+    critics = networks.Critics({"a": VECTOR}, 2, (8,), count=3)
+    values = critics({"a": torch.randn(4, 5)}, torch.randn(4, 2))
+    assert values.shape == (3, 4)
+    assert (values[0] != values[1]).all()
+
+
+# --- Recurrent cores ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind, module", [("lstm", torch.nn.LSTM), ("gru", torch.nn.GRU)])
+def test_an_unroll_without_resets_is_torchs_own(kind, module):
+    torch.manual_seed(1)
+    core = networks.RecurrentCore(3, 4, kind)
+    reference = module(3, 4, batch_first=True)
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        getattr(reference, f"{name}_l0").data.copy_(getattr(core.cell, name).data)
+    inputs = torch.randn(2, 6, 3)
+    outputs, state = core.unroll(inputs, core.initial_state(2))
+    expected, expected_state = reference(inputs)
+    torch.testing.assert_close(outputs, expected)
+    hidden = expected_state[0] if kind == "lstm" else expected_state
+    torch.testing.assert_close(state[0], hidden[0])
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_an_unroll_over_episodes_is_what_acting_saw(kind):
+    torch.manual_seed(2)
+    core = networks.RecurrentCore(3, 4, kind)
+    inputs = torch.randn(2, 7, 3)
+    starts = torch.tensor([[1, 0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1]])
+    before = tuple(torch.randn(2, 4) for _ in core.initial_state(2))
+    outputs, _ = core.unroll(inputs, before, starts)
+    for lane in range(2):
+        state = tuple(part[lane : lane + 1] for part in before)
+        for t in range(7):
+            if starts[lane, t]:
+                state = core.initial_state(1)
+            output, state = core.step(inputs[lane : lane + 1, t], state)
+            torch.testing.assert_close(outputs[lane, t], output[0])
+
+
+def test_no_gradient_runs_over_the_start_of_an_episode():
+    core = networks.RecurrentCore(3, 4)
+    inputs = torch.randn(1, 4, 3, requires_grad=True)
+    outputs, _ = core.unroll(inputs, core.initial_state(1), torch.tensor([[1, 0, 1, 0]]))
+    outputs[0, 3].sum().backward()
+    assert (inputs.grad[0, :2] == 0).all()
+    assert (inputs.grad[0, 2:] != 0).any()
+    with pytest.raises(ValueError, match="start_of_episode has shape"):
+        core.unroll(inputs, core.initial_state(1), torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="'rnn'"):
+        networks.RecurrentCore(3, 4, "rnn")
+
+
+def test_conversions_share_memory_where_they_can_and_copy_what_is_read_only():
+    array = np.arange(3.0)
+    tensor = networks.as_tensors(array)
+    array[0] = 7
+    assert tensor[0] == 7
+    array.flags.writeable = False
+    nest = {"a": array, "b": (np.ones(2, np.float32),)}
+    tensors = networks.as_tensors(nest)
+    tensors["a"][0] = 1
+    assert array[0] == 7
+    back = networks.as_numpy(tensors)
+    assert back["b"][0].dtype == np.float32
+    assert back["a"].tolist() == [1.0, 1.0, 2.0]

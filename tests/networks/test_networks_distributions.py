@@ -1,0 +1,150 @@
+"""Distributions and policy heads against torch.distributions and their own samples."""
+
+import numpy as np
+import pytest
+import torch
+from dm_env import specs as dm_specs
+from torch import distributions as td
+
+from framework import networks
+
+DRAWS = 40_000
+
+
+def seeded():
+    return torch.Generator().manual_seed(5)
+
+
+def test_categorical_against_torch_and_its_own_samples():
+    logits = torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5]])
+    ours, theirs = networks.Categorical(logits), td.Categorical(logits=logits)
+    actions = torch.tensor([2, 0])
+    torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    assert ours.mode().tolist() == [1, 0]
+    drawn = networks.Categorical(logits.expand(DRAWS, 2, 3)).sample(seeded())
+    share = torch.nn.functional.one_hot(drawn, 3).float().mean(0)
+    torch.testing.assert_close(share, theirs.probs, atol=0.01, rtol=0)
+
+
+def test_illegal_actions_are_never_drawn():
+    legal = torch.tensor([True, False, True, False])
+    # The illegal ones have by far the largest logits.
+    policy = networks.Categorical(torch.tensor([0.0, 50.0, 0.0, 90.0]).expand(5000, 4), legal)
+    drawn = policy.sample(seeded())
+    assert set(drawn.tolist()) == {0, 2}
+    assert policy.mode().unique().tolist() in ([0], [2])
+    assert policy.log_prob(torch.tensor([0] * 5000))[0].item() == pytest.approx(np.log(0.5), abs=1e-6)
+
+
+def test_multi_categorical_is_independent_choices():
+    logits = torch.randn(4, 5, generator=seeded())
+    ours = networks.MultiCategorical(logits, (2, 3))
+    parts = [td.Categorical(logits=logits[:, :2]), td.Categorical(logits=logits[:, 2:])]
+    actions = torch.tensor([[0, 2], [1, 1], [1, 0], [0, 0]])
+    expected = parts[0].log_prob(actions[:, 0]) + parts[1].log_prob(actions[:, 1])
+    torch.testing.assert_close(ours.log_prob(actions), expected)
+    torch.testing.assert_close(ours.entropy(), parts[0].entropy() + parts[1].entropy())
+    other = networks.MultiCategorical(torch.zeros(4, 5), (2, 3))
+    uniform = [td.Categorical(logits=torch.zeros(4, n)) for n in (2, 3)]
+    expected = sum(td.kl_divergence(p, q) for p, q in zip(parts, uniform, strict=True))
+    torch.testing.assert_close(ours.kl(other), expected)
+    assert ours.sample(seeded()).shape == ours.mode().shape == (4, 2)
+    with pytest.raises(ValueError, match="need 6"):
+        networks.MultiCategorical(logits, (3, 3))
+
+
+def test_diagonal_gaussian_against_torch():
+    mean, log_std = torch.randn(2, 4, 3, generator=seeded())
+    ours = networks.DiagonalGaussian(mean, log_std)
+    theirs = td.Independent(td.Normal(mean, log_std.exp()), 1)
+    actions = torch.randn(4, 3)
+    torch.testing.assert_close(ours.log_prob(actions), theirs.log_prob(actions))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    torch.testing.assert_close(ours.mode(), mean)
+    drawn = networks.DiagonalGaussian(mean.expand(DRAWS, 4, 3), log_std).sample(seeded())
+    torch.testing.assert_close(drawn.mean(0), mean, atol=0.1, rtol=0)
+    torch.testing.assert_close(drawn.std(0), log_std.exp(), atol=0.1, rtol=0)
+
+
+def test_squashed_gaussian_between_its_bounds_against_torch():
+    low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 10.0])
+    mean, log_std = torch.tensor([0.3, -0.5]).double(), torch.tensor([-0.7, 0.2]).double()
+    ours = networks.SquashedGaussian(mean, log_std, low, high)
+    transforms = [
+        td.TanhTransform(),
+        td.AffineTransform((low + high).double() / 2, (high - low).double() / 2),
+    ]
+    theirs = td.Independent(td.TransformedDistribution(td.Normal(mean, log_std.exp()), transforms), 1)
+    many = networks.SquashedGaussian(mean.expand(DRAWS, 2), log_std, low, high)
+    actions, log_probs = many.rsample_with_log_prob(seeded())
+    assert (actions > low).all() and (actions < high).all()
+    inside = ((actions - low) / (high - low) - 0.5).abs().amax(-1) < 0.4999
+    torch.testing.assert_close(log_probs[inside], theirs.log_prob(actions[inside]), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(ours.log_prob(actions[inside]), log_probs[inside], atol=1e-6, rtol=1e-6)
+    assert ours.entropy().item() == pytest.approx(-log_probs.mean().item(), abs=0.03)
+    assert ours.log_prob(torch.stack([low, high]).double()).isfinite().all()
+    torch.testing.assert_close(ours.mode(), theirs.base_dist.transforms[1](torch.tanh(mean)))
+
+
+def test_squashed_kl_is_the_mean_log_ratio_of_its_samples():
+    def make(mean, log_std):
+        return networks.SquashedGaussian(torch.full((DRAWS, 1), mean), torch.full((1,), log_std))
+
+    this, other = make(0.2, -0.5), make(-0.1, 0.0)
+    actions, log_probs = this.rsample_with_log_prob(seeded())
+    estimate = (log_probs - other.log_prob(actions)).mean().item()
+    assert this.kl(other)[0].item() == pytest.approx(estimate, abs=0.02)
+
+
+def test_samples_pass_gradients_on_only_when_asked():
+    mean = torch.zeros(3, requires_grad=True)
+    for policy in (
+        networks.DiagonalGaussian(mean, torch.zeros(3)),
+        networks.SquashedGaussian(mean, torch.zeros(3)),
+    ):
+        assert policy.rsample(seeded()).requires_grad
+        assert not policy.sample(seeded()).requires_grad
+        assert torch.equal(policy.sample(seeded()), policy.sample(seeded()))
+
+
+@pytest.mark.parametrize(
+    "spec, squash, distribution, shape",
+    [
+        (dm_specs.DiscreteArray(4), False, networks.Categorical, ()),
+        (dm_specs.BoundedArray((2,), np.int64, 0, [2, 4]), False, networks.MultiCategorical, (2,)),
+        (dm_specs.BoundedArray((3,), np.float32, -1, 1), False, networks.DiagonalGaussian, (3,)),
+        (dm_specs.Array((3,), np.float32), False, networks.DiagonalGaussian, (3,)),
+        (dm_specs.BoundedArray((3,), np.float32, -1, [1, 2, 3]), True, networks.SquashedGaussian, (3,)),
+    ],
+    ids=["discrete", "multi-discrete", "bounded", "unbounded", "squashed"],
+)
+def test_the_head_fits_the_spec(spec, squash, distribution, shape):
+    policy = networks.make_policy_head(6, spec, squash)(torch.randn(5, 2, 6))
+    assert isinstance(policy, distribution)
+    actions = policy.sample(seeded())
+    assert actions.shape == (5, 2, *shape)
+    assert policy.log_prob(actions).shape == policy.entropy().shape == (5, 2)
+    for action in actions.reshape(10, *shape).numpy():
+        if distribution is not networks.DiagonalGaussian:
+            spec.validate(action.astype(spec.dtype))
+
+
+@pytest.mark.parametrize(
+    "spec, squash",
+    [
+        (dm_specs.BoundedArray((2, 2), np.float32, -1, 1), False),
+        (dm_specs.BoundedArray((2,), np.int64, 1, 3), False),
+        (dm_specs.Array((2,), np.float32), True),
+        ({"a": dm_specs.DiscreteArray(2)}, False),
+    ],
+    ids=["two axes", "integers from 1", "squash without bounds", "nest"],
+)
+def test_a_spec_without_a_head_is_named(spec, squash):
+    with pytest.raises(ValueError, match="no policy head for the action spec"):
+        networks.make_policy_head(6, spec, squash)
+
+
+def test_infinite_bounds_cannot_be_squashed():
+    with pytest.raises(ValueError, match="finite"):
+        networks.SquashedGaussianHead(3, np.array([-np.inf]), np.array([1.0]))
