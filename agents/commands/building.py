@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,16 @@ def check_agent(agent: Any, spec: Any) -> None:
     tree.map_structure_up_to(spec.actions, fits, spec.actions, action)
 
 
-def build_program(agent: Any, options: RunOptions, directory: Path, logger_factory: Any) -> Any:
-    """The program; CommandError for limits and counts that make no sense."""
+def build_program(agent: Any, options: RunOptions, directory: Path) -> Any:
+    """The program of a run in ``directory``, in which nothing is written yet.
+
+    CommandError for limits and counts that make no sense.
+    """
     from framework import programs
 
+    logger_factory = functools.partial(
+        make_loggers, os.path.abspath(directory), options.csv, options.tensorboard
+    )
     arguments = program_arguments(options) | {"directory": str(directory), "logger_factory": logger_factory}
     try:
         return programs.make_program(agent, options.environment, **arguments)

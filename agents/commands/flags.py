@@ -9,7 +9,7 @@ import io
 import textwrap
 import tokenize
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def parse(options: type[T], arguments: Sequence[str], prog: str, description: st
 
 
 def parse_groups(
-    groups: Mapping[str, tuple[type, Mapping[str, Any], Collection[str]]],
+    groups: Mapping[str, tuple[type, Mapping[str, Any]]],
     arguments: Sequence[str],
     prog: str,
     description: str,
@@ -33,20 +33,20 @@ def parse_groups(
     """Several dataclasses as one flat set of flags.
 
     Args:
-      groups: heading to ``(dataclass, values that replace its defaults, fields that are no flags)``.
+      groups: heading to ``(dataclass, values that replace its defaults)``. No two may share a field's name.
       arguments: the command line.
       prog: the command, for the help.
       description: what it does.
 
     Returns:
-      Heading to ``{field: value}``, for the fields that are flags.
+      Heading to ``{field: value}``.
     """
     import tyro
 
     annotated: Any = Annotated  # these annotations are values, made as we go
     members: list[Any] = []
-    for heading, (cls, values, left_out) in groups.items():
-        flags = _flags(cls, values, left_out)
+    for heading, (cls, values) in groups.items():
+        flags = _flags(cls, values)
         annotation = annotated[flags, tyro.conf.OmitArgPrefixes]
         members.append((heading, annotation, flags()))
     together: Any = dataclasses.make_dataclass("Flags", members, frozen=True)
@@ -78,7 +78,7 @@ def field_comments(cls: type) -> dict[str, str]:
     return comments
 
 
-def _flags(cls: type, values: Mapping[str, Any], left_out: Collection[str]) -> Any:
+def _flags(cls: type, values: Mapping[str, Any]) -> Any:
     import tyro
 
     hints = typing.get_type_hints(cls)
@@ -87,10 +87,9 @@ def _flags(cls: type, values: Mapping[str, Any], left_out: Collection[str]) -> A
     annotated: Any = Annotated
     members: list[Any] = []
     for field in dataclasses.fields(cls):
-        if field.name not in left_out:
-            hint = annotated[hints[field.name], tyro.conf.arg(help=comments.get(field.name) or None)]
-            default = values.get(field.name, getattr(defaults, field.name))
-            members.append((field.name, hint, dataclasses.field(default=default)))
+        hint = annotated[hints[field.name], tyro.conf.arg(help=comments.get(field.name) or None)]
+        default = values.get(field.name, getattr(defaults, field.name))
+        members.append((field.name, hint, dataclasses.field(default=default)))
     flags = dataclasses.make_dataclass(cls.__name__, members, frozen=True)
     flags.__doc__ = (inspect.getdoc(cls) or "").split("\n\n")[0]
     return flags

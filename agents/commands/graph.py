@@ -56,8 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         raise CommandError(str(error)) from error
     run = replace(RunOptions(), environment=options.environment, num_actors=options.num_actors)
     building.environment_spec(run)
-    # The folder is only named: nothing is written before the program is launched.
-    program = building.build_program(agent, run, Path("runs") / name, None)
+    program = building.build_program(agent, run, Path("runs") / name)
     groups = groups_of(program)
     print(as_text(program.name, groups))
     if options.svg is not None:

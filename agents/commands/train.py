@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import os
 import signal
 import sys
 import threading
@@ -66,7 +64,8 @@ def start(name: str, arguments: Sequence[str]) -> int:
     building.check_agent(agent, spec)
     path = Path(options.directory) if options.directory else default_path(agent_name, options)
     options = dataclasses.replace(options, directory=str(path))
-    return run(RunFolder.create(path, agent_name, config, options, spec), agent)
+    program = building.build_program(agent, options, path)  # before there is a folder: it may be refused
+    return run(RunFolder.create(path, agent_name, config, options, spec), program)
 
 
 def parse_new(name: str, arguments: Sequence[str]) -> tuple[str, Any, RunOptions]:
@@ -77,17 +76,13 @@ def parse_new(name: str, arguments: Sequence[str]) -> tuple[str, Any, RunOptions
         raise CommandError(str(error)) from error
     _, config_class = entry.load()
     preset = presets.find(entry.name, _environment_of(arguments))
-    # One seed for the run and for the agent, where it has one of its own.
-    own_seed = {"seed"} & {field.name for field in dataclasses.fields(config_class)}
     values = flags.parse_groups(
-        {"run": (RunOptions, preset.run, ()), "agent": (config_class, preset.agent, own_seed)},
+        {"run": (RunOptions, preset.run), "agent": (config_class, preset.agent)},
         arguments,
         prog=f"repertory train {entry.name}",
         description=f"Trains {entry.name}: {entry.summary}.",
     )
-    options = RunOptions(**values["run"])
-    config = config_class(**values["agent"], **dict.fromkeys(own_seed, options.seed))
-    return entry.name, config, options
+    return entry.name, config_class(**values["agent"]), RunOptions(**values["run"])
 
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
@@ -112,11 +107,11 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     building.check_engine(options.engine)
     _check_same_environment(folder, building.environment_spec(options))
     folder = dataclasses.replace(folder, options=options)
-    agent = folder.make_agent()
+    program = building.build_program(folder.make_agent(), options, folder.path)
     with _writing(folder.path):
         choose_checkpoint(folder, given.checkpoint)
         folder.save()
-    return run(folder, agent)
+    return run(folder, program)
 
 
 def choose_checkpoint(folder: RunFolder, which: str) -> None:
@@ -141,17 +136,13 @@ def choose_checkpoint(folder: RunFolder, which: str) -> None:
         print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
 
 
-def run(folder: RunFolder, agent: Any) -> int:
+def run(folder: RunFolder, program: Any) -> int:
     """Runs the program of ``folder`` to its end and reports it; returns the exit code."""
     import launch
 
     options = folder.options
-    make_loggers = functools.partial(
-        building.make_loggers, os.path.abspath(folder.path), options.csv, options.tensorboard
-    )
     print(f"{folder.agent} in {options.environment}, engine {options.engine}, folder {folder.path}")
     with _writing(folder.path), folder.locked():
-        program = building.build_program(agent, options, folder.path, make_loggers)
         try:
             result, stopped_by = _run(launch, program, folder)
         except launch.LaunchError as error:

@@ -1,0 +1,49 @@
+"""Run folders for the tests of the command line, without training."""
+
+import dataclasses
+
+import pytest
+
+import agents
+from agents import cli
+from agents.commands import building
+from agents.commands.options import RunOptions
+from agents.commands.run_folder import RunFolder
+from framework.checkpointing import torch_part
+from framework.loggers import JSONLLogger
+
+
+@pytest.fixture
+def repertory(capsys):
+    """Runs a command; returns ``(exit code, what it printed, what it complained about)``."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as error:  # tyro's way out of a wrong command line, and of --help
+            code = error.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Makes the folder of a run, with returns of evaluations and a checkpoint for each of ``steps``."""
+
+    def make(name="run", steps=(), returns=(), agent="random_actions", **options):
+        options = RunOptions(**{"max_actor_steps": 1000, "directory": str(tmp_path / name), **options})
+        spec = building.environment_spec(options)
+        folder = RunFolder.create(tmp_path / name, agent, agents.make_config(agent), options, spec)
+        for step in steps:
+            parts = {"counter": torch_part({"counts": {"actor_steps": step}, "cache": {}})}
+            folder.checkpointer.save(step, parts)
+        if returns:
+            with JSONLLogger(folder.metrics) as log:
+                for number, value in enumerate(returns, 1):
+                    log.write({"label": "evaluator", "actor_steps": 100 * number, "episode_return": value})
+        return dataclasses.replace(folder)
+
+    return make

@@ -1,0 +1,326 @@
+"""What the commands print and write, on run folders made by hand."""
+
+import dataclasses
+import inspect
+import json
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+import agents
+from agents import cli, presets
+from agents.commands import flags, plot, train
+from agents.commands.errors import CommandError
+from agents.commands.graph import Group, as_svg, as_text
+from agents.commands.options import RunOptions, program_arguments
+from agents.commands.run_folder import RunFolder, from_plain
+from framework import programs
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help(repertory, command):
+    code, out, _ = repertory(command, "--help")
+    assert code == 0 and "usage: repertory" in out
+
+
+def test_general_help(repertory):
+    code, out, _ = repertory("--help")
+    assert code == 0
+    for command in cli.COMMANDS:
+        assert command in out
+
+
+@pytest.mark.parametrize("name", agents.REGISTRY)
+def test_flags_of_every_agent_have_help(repertory, name):
+    _, config = agents.find(name).load()
+    code, out, _ = repertory("train", name, "--help")
+    assert code == 0
+    for field in dataclasses.fields(config):
+        assert f"--{field.name.replace('_', '-')}" in out
+    comments = flags.field_comments(config)
+    assert all(comments.get(field.name) for field in dataclasses.fields(config))
+
+
+@pytest.mark.parametrize("name", agents.REGISTRY)
+def test_no_field_of_a_config_hides_a_setting_of_the_run(name):
+    _, config = agents.find(name).load()
+    fields = {field.name for field in dataclasses.fields(config)}
+    assert not fields & {field.name for field in dataclasses.fields(RunOptions)}
+
+
+def test_every_flag_of_a_run_has_help():
+    comments = flags.field_comments(RunOptions)
+    assert [f.name for f in dataclasses.fields(RunOptions) if not comments.get(f.name)] == []
+
+
+def test_run_options_are_arguments_of_make_program():
+    known = inspect.signature(programs.make_program).parameters
+    assert set(program_arguments(RunOptions())) <= set(known)
+
+
+@pytest.mark.parametrize("agent, environment", presets.PRESETS)
+def test_presets_name_real_fields(agent, environment):
+    preset = presets.find(agent, environment)
+    agents.make_config(agent, **preset.agent)
+    dataclasses.replace(RunOptions(), **preset.run)
+
+
+def test_flags_override_the_preset_which_overrides_the_default():
+    preset = presets.find("dqn", "gymnasium:CartPole-v1")
+    _, config, options = train.parse_new("dqn", ["--lanes-per-actor", "3", "--n-step", "7", "--seed", "5"])
+    assert options.target_return == preset.run["target_return"] == 475.0
+    assert options.lanes_per_actor == 3 and config.n_step == 7
+    assert options.seed == 5
+    _, _, other = train.parse_new("dqn", ["--environment=gymnasium:Acrobot-v1"])
+    assert other.target_return is None and other.environment == "gymnasium:Acrobot-v1"
+
+
+def test_fields_of_an_agent_by_name():
+    assert agents.make("dqn", n_step=2).config.n_step == 2
+    assert agents.find("random-actions") is agents.find("random_actions")
+    with pytest.raises(ValueError, match=r"no field 'n_steps'.*Did you mean 'n_step'"):
+        agents.make("dqn", n_steps=2)
+    with pytest.raises(ValueError, match=r"Unknown agent 'ddqn'.*Did you mean 'dqn'"):
+        agents.make("ddqn")
+
+
+def test_list(repertory):
+    code, out, _ = repertory("list")
+    assert code == 0
+    for text in ("dqn", "random_actions", "gymnasium:CartPole-v1", "serial", "threads"):
+        assert text in out
+
+
+class TestRunFolder:
+    def test_round_trip(self, make_run):
+        folder = make_run(agent="dqn", num_actors=3, target_return=12.5)
+        again = RunFolder.open(folder.path)
+        assert again.options == folder.options
+        assert again.make_agent().config == agents.make_config("dqn")
+
+    def test_what_is_recorded(self, make_run):
+        content = json.loads((make_run().path / "config.json").read_text())
+        assert {"numpy", "torch", "gymnasium", "python"} <= set(content["versions"])
+        assert content["agent"] == "random_actions" and content["run"]["max_actor_steps"] == 1000
+        assert "started_at" in content and "command" in content and "git_commit" in content
+
+    def test_one_process_at_a_time(self, make_run):
+        folder = make_run()
+        assert folder.running_pid() is None
+        with folder.locked():
+            pass
+        script = (
+            "import sys\nfrom agents.commands.run_folder import RunFolder\n"
+            "with RunFolder.open(sys.argv[1]).locked():\n"
+            "    print('locked', flush=True)\n    sys.stdin.read()\n"
+        )
+        command = [sys.executable, "-c", script, str(folder.path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            try:
+                assert other.stdout.readline() == "locked\n"
+                assert folder.running_pid() == other.pid
+                assert not folder.wait_until_free(0.05)
+                with (
+                    pytest.raises(CommandError, match=f"process {other.pid}.*repertory stop"),
+                    folder.locked(),
+                ):
+                    pass
+            finally:
+                other.stdin.close()
+            assert folder.wait_until_free(20)
+        assert folder.running_pid() is None
+
+    def test_fields_from_json(self):
+        @dataclasses.dataclass(frozen=True)
+        class Config:
+            sizes: tuple[int, ...] = (1,)
+            names: tuple[str, ...] | None = None
+            rate: float = 0.5
+
+        read = from_plain(Config, {"sizes": [3, 4], "names": ["a"]}, "x")
+        assert read == Config((3, 4), ("a",), 0.5)
+        with pytest.raises(CommandError, match="x: Config has no field 'rates'; it has sizes, names, rate"):
+            from_plain(Config, {"rates": 1}, "x")
+
+
+class TestStatusAndStop:
+    def test_status_of_a_run_that_is_over(self, repertory, make_run):
+        folder = make_run(steps=[10], returns=[20.0, 30.0])
+        (folder.path / "status.json").write_text(
+            json.dumps({"nodes": [{"label": "actor-0", "state": "closed", "restarts": 0, "pid": 77}]})
+        )
+        code, out, _ = repertory("status", folder.path)
+        assert code == 0
+        for text in ("not running", "actor-0: closed (pid 77)", "episode_return = 30.000", "step-10"):
+            assert text in out
+
+    def test_stop_of_a_run_that_is_over(self, repertory, make_run):
+        code, _, err = repertory("stop", make_run().path)
+        assert code == 1 and "is not running" in err
+
+    def test_stop_asks_in_good_order_and_waits(self, repertory, make_run):
+        folder = make_run()
+        script = (
+            "import signal, sys\nfrom agents.commands.run_folder import RunFolder\n"
+            "def stop(*_):\n    print('asked', flush=True)\n    sys.exit(3)\n"
+            "signal.signal(signal.SIGTERM, stop)\n"
+            "with RunFolder.open(sys.argv[1]).locked():\n"
+            "    print('locked', flush=True)\n    signal.pause()\n"
+        )
+        command = [sys.executable, "-c", script, str(folder.path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+            try:
+                assert other.stdout.readline() == "locked\n"
+                code, out, _ = repertory("stop", folder.path)
+                assert code == 0 and f"--resume {folder.path}" in out
+                assert other.stdout.readline() == "asked\n"
+                assert other.wait(20) == 3
+            finally:
+                other.kill()
+
+    def test_stop_says_when_it_takes_too_long(self, repertory, make_run):
+        folder = make_run()
+        script = (
+            "import signal, sys\nfrom agents.commands.run_folder import RunFolder\n"
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "with RunFolder.open(sys.argv[1]).locked():\n"
+            "    print('locked', flush=True)\n    sys.stdin.read()\n"
+        )
+        command = [sys.executable, "-c", script, str(folder.path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            try:
+                assert other.stdout.readline() == "locked\n"
+                code, _, err = repertory("stop", folder.path, "--timeout", "0.1")
+                assert code == 1 and "has not ended after 0.1 seconds" in err and "kill -9" in err
+            finally:
+                other.kill()
+
+
+class TestCheckpointChoice:
+    def test_newer_ones_are_set_aside(self, make_run):
+        folder = make_run(steps=[10, 20, 30])
+        train.choose_checkpoint(folder, "10")
+        assert [path.name for path in folder.checkpointer.checkpoints()] == ["checkpoint-000001-step-10"]
+        aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
+        assert aside == ["set-aside-checkpoint-000002-step-20", "set-aside-checkpoint-000003-step-30"]
+
+    def test_latest_leaves_all(self, make_run):
+        folder = make_run(steps=[10, 20])
+        train.choose_checkpoint(folder, "latest")
+        assert len(folder.checkpointer.checkpoints()) == 2
+
+
+RESULTS = {
+    "goal": (
+        {"reason": "target_return", "actor_steps": 38000, "episode_return": 487.25, "episodes": 20},
+        "Reached the target return of 475 after 38,000 environment steps; "
+        "greedy mean return over 20 episodes: 487.2.",
+    ),
+    "budget": (
+        {"reason": "max_actor_steps", "actor_steps": 50000, "episode_return": 200.0, "episodes": 20},
+        "The budget of 50,000 environment steps is spent; greedy mean return over 20 episodes: 200.0. "
+        "The target return of 475 was not reached.",
+    ),
+    "no evaluator": ({"reason": "max_learner_steps"}, "The budget of 70 learner steps is spent."),
+    "nothing": ({}, "The program ended."),
+}
+
+
+@pytest.mark.parametrize("result, text", RESULTS.values(), ids=RESULTS)
+def test_what_a_run_says_at_its_end(result, text):
+    options = RunOptions(max_actor_steps=50_000, max_learner_steps=70, target_return=475.0)
+    assert train.describe_result(result, options) == text
+
+
+class TestPlot:
+    def test_curve_is_read_against_environment_steps(self, make_run):
+        folder = make_run(returns=[1.0, 2.0, 4.0])
+        with folder.metrics.open("a") as file:
+            for row in (
+                {"label": "actor-0", "steps": 50, "episode_return": 9.0},
+                {"label": "actor-1", "steps": 10, "episode_return": 7.0},
+                {"label": "learner", "steps": 5, "actor_steps": 250, "loss": 0.5},
+            ):
+                file.write(json.dumps(row) + "\n")
+        evaluated = plot.read_curve(folder, "evaluator", "episode_return")
+        assert evaluated.x.tolist() == [100, 200, 300] and evaluated.y.tolist() == [1, 2, 4]
+        acting = plot.read_curve(folder, "actor", "episode_return")  # two actors
+        assert acting.x.tolist() == [20, 100] and acting.y.tolist() == [7, 9]
+        assert plot.read_curve(folder, "learner", "loss").x.tolist() == [250]
+
+    def test_average_over_seeds(self):
+        x = np.array([0.0, 100.0, 200.0])
+        first, second = plot.Curve(x, x * 1.0), plot.Curve(x[:2], x[:2] * 3.0)
+        grid, mean, deviation = plot.average([first, second])
+        assert grid[0] == 0 and grid[-1] == 100  # where both have data
+        np.testing.assert_allclose(mean, 2 * grid)
+        np.testing.assert_allclose(deviation, grid)
+
+    def test_seeds_are_one_experiment_and_settings_are_not(self, make_run, tmp_path, repertory, monkeypatch):
+        runs = [make_run(f"s{seed}", returns=[1.0, 2.0 + seed], seed=seed) for seed in (1, 2)]
+        runs.append(make_run("other", returns=[3.0], lanes_per_actor=9))
+        drawn = {}
+        draw = plot.draw
+        monkeypatch.setattr(plot, "draw", lambda curves, *rest: (drawn.update(curves), draw(curves, *rest)))
+        output = tmp_path / "new" / "curves.png"
+        code, out, _ = repertory("plot", *(folder.path for folder in runs), "--output", output)
+        assert code == 0 and "3 runs" in out
+        assert sorted(len(members) for members in drawn.values()) == [1, 2]
+        assert output.read_bytes().startswith(b"\x89PNG")
+
+    def test_what_is_not_there(self, make_run, repertory):
+        code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--metric", "los")
+        assert code == 1 and "'los'" in err and "rows of evaluator" in err
+        code, _, err = repertory("plot", make_run("empty").path)
+        assert code == 1 and "no rows at all" in err
+
+    def test_unknown_format(self, make_run, repertory, tmp_path):
+        code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--output", tmp_path / "x.docx")
+        assert code == 1 and "x.docx" in err
+
+
+class TestGraph:
+    GROUPS = [
+        Group("replay", "ReplayNode", 1, ()),
+        Group("learner", "CourierNode(LearnerWorker)", 1, ("replay",)),
+        Group("actor", "CourierNode(<Actor>)", 2, ("replay", "learner")),
+    ]
+
+    def test_text(self):
+        assert as_text("dqn", self.GROUPS) == (
+            "program dqn\n"
+            "  replay    ReplayNode\n"
+            "  learner   CourierNode(LearnerWorker)  ->  replay\n"
+            "  actor x2  CourierNode(<Actor>)        ->  replay, learner"
+        )
+
+    def test_svg(self):
+        root = ElementTree.fromstring(as_svg("dqn", self.GROUPS))
+        space = "{http://www.w3.org/2000/svg}"
+        texts = {element.text: float(element.get("y")) for element in root.iter(f"{space}text")}
+        assert texts["actor x2"] < texts["learner"] < texts["replay"]
+        arrows = [path for path in root.iter(f"{space}path") if path.get("marker-end")]
+        assert len(arrows) == 3
+
+    def test_a_circle_of_calls_can_be_drawn(self):
+        groups = [Group("a", "A", 1, ("b",)), Group("b", "B", 1, ("a",)), Group("c", "C", 1, ("c",))]
+        ElementTree.fromstring(as_svg("circle", groups))
+
+    @pytest.mark.parametrize("name", agents.REGISTRY)
+    def test_of_every_agent(self, repertory, tmp_path, name):
+        code, out, _ = repertory("graph", name, "--num-actors", "3", "--svg", tmp_path / "g.svg")
+        assert code == 0
+        assert "actor x3" in out and "->  replay" in out and "evaluator" in out
+        ElementTree.parse(tmp_path / "g.svg")
+
+
+def test_ctrl_c_before_anything_runs(repertory, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "start", interrupted)
+    assert repertory("train", "dqn")[0] == 128 + signal.SIGINT

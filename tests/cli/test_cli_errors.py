@@ -1,0 +1,157 @@
+"""Bad input: one clear error that names the thing and the fix, a non-zero exit code, nothing lost."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+TRAIN = ("train", "random_actions")
+
+# Case: (arguments, exit code, what the error must say).
+WRONG = {
+    "no command": ((), 2, []),
+    "unknown command": (("trian",), 2, ["'trian'", "Did you mean 'train'?"]),
+    "no agent": (("train",), 1, ["which agent", "dqn", "random_actions", "--resume RUN"]),
+    "unknown agent": (("train", "dpn"), 1, ["Unknown agent 'dpn'", "Did you mean 'dqn'?"]),
+    "unknown agent to draw": (("graph", "dpn"), 1, ["Unknown agent 'dpn'", "dqn, random_actions"]),
+    "unknown flag": ((*TRAIN, "--max-actor-step", "5"), 2, ["--max-actor-step", "--max-actor-steps"]),
+    "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
+    "wrong value": ((*TRAIN, "--num-actors", "two"), 2, ["--num-actors", "two"]),
+    "unknown engine": ((*TRAIN, "--engine", "warp"), 1, ["Unknown engine 'warp'", "serial"]),
+    "unknown suite": ((*TRAIN, "--environment", "gum:X"), 1, ["'gum:X'", "gymnasium:CartPole-v1"]),
+    "no suite": ((*TRAIN, "--environment", "CartPole-v1"), 1, ["Did you mean 'gymnasium:CartPole-v1'?"]),
+    "unknown environment": ((*TRAIN, "--environment=gymnasium:CarPole-v1"), 1, ["gymnasium:CarPole-v1"]),
+    "actions that do not fit": (
+        ("train", "dqn", "--environment", "gymnasium:Pendulum-v1"),
+        1,
+        ["DQN", "one discrete action", "agent for continuous actions"],
+    ),
+    "nothing to plot": (("plot",), 1, ["which runs"]),
+    "no actors": ((*TRAIN, "--num-actors", "0"), 1, ["num_actors is 0", "at least 1"]),
+    "no episodes": (("eval", "somewhere", "--episodes", "0"), 1, ["--episodes is 0"]),
+}
+
+
+@pytest.mark.parametrize("arguments, code, texts", WRONG.values(), ids=WRONG)
+def test_wrong_command_lines(repertory, tmp_path, monkeypatch, arguments, code, texts):
+    monkeypatch.chdir(tmp_path)
+    given, _, err = repertory(*arguments)
+    assert given == code
+    for text in texts:
+        assert text in err
+    assert "Traceback" not in err
+    assert os.listdir(tmp_path) == []  # nothing was begun
+
+
+@pytest.mark.parametrize("command", ["eval", "video", "plot", "status", "stop"])
+def test_a_folder_that_is_no_run(repertory, tmp_path, command):
+    code, _, err = repertory(command, tmp_path)
+    assert code == 1 and str(tmp_path) in err and "no config.json" in err
+
+
+def test_resume_of_what_is_no_run(repertory, tmp_path):
+    code, _, err = repertory("train", "--resume", tmp_path / "gone")
+    assert code == 1 and "no config.json" in err
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(repertory, make_run):
+    folder = make_run()
+    before = (folder.path / "config.json").read_bytes()
+    code, _, err = repertory(*TRAIN, "--directory", folder.path)
+    assert code == 1 and f"--resume {folder.path}" in err
+    assert (folder.path / "config.json").read_bytes() == before
+
+
+class TestResume:
+    def test_with_a_different_environment(self, repertory, make_run):
+        folder = make_run(steps=[10])
+        before = (folder.path / "config.json").read_bytes()
+        code, _, err = repertory("train", "--resume", folder.path, "--environment", "gymnasium:Acrobot-v1")
+        assert code == 1
+        assert "'gymnasium:CartPole-v1'" in err and "'gymnasium:Acrobot-v1'" in err and "new run" in err
+        assert (folder.path / "config.json").read_bytes() == before
+
+    def test_when_the_environment_has_changed(self, repertory, make_run):
+        folder = make_run(steps=[10])
+        config = json.loads((folder.path / "config.json").read_text())
+        config["environment_spec"] = config["environment_spec"].replace("(4,)", "(5,)")
+        (folder.path / "config.json").write_text(json.dumps(config))
+        code, _, err = repertory("train", "--resume", folder.path)
+        assert code == 1 and "(5,)" in err and "(4,)" in err
+
+    def test_as_another_agent(self, repertory, make_run):
+        code, _, err = repertory("train", "dqn", "--resume", make_run(steps=[10]).path)
+        assert code == 1 and "'random_actions', not of 'dqn'" in err
+
+    def test_without_a_checkpoint(self, repertory, make_run):
+        code, _, err = repertory("train", "--resume", make_run().path)
+        assert code == 1 and "no checkpoint" in err
+
+    def test_of_a_finished_run(self, repertory, make_run):
+        code, _, err = repertory("train", "--resume", make_run(steps=[1000]).path)
+        assert code == 1 and "all of its 1,000" in err and "--max-actor-steps 2000" in err
+
+    def test_with_an_unknown_engine(self, repertory, make_run):
+        code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")
+        assert code == 1 and "Unknown engine 'warp'" in err
+
+    def test_with_a_damaged_checkpoint(self, repertory, make_run):
+        folder = make_run(steps=[10, 20])
+        part = folder.checkpointer.latest() / "counter"
+        part.write_bytes(part.read_bytes()[:-5])
+        code, _, err = repertory("train", "--resume", folder.path)
+        assert code == 1
+        assert "counter is truncated" in err and "previous" in err and "--checkpoint" in err
+        assert len(folder.checkpointer.checkpoints()) == 2
+
+    def test_with_an_unknown_checkpoint(self, repertory, make_run):
+        folder = make_run(steps=[10, 20])
+        code, _, err = repertory("train", "--resume", folder.path, "--checkpoint", "15")
+        assert code == 1 and "step-10" in err and "step-20" in err
+
+    def test_with_an_unknown_config_key(self, repertory, make_run):
+        folder = make_run(steps=[10])
+        config = json.loads((folder.path / "config.json").read_text())
+        config["agent_config"]["lerning_rate"] = 1
+        (folder.path / "config.json").write_text(json.dumps(config))
+        code, _, err = repertory("train", "--resume", folder.path)
+        assert code == 1 and "'lerning_rate'" in err and "batch_size" in err and "config.json" in err
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [("{", "cannot be read"), ("{}", "no entry 'format'"), ('{"format": 99}', "format 99")],
+    ids=["cut", "empty", "newer"],
+)
+def test_a_damaged_config(repertory, make_run, content, text):
+    folder = make_run(steps=[10])
+    (folder.path / "config.json").write_text(content)
+    code, _, err = repertory("train", "--resume", folder.path)
+    assert code == 1 and text in err
+
+
+class TestDisk:
+    def test_folder_that_cannot_be_made(self, repertory, tmp_path):
+        (tmp_path / "file").write_text("")
+        code, _, err = repertory(*TRAIN, "--directory", tmp_path / "file" / "run")
+        assert code == 1 and str(tmp_path / "file" / "run") in err and "--directory" in err
+
+    def test_full_before_the_start(self, repertory, tmp_path):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            code, _, err = repertory(*TRAIN, "--directory", tmp_path / "run")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert code == 1 and "size limit" in err and "--directory" in err
+        assert os.listdir(tmp_path / "run") == []
+
+
+def test_console_script_and_module_give_the_exit_code():
+    done = subprocess.run(
+        [sys.executable, "-m", "agents", "train", "dpn"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and done.stderr.startswith("error: Unknown agent 'dpn'")
