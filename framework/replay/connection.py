@@ -84,6 +84,7 @@ class Connection:
     ) -> None:
         self.address = address
         self.welcome: dict[str, Any] = {}  # what the server said of itself
+        self.state: dict[str, Any] = {}  # what its user remembers of a session; emptied when a new one begins
         self.session = 0  # 0 before the first one
         self.stopped = False  # the server said that it stops
         self._curve = curve
@@ -125,6 +126,7 @@ class Connection:
                 self._greeted = True
                 self.stopped = False
                 self.session += 1
+                self.state = {}
                 return
             self._take(answer)
         self.close()
@@ -134,6 +136,11 @@ class Connection:
             f"no replay server answered at {self.address} within {limit:g} s; is it running, and does this "
             "client have its keys?"
         )
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the client was interrupted."""
+        return self._interrupt.is_set
 
     def request(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = True

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,13 @@ class EmbeddedClient:
                 f"table {name!r} was not found; there are {sorted(self.tables)}"
             ) from None
 
+    def another(self) -> EmbeddedClient:
+        """A client of the same tables with writers and an ``interrupt`` of its own."""
+        client = copy.copy(self)
+        client._interrupted = False
+        client._writers = []
+        return client
+
     def is_interrupted(self) -> bool:
         """Whether ``interrupt`` or ``close`` was called."""
         return self._interrupted
@@ -76,6 +84,17 @@ class EmbeddedClient:
         writer = BatchWriter(self)
         self._writers.append(writer)
         return writer
+
+    def register_pending(self, pending: Any) -> None:
+        """``pending.flush_pending()`` is called, from any thread, before a table is read. It must not
+        wait."""
+        for table in self.tables.values():
+            table.add_drain(pending.flush_pending)
+
+    def unregister_pending(self, pending: Any) -> None:
+        """The opposite of ``register_pending``."""
+        for table in self.tables.values():
+            table.remove_drain(pending.flush_pending)
 
     def sample_batch(
         self,
@@ -111,7 +130,9 @@ class EmbeddedClient:
     ) -> None:
         """Deletes items, then sets priorities; all or nothing."""
         updates = updates or {}
-        self.table(table).mutate(list(updates.keys()), list(updates.values()), list(deletes or ()))
+        self.table(table).mutate(
+            list(updates.keys()), list(updates.values()), [] if deletes is None else deletes
+        )
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Whether ``n`` samples could be had now without waiting."""

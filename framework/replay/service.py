@@ -61,12 +61,14 @@ class Parked:
       attempt: the answer, or None if it must wait on.
       timeout: seconds it may wait; None: for ever; 0: not at all.
       expired: the answer when the time is over; DeadlineExceededError if not given.
+      entered: called with 1 when the request begins to wait and with -1 when it has ended.
     """
 
     line: Hashable
     attempt: Callable[[], Reply | None]
     timeout: float | None = None
     expired: Callable[[], Reply] | None = None
+    entered: Callable[[int], None] | None = None
     session: Session | None = None
     request: int = 0
     number: int = 0
@@ -236,24 +238,21 @@ class Service(threading.Thread):
             self._send(listener, peer, answer)
 
     def _park(self, session: Session, parked: Parked, number: int | None) -> Reply | None:
-        # Counted before it is tried: a change after the attempt must find somebody waiting, and ring.
-        self._waiting += 1
-        line = self._lines.setdefault(parked.line, [])
-        try:
-            answer = None if line else parked.attempt()
-            if answer is None and parked.timeout is not None and parked.timeout <= 0:
-                answer = self._late(parked)
-        except BaseException:
-            self._waiting -= 1
-            raise
+        line = self._lines.get(parked.line)
+        answer = None if line else parked.attempt()
+        if answer is None and parked.timeout is not None and parked.timeout <= 0:
+            answer = self._late(parked)
         if answer is not None:
-            self._waiting -= 1
             return answer
         parked.session, parked.request, parked.number = session, number or 0, next(self._numbers)
-        line.append(parked)
+        self._lines.setdefault(parked.line, []).append(parked)
         session.parked[parked.number] = parked
         if parked.timeout is not None:
             heapq.heappush(self._deadlines, (time.monotonic() + parked.timeout, parked.number, parked))
+        # From here on a change rings the bell; what changed since the attempt is seen by the next, in this round.
+        self._waiting += 1
+        if parked.entered is not None:
+            parked.entered(1)
         return None
 
     def _late(self, parked: Parked) -> Reply:
@@ -306,8 +305,15 @@ class Service(threading.Thread):
     def _forget(self, parked: Parked) -> None:
         assert parked.session is not None
         parked.session.parked.pop(parked.number, None)
-        self._lines[parked.line].remove(parked)
+        line = self._lines[parked.line]
+        line.remove(parked)
+        if line:
+            self._lines.move_to_end(parked.line)  # others next
+        else:
+            del self._lines[parked.line]
         self._waiting -= 1
+        if parked.entered is not None:
+            parked.entered(-1)
 
     def _send(self, listener: zmq.Socket, peer: bytes, answer: Reply) -> bool:
         try:

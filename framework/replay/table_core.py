@@ -19,6 +19,19 @@ from framework.replay.store import RowStore
 from framework.types import Nest
 
 
+class Bell(threading.Condition):
+    """A condition that also rings for those who do not wait on it (a server's event loop)."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__(lock)
+        self.rings: list[Callable[[], None]] = []
+
+    def notify_all(self) -> None:
+        super().notify_all()
+        for ring in self.rings:
+            ring()
+
+
 class TableCore:
     """Items, selectors, limiter, and everything but sampling. Every public method may be called from several
     threads.
@@ -90,8 +103,8 @@ class TableCore:
         self._episodes: dict[int, int] = {}
         self._num_deleted_episodes = 0
         self._lock = threading.Lock()
-        self._may_sample = threading.Condition(self._lock)
-        self._may_insert = threading.Condition(self._lock)
+        self._may_sample = Bell(self._lock)
+        self._may_insert = Bell(self._lock)
         self._waiting = [0, 0]  # samplers, inserters
         self._blocked = [0.0, 0.0]  # seconds
         self._closed: str | None = None
@@ -117,6 +130,25 @@ class TableCore:
         """The opposite of ``add_drain``."""
         with self._lock:
             self._drains = tuple(each for each in self._drains if each != drain)
+
+    def watch(self, ring: Callable[[], None]) -> None:
+        """``ring`` is called, with the table's lock held, whenever those who wait should look again."""
+        self._may_sample.rings.append(ring)
+        self._may_insert.rings.append(ring)
+
+    def count_waiting(self, side: int, change: int) -> None:
+        """Somebody who does not wait in this process begins (1) or ceases (-1) to wait; ``side`` 0 samples, 1
+        inserts."""
+        with self._lock:
+            self._waiting[side] += change
+
+    def count_drawn(self, n: int) -> None:
+        """``n`` reserved samples count as handed out from now on; of a negative number, as reserved again."""
+        with self._lock:
+            self.rate_limiter.reserved -= n
+            self.rate_limiter.samples += n
+            if n > 0 and self._waiting[1]:
+                self._may_insert.notify_all()
 
     @property
     def sampler_waits(self) -> bool:

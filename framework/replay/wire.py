@@ -42,6 +42,8 @@ _ERRORS: dict[str, type[BaseException]] = {
         NotImplementedError,
         RuntimeError,
         errors.ReverbError,
+        errors.UnknownTableError,
+        errors.StoreFullError,
         errors.DeadlineExceededError,
         errors.ServerClosed,
     )

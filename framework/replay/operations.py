@@ -1,0 +1,467 @@
+"""What a served replay does with the messages of its clients. Runs on the thread of `Service` only.
+
+Operations (``op``) and their fields; ``*`` marks those without an answer:
+
+- ``hello``: see `Operations.open`.
+- ``declare``: ``stream``, ``columns {name: [shape, dtype]}`` → ``files {name: [path, shape, dtype]}``.
+- ``lease``: ``stream``, ``n`` → ``rows`` int64 ``[n]``, held by the session.
+- ``insert``*: ``writer``, ``seq``, ``write [[stream, rows, {column: array}]]``, ``items [[table, layout, index,
+  lengths, keys, priorities, episodes]]``, ``release [[stream, rows]]``; a notice ``ack`` (or ``failed``) with its ``seq``
+  follows when all items are in. The inserts of one session are carried out in order.
+- ``sync``: nothing → nothing; what the session inserted before has been tried.
+- ``sample``: ``table``, ``n``, ``timeout``, ``local``, ``reserve``, ``pad`` → ``info``, ``delivery`` and rows or arrays.
+- ``finish``*: ``commit``, ``give_back``, ``unpin``: numbers of deliveries. ``sample`` may carry ``unpin`` too.
+- ``update``: ``table``, ``keys``, ``priorities``, ``deletes``.
+- ``reset``, ``can_sample``, ``can_insert``, ``info``, ``checkpoint``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from framework.replay import info as infos
+from framework.replay import wire
+from framework.replay.binding import Binding
+from framework.replay.connection import PROTOCOL
+from framework.replay.delivery import Delivery, gather_parts
+from framework.replay.errors import DeadlineExceededError
+from framework.replay.layout import Layout, flatten
+from framework.replay.service import Parked, Reply, Session
+from framework.replay.shm import SharedMemory
+from framework.replay.store import RowStore, Stream
+from framework.replay.table import Table
+from framework.replay.types import PaddedSample, SampleInfo
+
+# Writers whose last insert is remembered, so that what they send again after a lost connection counts once.
+_MAX_WRITERS = 16384
+_MAX_LEASE = 1 << 20
+
+
+class Leases:
+    """Who may write which row of one stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._owner = np.zeros(1024, np.int64)
+
+    def lease(self, owner: int, n: int) -> np.ndarray:
+        """``n`` rows for a session."""
+        rows = self.stream.lease(n)
+        top = int(rows.max()) + 1 if n else 0
+        if top > len(self._owner):
+            self._owner = np.concatenate([self._owner, np.zeros(max(top, len(self._owner)), np.int64)])
+        self._owner[rows] = owner
+        return rows
+
+    def check(self, owner: int, rows: np.ndarray) -> None:
+        """ValueError unless the session holds all of ``rows``."""
+        if not len(rows):
+            return
+        if rows.min() < 0 or rows.max() >= len(self._owner) or (self._owner.take(rows) != owner).any():
+            raise ValueError(
+                f"stream {self.stream.name!r}: got rows that this client has not leased, or has released already"
+            )
+
+    def release(self, owner: int, rows: np.ndarray) -> None:
+        """The session is done with ``rows``."""
+        self.check(owner, rows)
+        self._owner[rows] = 0
+        self.stream.release(rows)
+
+    def release_all(self, owner: int) -> None:
+        """The session has ended."""
+        rows = np.flatnonzero(self._owner == owner)
+        self._owner[rows] = 0
+        self.stream.release(rows)
+
+
+class Draws:
+    """A request for ``n`` samples that may come in several pieces, as the rate limiter allows."""
+
+    def __init__(self, table: Table, n: int) -> None:
+        self._table = table
+        self._n = n
+        self._pieces: list[Delivery] = []
+
+    def attempt(self) -> Delivery | None:
+        """All samples, or None if some are still missing; those that were drawn are kept."""
+        got = sum(map(len, self._pieces))
+        try:
+            self._pieces.append(self._table.sample(self._n - got, timeout=0))
+        except DeadlineExceededError as error:
+            some = int(error.args[1]) if len(error.args) > 1 else 0
+            if not some or self._n == 1:
+                return None
+            piece = self._table.sample(some, timeout=0)
+            self._pieces.append(piece)
+            # They count as handed out while the request waits, so that a batch larger than the window can fill.
+            self._table.count_drawn(len(piece))
+            return None
+        for piece in self._pieces[:-1]:
+            self._table.count_drawn(-len(piece))
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else _merge(pieces)
+
+    def end(self) -> None:
+        """The request was dropped or has been answered: what was drawn for nothing is given back."""
+        for piece in self._pieces:
+            self._table.count_drawn(-len(piece))
+            self._table.give_back(piece)
+            piece.unpin()
+        self._pieces = []
+
+
+def _merge(pieces: list[Delivery]) -> Delivery:
+    """One delivery from several of the same table; the pieces end."""
+    info = SampleInfo(*[np.concatenate(arrays) for arrays in zip(*[piece.info for piece in pieces], strict=True)])
+    parts, begin = [], 0
+    for piece in pieces:
+        for binding, places, index, lengths in piece.parts:
+            at = np.arange(len(piece)) if places is None else places
+            parts.append((binding, at + begin, index, lengths))
+        begin += len(piece)
+        piece.open = piece.pinned = False
+    merged = Delivery(pieces[0].table, info, np.concatenate([piece.slots for piece in pieces]), parts)
+    merged.pinned = True
+    return merged
+
+
+class Held:
+    """What one session holds besides its leases."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.known: set[int] = set()  # layouts that the client has been told of
+        self.layouts: dict[int, Layout] = {}  # layouts that the client has told of
+        self.deliveries: dict[int, tuple[Table, Delivery]] = {}
+
+
+class Operations:
+    """The `Handler` of a replay server.
+
+    Args:
+      tables: by name, attached to ``store``.
+      store: whose columns are in ``memory``.
+      memory: the server's shared memory.
+      checkpoint: writes a checkpoint and returns its path.
+    """
+
+    def __init__(
+        self, tables: dict[str, Table], store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
+    ) -> None:
+        self._tables = tables
+        self._store = store
+        self._memory = memory
+        self._checkpoint = checkpoint
+        self._leases: dict[str, Leases] = {}
+        self._layouts: list[Layout] = []
+        self._layout_numbers: dict[Layout, int] = {}
+        self._writers: OrderedDict[str, list[int]] = OrderedDict()  # [seq, items of it that are in]
+        self._sessions = 0
+        self._deliveries = 0
+        self._server = secrets.token_hex(16)
+        # Who can read this file is this user on this machine, and may use the shared memory.
+        with open(os.path.join(memory.directory, "proof"), "w") as file:
+            file.write(self._server)
+        self._operations: dict[str, Callable[[Session, dict[str, Any]], Reply | Parked | None]] = {
+            "declare": self._declare,
+            "lease": self._lease,
+            "insert": self._insert,
+            "sample": self._sample,
+            "finish": self._finish,
+            "sync": self._sync,
+            "update": self._update,
+            "reset": self._reset,
+            "can_sample": self._can_sample,
+            "can_insert": self._can_insert,
+            "info": self._info,
+            "checkpoint": self._save,
+        }
+
+    def open(self, session: Session) -> Reply:
+        """Answers ``hello``: ``server`` (a name of this life of the server), ``directory``, ``tables``."""
+        if session.hello.get("protocol") != PROTOCOL:
+            raise ValueError(
+                f"protocol: the client speaks {session.hello.get('protocol')!r}, this server {PROTOCOL}; "
+                "use the same version on both sides"
+            )
+        self._sessions += 1
+        held = Held(self._sessions)
+        session.state["held"] = held
+        session.closing.append(lambda: self._let_go(held))
+        return {"server": self._server, "directory": self._memory.directory, "tables": sorted(self._tables)}
+
+    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Parked | None:
+        operation = self._operations.get(message.get("op", ""))
+        if operation is None:
+            raise ValueError(f"op: got {message.get('op')!r}, expected one of {sorted(self._operations)}")
+        try:
+            return operation(session, message)
+        except (IndexError, AttributeError) as error:  # what a message of the wrong shape runs into
+            raise ValueError(f"{message['op']}: not a valid message: {error}") from error
+
+    def _table(self, name: str) -> Table:
+        table = self._tables.get(name)
+        if table is None:
+            raise ValueError(f"table {name!r} was not found; this server has {sorted(self._tables)}")
+        return table
+
+    def _let_go(self, held: Held) -> None:
+        for table, delivery in held.deliveries.values():
+            if delivery.open:
+                table.give_back(delivery)
+            delivery.unpin()
+        held.deliveries.clear()
+        for leases in self._leases.values():
+            leases.release_all(held.number)
+
+    # Writing.
+
+    def _declare(self, session: Session, message: dict[str, Any]) -> Reply:
+        name = message["stream"]
+        columns = {key: (tuple(shape), np.dtype(kind)) for key, (shape, kind) in message["columns"].items()}
+        if any(not key or not isinstance(key, str) for key in (name, *columns)):
+            raise ValueError(f"stream and column names: got {[name, *columns]}, expected non-empty strings")
+        stream = self._store.stream(name, columns)
+        if name not in self._leases:
+            self._leases[name] = Leases(stream)
+        return {"files": self._files(stream, list(columns))}
+
+    def _files(self, stream: Stream, columns: Sequence[str]) -> dict[str, list[Any]]:
+        return {
+            name: [self._memory.path(stream.name, name), list(array.shape), array.dtype.str]
+            for name in columns
+            for array in [stream.columns[name]]
+        }
+
+    def _lease(self, session: Session, message: dict[str, Any]) -> Reply:
+        n = int(message["n"])
+        if not 0 < n <= _MAX_LEASE:
+            raise ValueError(f"lease: got n = {n}, expected 1 to {_MAX_LEASE}")
+        held: Held = session.state["held"]
+        return {"rows": self._leases[message["stream"]].lease(held.number, n)}
+
+    def _insert(self, session: Session, message: dict[str, Any]) -> Reply | Parked | None:
+        held: Held = session.state["held"]
+        writer, seq = str(message["writer"]), int(message["seq"])
+        for number, layout in message.get("layouts", {}).items():
+            held.layouts[int(number)] = Layout.from_wire(layout)
+
+        def release() -> None:
+            for name, rows in message.get("release", ()):
+                self._leases[name].release(held.number, rows)
+
+        def failed(error: BaseException) -> Reply:
+            with contextlib.suppress(ValueError, KeyError):  # the error that is reported came first
+                release()
+            return {"notice": "failed", "seq": seq, "error": wire.pack_error(error)}
+
+        try:
+            for name, rows, columns in message.get("write", ()):
+                leases = self._leases[name]
+                leases.check(held.number, rows)
+                span = leases.stream.span(rows)
+                for column, values in columns.items():
+                    leases.stream.columns[column][span] = values
+            batches = [self._batch(held, item) for item in message["items"]]
+        except (ValueError, KeyError, MemoryError, TypeError) as error:
+            return failed(error)
+        progress = self._writers.setdefault(writer, [seq, 0])
+        self._writers.move_to_end(writer)
+        while len(self._writers) > _MAX_WRITERS:
+            self._writers.popitem(last=False)
+        if progress[0] < seq:
+            progress[:] = [seq, 0]
+
+        def attempt() -> Reply | None:
+            begin = 0
+            for table, layout, index, lengths, keys, priorities, episodes in batches:
+                end = begin + len(index)
+                done = progress[1] - begin if progress[0] == seq else len(index)
+                if done < len(index):
+                    rest = [None if a is None else a[done:] for a in (priorities, keys, lengths, episodes)]
+                    try:
+                        table.insert(layout, index[done:], *rest, timeout=0)
+                    except DeadlineExceededError as error:
+                        progress[1] += int(error.args[1])
+                        return None
+                    except ValueError as error:
+                        progress[1] = end
+                        return failed(error)
+                    progress[1] = end
+                begin = end
+            try:
+                release()
+            except ValueError as error:
+                return failed(error)
+            return {"notice": "ack", "seq": seq}
+
+        tables = {batch[0] for batch in batches}
+
+        def entered(change: int) -> None:
+            for table in tables:
+                table.count_waiting(1, change)
+
+        return Parked(("insert", session.identity), attempt, entered=entered)
+
+    def _batch(self, held: Held, item: Sequence[Any]) -> tuple[Any, ...]:
+        name, number, index, lengths, keys, priorities, episodes = item
+        table = self._table(name)
+        layout = held.layouts[number]
+        n = len(index)
+        if index.dtype != np.int64 or index.shape != (n, layout.width):
+            raise ValueError(f"index: got {index.dtype}{index.shape}, expected int64 [{n}, {layout.width}]")
+        for label, array, shape, dtype in (
+            ("keys", keys, (n,), np.uint64),
+            ("episodes", episodes, (n,), np.uint64),
+            ("lengths", lengths, (n, len(layout.groups)), np.int32),
+        ):
+            if array is not None and (array.shape != shape or array.dtype != dtype):
+                raise ValueError(f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}")
+        if lengths is not None and n:
+            most = np.array([group.length for group in layout.groups])
+            if (lengths < 1).any() or (lengths > most).any():
+                raise ValueError(f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}")
+        if priorities is not None:
+            priorities = table.check_priorities(priorities, n)
+        at = 0
+        for group in layout.groups:
+            if group.stream not in self._leases:
+                raise ValueError(f"stream {group.stream!r} was never written")
+            self._leases[group.stream].check(held.number, index[:, at : at + group.length].ravel())
+            at += group.length
+        table.bind(layout)
+        return table, layout, index, lengths, keys, priorities, episodes
+
+    # Reading.
+
+    def _sample(self, session: Session, message: dict[str, Any]) -> Parked:
+        held: Held = session.state["held"]
+        self._unpin(held, message.get("unpin", ()))
+        table = self._table(message["table"])
+        n = int(message["n"])
+        if n < 1:
+            raise ValueError(f"table {table.name!r}: got a request for {n} samples, expected at least 1")
+
+        draws = Draws(table, n)
+
+        def attempt() -> Reply | None:
+            delivery = draws.attempt()
+            if delivery is None:
+                return None
+            try:
+                return self._reply(held, table, delivery, message)
+            except BaseException:
+                if delivery.open:
+                    table.give_back(delivery)
+                delivery.unpin()
+                raise
+
+        def entered(change: int) -> None:
+            table.count_waiting(0, change)
+            if change < 0:
+                draws.end()
+
+        def expired() -> Reply:
+            why = table.rate_limiter.why_not_sample(1) or "no item is left to sample"
+            raise DeadlineExceededError(
+                f"table {table.name!r}: cannot sample {n} items within {message['timeout']:g} s: {why}"
+            )
+
+        return Parked(("sample", table.name), attempt, message["timeout"], expired, entered)
+
+    def _reply(self, held: Held, table: Table, delivery: Delivery, message: dict[str, Any]) -> Reply:
+        first: Binding = delivery.parts[0][0]
+        reply: Reply = {"info": list(delivery.info)}
+        if message["local"]:
+            parts, numbers = [], []
+            for binding, places, index, lengths in delivery.parts:
+                number = self._number(binding.layout)
+                numbers.append(number)
+                parts.append([number, places, index, lengths])
+            reply["parts"] = parts
+        else:
+            sample = gather_parts(table.name, delivery.info, len(delivery), delivery.parts, None, message["pad"])
+            numbers = [self._number(first.layout)]
+            reply["leaves"] = flatten(sample.data)[0]
+            if isinstance(sample, PaddedSample):
+                reply["lengths"] = flatten(sample.lengths)[0]
+            delivery.unpin()
+        reply["define"] = [self._definition(number) for number in numbers if number not in held.known]
+        held.known.update(numbers)
+        reserve = message["reserve"]
+        if reserve or message["local"]:
+            self._deliveries += 1
+            reply["delivery"] = self._deliveries
+            held.deliveries[self._deliveries] = (table, delivery)
+        if not reserve:
+            table.commit(delivery)
+        return reply
+
+    def _number(self, layout: Layout) -> int:
+        number = self._layout_numbers.get(layout)
+        if number is None:
+            number = self._layout_numbers[layout] = len(self._layouts)
+            self._layouts.append(layout)
+        return number
+
+    def _definition(self, number: int) -> list[Any]:
+        layout = self._layouts[number]
+        columns: dict[str, dict[str, list[Any]]] = {}
+        for leaf in layout.leaves:
+            stream = self._store.streams[layout.groups[leaf.group].stream]
+            columns.setdefault(stream.name, {}).update(self._files(stream, [leaf.column]))
+        return [number, layout.to_wire(), columns]
+
+    def _unpin(self, held: Held, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            table, delivery = held.deliveries.get(number, (None, None))
+            if delivery is not None:
+                delivery.unpin()
+                if not delivery.open:
+                    del held.deliveries[number]
+
+    def _finish(self, session: Session, message: dict[str, Any]) -> None:
+        held: Held = session.state["held"]
+        for action in ("commit", "give_back"):
+            for number in message.get(action, ()):
+                table, delivery = held.deliveries.get(number, (None, None))
+                if table is None or delivery is None or not delivery.open:
+                    continue
+                getattr(table, action)(delivery)
+                if not delivery.pinned:
+                    del held.deliveries[number]
+        self._unpin(held, message.get("unpin", ()))
+
+    # The rest.
+
+    def _sync(self, session: Session, message: dict[str, Any]) -> Reply:
+        return {}
+
+    def _update(self, session: Session, message: dict[str, Any]) -> Reply:
+        table = self._table(message["table"])
+        table.mutate(message["keys"], message["priorities"], message["deletes"])
+        return {}
+
+    def _reset(self, session: Session, message: dict[str, Any]) -> Reply:
+        self._table(message["table"]).reset()
+        return {}
+
+    def _can_sample(self, session: Session, message: dict[str, Any]) -> Reply:
+        return {"value": bool(self._table(message["table"]).can_sample(int(message["n"])))}
+
+    def _can_insert(self, session: Session, message: dict[str, Any]) -> Reply:
+        return {"value": bool(self._table(message["table"]).can_insert(int(message["n"])))}
+
+    def _info(self, session: Session, message: dict[str, Any]) -> Reply:
+        return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}
+
+    def _save(self, session: Session, message: dict[str, Any]) -> Reply:
+        return {"path": self._checkpoint()}

@@ -1,0 +1,385 @@
+"""The batch writer of a client in another process than the server.
+
+What the user calls rows are numbers of this writer's own; the server's rows, leased in blocks, stand behind them.
+So a writer survives its server: after a restart it leases new rows, copies into them what it still holds (a mapping
+of shared memory outlives the server that made it), and sends again what was not acknowledged, in order and under the
+same sequence numbers, which the server uses to take nothing twice.
+
+Local writers copy straight into shared memory; remote ones keep a copy of what they hold and send it with the items.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from framework.replay import wire
+from framework.replay.connection import Connection, SessionLost
+from framework.replay.errors import DeadlineExceededError, ReverbError, ServerClosed
+from framework.replay.items import make_keys
+from framework.replay.layout import Layout, LayoutBuilder, Slice
+from framework.replay.mirror import Mirror
+from framework.replay.writer_rows import WriterRows
+from framework.types import Nest
+
+_SEND_ITEMS = 64  # so many small items make one message
+_SEND_RELEASES = 4096
+_DELAY = 0.005  # seconds for which the first of them waits for the others
+_DEFAULT_IN_FLIGHT = 512
+_LAST_WORDS = 2.0  # seconds for which an interrupted writer still waits for its server
+
+
+@dataclass
+class Batch:
+    """What goes into one message: items and released rows, in the writer's own row numbers."""
+
+    items: list[tuple] = field(default_factory=list)  # (table, layout, index, lengths, keys, priorities, episodes)
+    released: list[tuple[str, np.ndarray]] = field(default_factory=list)
+    num_items: int = 0
+    num_released: int = 0
+
+
+class ServedWriter:
+    """Has the interface of `BatchWriter`; see there for the arguments and errors of its methods.
+
+    Args:
+      connection: the writer's own.
+      mirror: returns the view of the server's memory that fits the connection's session.
+      local: whether to write into shared memory if that is possible.
+      max_in_flight_items: items that were created and not acknowledged; ``create_items`` waits while there are more.
+      closed: called when the writer is closed.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        mirror: Callable[[Connection], Mirror],
+        local: bool,
+        max_in_flight_items: int | None = None,
+        closed: Callable[[ServedWriter], None] = lambda writer: None,
+    ) -> None:
+        if max_in_flight_items is not None and max_in_flight_items < 1:
+            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
+        self._connection = connection
+        self._find_mirror = mirror
+        self._may_be_local = local
+        self._max_in_flight = max_in_flight_items or _DEFAULT_IN_FLIGHT
+        self._when_closed = closed
+        self._name = uuid.uuid4().hex
+        self._builder = LayoutBuilder()
+        self._streams: dict[str, WriterRows] = {}
+        self._layouts: dict[Layout, int] = {}
+        self._told: set[int] = set()  # layouts that this session knows
+        self._pending = Batch()
+        self._unacknowledged: OrderedDict[int, Batch] = OrderedDict()
+        self._in_flight = 0
+        self._seq = 0
+        self._session = 0
+        self._failure: BaseException | None = None
+        self._num_failed = 0
+        self._closed = False
+        self._lock = threading.RLock()
+        self._hurry = threading.Condition(self._lock)
+        self._flusher: threading.Thread | None = None
+        connection.notices = self._notice
+
+    # What the user calls.
+
+    def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
+        if type(rows) is not np.ndarray or rows.dtype != np.int64:
+            rows = np.asarray(rows, np.int64)
+        return Slice(stream, column, rows, None if lengths is None else np.asarray(lengths))
+
+    def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
+        with self._lock:
+            self._check()
+            if not columns:
+                raise ValueError(f"stream {stream!r}: got no columns, expected at least one")
+            return self._in_session(lambda: self._append(stream, columns, rows))
+
+    def create_items(
+        self,
+        table: str,
+        trajectory: Nest,
+        priorities: Any = None,
+        episodes: np.ndarray | None = None,
+        timeout: float | None = None,
+    ) -> np.ndarray:
+        with self._lock:
+            self._check()
+            self._in_session(lambda: None)
+            tables = self._connection.welcome["tables"]
+            if table not in tables:
+                raise ValueError(f"table {table!r} was not found; the server has {tables}")
+            layout, index, lengths = self._builder.build(trajectory)
+            n = len(index)
+            if priorities is not None:
+                priorities = np.asarray(priorities, np.float64)
+                if priorities.shape != (n,):
+                    raise ValueError(f"priorities: got shape {priorities.shape}, expected ({n},)")
+                if n and not (priorities.min() >= 0 and priorities.max() < np.inf):
+                    raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0")
+                priorities = priorities.copy()
+            at = 0
+            for group in layout.groups:
+                if group.stream not in self._streams:
+                    raise ValueError(f"stream {group.stream!r}: got rows of a stream that was never appended to")
+                self._streams[group.stream].check(index[:, at : at + group.length])
+                at += group.length
+            self._make_room(n, timeout)
+            keys = make_keys(n)
+            if episodes is not None:
+                episodes = np.asarray(episodes, np.uint64)
+            self._pending.items.append((table, layout, index, lengths, keys, priorities, episodes))
+            self._pending.num_items += n
+            self._in_flight += n
+            if self._pending.num_items >= _SEND_ITEMS:
+                self._send_pending()
+            elif self._pending.num_items == n:
+                self._send_soon()
+            return keys
+
+    def release(self, stream: str, rows: Any) -> None:
+        with self._lock:
+            rows = np.asarray(rows, np.int64).ravel()
+            self._streams[stream].give_up(rows)
+            self._pending.released.append((stream, rows))
+            self._pending.num_released += len(rows)
+            if self._pending.num_released >= _SEND_RELEASES and not self._closed:
+                self._send_pending()
+
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        with self._lock:
+            self._check()
+            if self._in_flight:
+                self.settle()
+            if self._in_flight:
+                return False
+            answer = self._request({"op": "can_insert", "table": table, "n": n})
+            return bool(answer["value"])
+
+    def flush(self, timeout: float | None = None) -> None:
+        with self._lock:
+            self._check()
+            self._send_pending()
+            self._wait_until(lambda: not self._unacknowledged, timeout)
+            self._check()
+
+    def settle(self) -> None:
+        """Everything created so far is in its table, as far as the rate limiters let it in. Does not wait for them."""
+        with self._lock:
+            if self._closed or not (self._unacknowledged or self._pending.items):
+                return
+            self._send_pending()
+            self._request({"op": "sync"})
+
+    def settle_if_idle(self) -> None:
+        """`settle` unless another thread is inside this writer: what that one has created is on its way already."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.settle()
+            finally:
+                self._lock.release()
+
+    def close(self, timeout: float | None = None) -> int:
+        with self._lock:
+            if self._closed:
+                return 0
+            try:
+                self._send_pending()
+                self._wait_until(lambda: not self._unacknowledged, timeout)
+            except ReverbError:  # what did not get through is counted and returned
+                pass
+            finally:
+                self._closed = True
+                self._hurry.notify_all()
+                self._connection.close()
+                self._when_closed(self)
+            return self._in_flight + self._num_failed
+
+    def __enter__(self) -> ServedWriter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    # Writing.
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._closed:
+            raise ServerClosed("the writer was closed")
+
+    def _append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None) -> np.ndarray:
+        held = self._streams.get(stream)
+        if held is None:
+            held = WriterRows(stream)
+            self._streams[stream] = held
+        arrays = {name: np.asarray(value) for name, value in columns.items()}
+        n = held.check_arrays(arrays, rows)
+        fresh = [name for name in arrays if name not in held.columns]
+        if fresh:
+            self._declare(held, {name: (arrays[name].shape[1:], arrays[name].dtype) for name in fresh})
+        if rows is None:
+            short = n - held.num_spare
+            if short > 0:
+                answer = self._connection.request(
+                    {"op": "lease", "stream": stream, "n": held.lease_size(short)}, wait=False
+                )
+                held.add_spare(answer["rows"])
+            rows = held.take(n)
+        else:
+            held.check(rows)
+        held.write(rows, arrays)
+        return rows
+
+    def _declare(self, held: WriterRows, columns: dict[str, tuple[tuple[int, ...], np.dtype]]) -> None:
+        wanted = {name: [list(shape), dtype.str] for name, (shape, dtype) in columns.items()}
+        answer = self._connection.request(
+            {"op": "declare", "stream": held.name, "columns": wanted}, wait=False
+        )
+        mirror = self._find_mirror(self._connection)
+        if self._may_be_local and mirror.local:
+            mapped = mirror.add(held.name, answer["files"]).columns
+            held.add_columns(columns, mapped)
+        else:
+            held.add_columns(columns, None)
+
+    # Talking to the server.
+
+    def _in_session(self, action: Callable[[], Any]) -> Any:
+        """Runs ``action`` in an open session; again from its beginning if the session ends in between."""
+        while True:
+            try:
+                if self._session != self._connection.session or not self._session:
+                    self._recover()
+                return action()
+            except SessionLost:
+                self._session = 0
+
+    def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+        return self._in_session(lambda: self._connection.request(dict(message), wait=False))
+
+    def _recover(self) -> None:
+        """Opens a session and brings into it what this writer holds."""
+        self._connection.open()
+        first = self._session == 0 and self._seq == 0 and not self._streams
+        self._told.clear()
+        self._session = self._connection.session
+        if first:
+            return
+        for held in self._streams.values():
+            held.forget_server()
+            if held.specs:
+                self._declare(held, held.specs)
+            rows = np.zeros(0, np.int64)
+            if held.num_live:
+                message = {"op": "lease", "stream": held.name, "n": held.num_live}
+                rows = self._connection.request(message, wait=False)["rows"]
+            held.move(rows)
+        for seq, batch in self._unacknowledged.items():
+            self._send(seq, batch)
+
+    def _send_pending(self) -> None:
+        if not (self._pending.items or self._pending.released):
+            return
+        batch, self._pending = self._pending, Batch()
+        self._seq += 1
+        # Noted before it is sent: if the session ends here, the next one sends it.
+        self._unacknowledged[self._seq] = batch
+        try:
+            if self._session and self._session == self._connection.session:
+                self._send(self._seq, batch)
+                self._connection.poll(0.0)
+                return
+        except SessionLost:
+            self._session = 0
+        self._in_session(lambda: None)
+
+    def _send(self, seq: int, batch: Batch) -> None:
+        layouts: dict[str, Any] = {}
+        items = []
+        for table, layout, index, lengths, keys, priorities, episodes in batch.items:
+            number = self._layouts.setdefault(layout, len(self._layouts))
+            if number not in self._told:
+                self._told.add(number)
+                layouts[str(number)] = layout.to_wire()
+            rows = np.empty_like(index)
+            at = 0
+            for group in layout.groups:
+                end = at + group.length
+                rows[:, at:end] = self._streams[group.stream].server_rows(index[:, at:end])
+                at = end
+            items.append([table, number, rows, lengths, keys, priorities, episodes])
+        message = {
+            "op": "insert",
+            "writer": self._name,
+            "seq": seq,
+            "layouts": layouts,
+            "write": [part for held in self._streams.values() for part in held.unsent()],
+            "items": items,
+            "release": [[name, self._streams[name].server_rows(rows)] for name, rows in batch.released],
+        }
+        self._connection.post(message)
+
+    def _notice(self, message: dict[str, Any]) -> None:
+        if message.get("notice") not in ("ack", "failed"):
+            return
+        batch = self._unacknowledged.pop(message.get("seq", 0), None)
+        if batch is None:
+            return
+        self._in_flight -= batch.num_items
+        for name, rows in batch.released:
+            self._streams[name].free(rows)
+        if message["notice"] == "failed":
+            self._num_failed += batch.num_items
+            self._failure = wire.unpack_error(message["error"])
+
+    def _make_room(self, n: int, timeout: float | None) -> None:
+        if self._in_flight and self._in_flight + n > self._max_in_flight:
+            self._send_pending()
+            self._wait_until(lambda: not self._in_flight or self._in_flight + n <= self._max_in_flight, timeout)
+            self._check()
+
+    def _wait_until(self, done: Callable[[], bool], timeout: float | None) -> None:
+        if self._connection.interrupted:
+            timeout = _LAST_WORDS if timeout is None else min(timeout, _LAST_WORDS)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not done():
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            came = self._in_session(lambda left=left: self._connection.poll(left))
+            if not came and deadline is not None and time.monotonic() >= deadline:
+                if self._connection.interrupted:
+                    raise ServerClosed("this client was interrupted: its program stops")
+                raise DeadlineExceededError(f"{self._in_flight} items are still waiting for room in their tables")
+
+    def _send_soon(self) -> None:
+        if self._flusher is None:
+            self._flusher = threading.Thread(target=self._flush_soon, name="replay-writer", daemon=True)
+            self._flusher.start()
+        self._hurry.notify()
+
+    def _flush_soon(self) -> None:
+        """Sends single items that no other item has followed up soon."""
+        with self._lock:
+            while not self._closed:
+                if not self._pending.items:
+                    self._hurry.wait()
+                    continue
+                seq = self._seq
+                self._hurry.wait(_DELAY)
+                if self._pending.items and self._seq == seq and not self._closed:
+                    try:
+                        self._send_pending()
+                    except ReverbError as error:
+                        self._failure = error
+                        return
