@@ -71,13 +71,19 @@ class Table(TableCore):
     # Sampling.
 
     def sample(
-        self, n: int, timeout: float | None = None, cancelled: Callable[[], bool] | None = None
+        self,
+        n: int,
+        timeout: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        partial: bool = False,
     ) -> Delivery:
         """Reserves ``n`` samples and pins their rows; waits while the rate limiter refuses.
 
         Samples are drawn one by one as the limiter allows. What was drawn before a wait counts as handed out
         during it, so
-        that writers can go on; if the call fails it is given back.
+        that writers can go on; if the call fails it is given back. With ``partial`` the call returns as soon
+        as it
+        has any.
 
         Raises:
           DeadlineExceededError: nothing was sampled.
@@ -86,7 +92,7 @@ class Table(TableCore):
             raise ValueError(f"table {self.name!r}, n: got {n}, expected at least 1 sample")
         self._drain()
         with self._lock:
-            delivery = self._reserve(n, timeout, cancelled)
+            delivery = self._reserve(n, timeout, cancelled, partial)
             delivery.pin()
             return delivery
 
@@ -224,7 +230,9 @@ class Table(TableCore):
         self._items.state[slots] = LIMBO
         self._limbo += len(slots)
 
-    def _reserve(self, n: int, timeout: float | None, cancelled: Callable[[], bool] | None) -> Delivery:
+    def _reserve(
+        self, n: int, timeout: float | None, cancelled: Callable[[], bool] | None, partial: bool = False
+    ) -> Delivery:
         """``n`` samples, waiting for them if need be. Called with the lock held."""
         pieces: list[tuple[np.ndarray, SampleInfo]] = []
         got = 0
@@ -237,7 +245,7 @@ class Table(TableCore):
                 if drawn is not None:
                     pieces.append(drawn)
                     got += len(drawn[0])
-                if got == n:
+                if got == n or (partial and got and drawn is None):
                     break
                 if drawn is None:
                     if deadline is None and timeout is not None:
@@ -417,6 +425,9 @@ class Table(TableCore):
 
     def __len__(self) -> int:
         return self._items.size
+
+    def __bool__(self) -> bool:
+        return True  # empty or not
 
     @property
     def info(self) -> TableInfo:

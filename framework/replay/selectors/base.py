@@ -62,6 +62,9 @@ class Selector(abc.ABC):
     def __len__(self) -> int:
         """How many slots are there."""
 
+    def __bool__(self) -> bool:
+        return True  # an empty selector is one all the same: ``sampler or Uniform()``
+
     def options(self) -> dict[str, Any]:
         """What it was made with, for ``server_info`` and checkpoints."""
         return {}

@@ -1,0 +1,183 @@
+"""Selectors: distributions by chi-squared with fixed seeds, order for the rest."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework.replay import selectors
+from framework.replay.sum_tree import SumTree
+
+# The 99.9% quantile of chi-squared with k degrees of freedom (Wilson and Hilferty's approximation).
+Z999 = 3.0902
+
+
+def assert_distributed(counts, probabilities):
+    expected = probabilities * counts.sum()
+    assert (counts[expected == 0] == 0).all()
+    here = expected > 0
+    if here.sum() == 1:
+        return
+    statistic = ((counts[here] - expected[here]) ** 2 / expected[here]).sum()
+    k = here.sum() - 1
+    assert statistic < k * (1 - 2 / (9 * k) + Z999 * np.sqrt(2 / (9 * k))) ** 3
+
+
+def fill(selector, priorities):
+    slots = np.arange(len(priorities))
+    selector.insert(slots, np.asarray(priorities, np.float64), slots)
+    return selector
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 1000, 40_000])
+@pytest.mark.parametrize("exponent", [None, 0.0, 0.6, 1.0])
+def test_distribution(size, exponent):
+    rng = np.random.default_rng(size)
+    priorities = rng.integers(0, 5, size).astype(np.float64)
+    priorities[0] = 1.0
+    if exponent is None:
+        selector, weights = selectors.Uniform(), np.ones(size)
+    else:
+        selector = selectors.Prioritized(exponent)
+        weights = np.where(priorities > 0, np.power(np.maximum(priorities, 1e-300), exponent), 0.0)
+    fill(selector, priorities)
+    counts = np.zeros(size)
+    for _ in range(20 if size <= 1000 else 25):
+        slots, probabilities = selector.sample(20_000, rng)
+        np.testing.assert_allclose(probabilities, (weights / weights.sum())[slots], rtol=1e-9)
+        counts += np.bincount(slots, minlength=size)
+    assert_distributed(counts, weights / weights.sum())
+
+
+@pytest.mark.parametrize("name", ["Uniform", "Prioritized"])
+def test_distribution_after_many_changes(name):
+    rng = np.random.default_rng(5)
+    selector = selectors.Uniform() if name == "Uniform" else selectors.Prioritized(1.0)
+    weights = np.zeros(3000)
+    for _ in range(300):
+        slots = rng.choice(3000, rng.integers(1, 100), replace=False)
+        new, old = slots[weights[slots] == 0], slots[weights[slots] > 0]
+        selector.delete(old[::2])
+        weights[old[::2]] = 0.0
+        priorities = rng.random(len(old[1::2])) + 0.1
+        selector.update(old[1::2], priorities)
+        weights[old[1::2]] = priorities
+        priorities = rng.random(len(new)) + 0.1
+        selector.insert(new, priorities, new)
+        weights[new] = priorities
+    assert len(selector) == np.count_nonzero(weights)
+    counts = np.bincount(selector.sample(500_000, rng)[0], minlength=3000)
+    if name == "Uniform":
+        weights = (weights > 0).astype(np.float64)
+    assert_distributed(counts, weights / weights.sum())
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, -1.0])
+def test_all_zero_is_uniform(exponent):
+    selector = fill(selectors.Prioritized(exponent), np.zeros(7))
+    slots, probabilities = selector.sample(70_000, np.random.default_rng(0))
+    np.testing.assert_allclose(probabilities, 1 / 7)
+    assert_distributed(np.bincount(slots, minlength=7), np.full(7, 1 / 7))
+
+
+def test_negative_exponent_inverts():
+    selector = fill(selectors.Prioritized(-1.0), [1.0, 4.0, 0.0])
+    _, probabilities = selector.sample(100, np.random.default_rng(0))
+    np.testing.assert_allclose(np.unique(probabilities), [0.2, 0.8])
+
+
+def test_weights_of_very_different_sizes_add_up():
+    tree = SumTree()
+    tree.set(np.arange(5000), np.full(5000, 1e-9))
+    for _ in range(1000):  # a tree that adds differences would be off by about 1e-4 now
+        tree.set(np.array([17]), np.array([1e12]))
+        tree.set(np.array([17]), np.array([1e-9]))
+    assert tree.total == pytest.approx(5e-6, rel=1e-12)
+
+
+def test_deep_tree_reaches_every_leaf():
+    tree = SumTree()
+    size = 300_000  # three levels
+    tree.set(np.arange(size), np.zeros(size))
+    for leaf in (0, 15, 16, 255, 256, 65_535, 65_536, 299_999):
+        tree.set(np.array([leaf]), np.array([3.0]))
+        leaves, probabilities = tree.sample(8, np.random.default_rng(leaf))
+        assert (leaves == leaf).all() and (probabilities == 1.0).all()
+        tree.set(np.array([leaf]), np.array([0.0]))
+
+
+class Listed:
+    """The order selectors as a list of (slot, priority, turn)."""
+
+    def __init__(self, kind):
+        self.kind, self.entries, self.turn = kind, {}, 0
+
+    def insert(self, slot, priority):
+        self.turn += 1
+        self.entries[slot] = [priority, self.turn, self.turn]
+
+    def update(self, slot, priority):
+        self.turn += 1
+        self.entries[slot][:2] = [priority, self.turn]
+
+    def order(self):
+        key = {
+            "Fifo": lambda entry: entry[2],
+            "Lifo": lambda entry: -entry[2],
+            "MinHeap": lambda entry: (entry[0], entry[1]),
+            "MaxHeap": lambda entry: (-entry[0], entry[1]),
+        }[self.kind]
+        return sorted(self.entries, key=lambda slot: key(self.entries[slot]))
+
+
+@pytest.mark.parametrize("kind", ["Fifo", "Lifo", "MinHeap", "MaxHeap"])
+@settings(max_examples=40, deadline=None)
+@given(
+    operations=st.lists(
+        st.tuples(
+            st.sampled_from(["insert", "delete", "update", "first"]), st.integers(0, 30), st.integers(0, 3)
+        ),
+        max_size=120,
+    )
+)
+def test_order(kind, operations):
+    selector, reference = getattr(selectors, kind)(), Listed(kind)
+    for operation, slot, priority in operations:
+        one, value = np.array([slot]), np.array([float(priority)])
+        if operation == "insert" and slot not in reference.entries:
+            reference.insert(slot, priority)
+            selector.insert(one, value, np.array([reference.turn]))
+        elif operation == "delete" and slot in reference.entries:
+            del reference.entries[slot]
+            selector.delete(one)
+        elif operation == "update" and slot in reference.entries:
+            reference.update(slot, priority)
+            selector.update(one, value)
+        order = reference.order()
+        assert len(selector) == len(order)
+        if order:
+            slots, probabilities = selector.sample(2, np.random.default_rng(0))
+            assert slots.tolist() == [order[0]] * 2 and probabilities.tolist() == [1.0, 1.0]
+            assert selector.first(min(4, len(order))).tolist() == order[:4]
+
+
+@pytest.mark.parametrize("kind", ["Fifo", "Lifo"])
+def test_given_back_items_take_their_old_place(kind):
+    selector = fill(getattr(selectors, kind)(), np.zeros(6))
+    selector.delete(np.array([1, 4]))
+    selector.insert(np.array([4, 1])[::-1], np.zeros(2), np.array([4, 1])[::-1])
+    order = list(range(6)) if kind == "Fifo" else list(range(6))[::-1]
+    assert selector.first(6).tolist() == order
+
+
+@pytest.mark.parametrize("kind", ["Fifo", "Lifo", "MinHeap", "MaxHeap", "Uniform"])
+def test_memory_stays_bounded(kind):
+    selector = getattr(selectors, kind)()
+    zero = np.zeros(1)
+    selector.insert(np.array([0]), zero, np.array([0]))  # the oldest stays for ever
+    for turn in range(1, 5000):
+        selector.insert(np.array([1 + turn % 8]), zero, np.array([turn]))
+        selector.update(np.array([0]), zero)
+        selector.delete(np.array([1 + turn % 8]))
+    held = [v for v in vars(selector).values() if isinstance(v, (np.ndarray, list, dict))]
+    assert max(map(len, held)) <= 1024

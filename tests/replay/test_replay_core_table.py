@@ -1,0 +1,490 @@
+"""Tables, the row store and the batched writer, embedded."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay import rate_limiters as rl
+from framework.replay import selectors
+from framework.replay.store import RowStore
+from framework.types import Step, Transition
+
+
+def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options):
+    table = replay.Table(
+        "t",
+        sampler or selectors.Uniform(),
+        remover or selectors.Fifo(),
+        size,
+        limiter or rl.MinSize(1),
+        times,
+        seed=options.pop("seed", 0),
+        signature=options.pop("signature", None),
+    )
+    return replay.EmbeddedClient([table], **options)
+
+
+def insert(client, values, priorities=None, table="t", timeout=0, writer=None):
+    writer = writer or client.batch_writer()
+    values = np.asarray(values, np.int64)
+    rows = writer.append("s", {"x": values})
+    keys = writer.create_items(table, writer.slice("s", "x", rows), priorities, timeout=timeout)
+    writer.release("s", rows)
+    return keys
+
+
+def drain(client, n):
+    return [int(client.sample_batch("t", 1, timeout=0).data[0]) for _ in range(n)]
+
+
+def contents(client):
+    """The values in the table, oldest first, without touching it."""
+    table = client.tables["t"]
+    slots = table._items.in_order()
+    return client.store.streams["s"].columns["x"][table._items.index[slots, 0]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("remover", "expected"),
+    [
+        (selectors.Fifo(), [2, 3, 4]),
+        (selectors.Lifo(), [0, 1, 2]),  # the new item itself is removed
+        (selectors.MinHeap(), [0, 1, 2]),
+        (selectors.MaxHeap(), [2, 3, 4]),
+    ],
+    ids=["fifo", "lifo", "minheap", "maxheap"],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_removal_comes_after_insertion(remover, expected, at_once):
+    client = make(remover=remover.copy(), size=3)
+    if at_once:
+        insert(client, range(5), [5, 4, 3, 2, 1])
+    else:
+        for value in range(5):
+            insert(client, [value], [5 - value])
+    assert contents(client) == expected
+    info = client.server_info()["t"]
+    assert info.rate_limiter_info.insert_stats.completed == 5
+    assert client.store.streams["s"].num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        (selectors.Fifo(), [0, 1, 2, 3, 4]),
+        (selectors.Lifo(), [4, 3, 2, 1, 0]),
+        (selectors.MinHeap(), [1, 3, 2, 0, 4]),
+        (selectors.MaxHeap(), [0, 4, 2, 1, 3]),  # of equal ones the least recently inserted first
+    ],
+    ids=["fifo", "lifo", "minheap", "maxheap"],
+)
+@pytest.mark.parametrize("batched", [True, False])
+def test_order_with_one_sample_each(sampler, expected, batched):
+    client = make(sampler=sampler.copy(), times=1)
+    insert(client, range(5), [9, 1, 5, 1, 9])
+    if batched:
+        sample = client.sample_batch("t", 5, timeout=0)
+        assert sample.data.tolist() == expected
+        assert sample.info.table_size.tolist() == [5, 4, 3, 2, 1]
+    else:
+        assert drain(client, 5) == expected
+    assert client.server_info()["t"].current_size == 0
+    assert client.store.streams["s"].num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "sampler", [selectors.Uniform(), selectors.Prioritized(1.0)], ids=["uniform", "priority"]
+)
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_every_item_exactly_max_times(sampler, times):
+    client = make(sampler=sampler.copy(), times=times, size=50)
+    insert(client, range(50))
+    got = []
+    for n in (7, 1, 30, 12, 50 * times - 50):
+        if n:
+            got += client.sample_batch("t", n, timeout=0).data.tolist()
+    assert np.bincount(got, minlength=50).tolist() == [times] * 50
+    assert client.server_info()["t"].current_size == 0
+    with pytest.raises(replay.DeadlineExceededError):
+        client.sample_batch("t", 1, timeout=0)
+
+
+def test_sample_info():
+    client = make(sampler=selectors.Prioritized(1.0))
+    keys = insert(client, [10, 20], [1.0, 3.0])
+    sample = client.sample_batch("t", 64)
+    info = sample.info
+    which = (sample.data == 20).astype(int)
+    assert (info.key == keys[which]).all()
+    np.testing.assert_allclose(info.probability, np.array([0.25, 0.75])[which])
+    np.testing.assert_allclose(info.priority, np.array([1.0, 3.0])[which])
+    assert (info.table_size == 2).all()
+    for value in (10, 20):  # the k-th sample of an item says k
+        times = info.times_sampled[sample.data == value]
+        assert times.tolist() == list(range(1, len(times) + 1))
+    assert [a.dtype for a in info] == [np.uint64, np.float64, np.int64, np.float64, np.int32]
+    assert client.server_info()["t"].num_unique_samples == 2
+
+
+def test_nest_comes_back_as_it_was_written():
+    client = make()
+    writer = client.batch_writer()
+    x = np.arange(24, dtype=np.float32).reshape(6, 4)
+    rows = writer.append("s", {"x": x, "a": np.arange(6), "r": np.arange(6, dtype=np.float32)})
+    s = writer.slice
+    now, then = rows[:-1], rows[1:]
+    windows = np.stack([rows[:4], rows[1:5], rows[2:]])
+    writer.create_items(
+        "t",
+        Transition(
+            {"x": s("s", "x", now)}, s("s", "a", now), s("s", "r", now), s("s", "r", now), [s("s", "x", then)]
+        ),
+    )
+    sample = client.sample_batch("t", 100)
+    assert type(sample.data) is Transition and sample.data.extras == ()
+    assert (sample.data.next_observation[0] == sample.data.observation["x"] + 4).all()
+    assert (sample.data.observation["x"][:, 0] == sample.data.action * 4).all()
+    client.reset("t")
+    writer.create_items("t", (s("s", "x", windows), s("s", "a", windows[:, 0])))
+    stacked, first = client.sample_batch("t", 50).data
+    assert stacked.shape == (50, 4, 4)
+    assert (stacked[:, :, 0] == 4 * (first[:, None] + np.arange(4))).all()
+
+
+def test_frame_stacks_are_stored_once():
+    client = make(size=1000)
+    writer = client.batch_writer()
+    frames = np.arange(64, dtype=np.uint8)[:, None, None] * np.ones((1, 8, 8), np.uint8)
+    rows = writer.append("s", {"frame": frames})
+    stacks = np.stack([rows[i : i + 4] for i in range(60)])
+    s = writer.slice
+    writer.create_items("t", Step(s("s", "frame", stacks), *[s("s", "frame", stacks[:, 3])] * 4))
+    writer.release("s", rows)
+    data = client.sample_batch("t", 32).data
+    assert data.observation.shape == (32, 4, 8, 8)
+    assert (np.diff(data.observation[:, :, 0, 0].astype(int), axis=1) == 1).all()
+    assert client.store.streams["s"].num_rows == 63  # the last frame is in no item and was released
+
+
+@pytest.mark.parametrize("bad", [[1.0, -1.0], [np.nan, 1.0], [np.inf, 1.0], [1.0]], ids=str)
+def test_wrong_priorities_change_nothing(bad):
+    client = make(sampler=selectors.Prioritized(2.0))
+    keys = insert(client, [1, 2], [1.0, 3.0])
+    before = client.server_info()["t"]
+    with pytest.raises(ValueError, match="priorities"):
+        insert(client, [3, 4], bad)
+    with pytest.raises(ValueError, match="priorities"):
+        client.update_priorities("t", keys, bad)
+    assert client.server_info()["t"] == before
+    assert client.store.streams["s"].num_rows >= 2
+    np.testing.assert_allclose(sorted(set(client.sample_batch("t", 64).info.priority)), [1.0, 3.0])
+
+
+def test_priority_whose_power_overflows_is_refused():
+    client = make(sampler=selectors.Prioritized(2.0))
+    with pytest.raises(ValueError, match="power 2"):
+        insert(client, [1], [1e200])
+
+
+def test_deletes_come_before_updates_and_gone_keys_do_not_matter():
+    client = make(sampler=selectors.Prioritized(1.0))
+    keys = insert(client, [1, 2, 3], [1, 1, 1])
+    client.mutate_priorities("t", {int(keys[0]): 5.0, int(keys[1]): 7.0, 99: 1.0}, [int(keys[0]), 77])
+    info = client.sample_batch("t", 100).info
+    assert set(info.key.tolist()) == set(keys[1:].tolist())
+    assert set(info.priority.tolist()) == {7.0, 1.0}
+    client.update_priorities("t", keys[:1], [9.0])
+    insert(client, [4])
+    assert client.sample_batch("t", 200).info.priority.max() == 7.0  # a gone key raises no maximum
+
+
+def test_default_priority_is_the_largest_so_far():
+    client = make(sampler=selectors.MaxHeap())
+    insert(client, [0])
+    keys = insert(client, [1], [4.0])
+    insert(client, [2])
+    client.mutate_priorities("t", deletes=keys)
+    sample = client.sample_batch("t", 1)
+    assert (sample.data[0], sample.info.priority[0]) == (2, 4.0)
+
+
+def test_keys_are_never_used_again():
+    client = make(size=4)
+    seen = set()
+    for _ in range(50):
+        keys = insert(client, range(3))
+        assert not seen & set(keys.tolist())
+        seen |= set(keys.tolist())
+
+
+def test_old_keys_do_not_hit_new_items():
+    client = make(sampler=selectors.MaxHeap(), size=2)
+    old = insert(client, [1, 2], [1, 1])
+    insert(client, [3, 4], [1, 1])
+    client.update_priorities("t", old, [50.0, 60.0])
+    client.mutate_priorities("t", deletes=old)
+    info = client.server_info()["t"]
+    assert (info.current_size, info.max_priority) == (2, 1.0)
+
+
+def test_writers_keys_are_found_and_inserted_once():
+    from framework.replay.items import make_keys
+
+    client = make(sampler=selectors.MaxHeap())
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(4)})
+    referenced = writer._builder.build(writer.slice("s", "x", rows))
+    keys = make_keys(4)
+    table = client.tables["t"]
+    table.insert(referenced.layout, referenced.index[:2], [1, 1], keys=keys[:2])
+    table.insert(referenced.layout, referenced.index, [1, 1, 1, 1], keys=keys)
+    assert client.server_info()["t"].current_size == 4
+    client.update_priorities("t", keys[2:3], [8.0])
+    assert client.sample_batch("t", 1).data[0] == 2
+    client.mutate_priorities("t", deletes=keys)
+    assert client.server_info()["t"].current_size == 0
+
+
+def test_reservations_count_when_committed():
+    client = make(sampler=selectors.Fifo(), limiter=rl.Queue(3), times=1)
+    insert(client, [0, 1, 2])
+    table = client.tables["t"]
+    first = table.sample(2)
+    assert not table.can_insert(1), "what is only reserved makes no room"
+    assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 0
+    assert drain(client, 1) == [2]
+    table.give_back(first)
+    first.unpin()
+    assert drain(client, 1) == [0], "given back, it is the oldest again"
+    second = table.sample(1)
+    assert second.gather().data.tolist() == [1]
+    table.commit(second)
+    assert client.server_info()["t"].current_size == 0
+    assert client.store.streams["s"].num_rows == 1, "pinned until it was read"
+    second.unpin()
+    assert client.store.streams["s"].num_rows == 0
+    assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 3
+
+
+def test_commit_after_the_item_was_removed():
+    client = make(times=2)
+    keys = insert(client, [5])
+    table = client.tables["t"]
+    delivery = table.sample(1)
+    client.mutate_priorities("t", deletes=keys)
+    insert(client, [6])  # the slot is used again
+    table.commit(delivery)
+    delivery.unpin()
+    assert client.sample_batch("t", 2, timeout=0).data.tolist() == [6, 6]
+
+
+def test_batch_larger_than_the_window_fills_while_it_waits():
+    client = make(sampler=selectors.Fifo(), limiter=rl.Queue(2), times=1)
+    got = []
+    reader = threading.Thread(
+        target=lambda: got.append(client.sample_batch("t", 6, timeout=20).data.tolist())
+    )
+    reader.start()
+    for value in range(6):
+        insert(client, [value], timeout=20)
+    reader.join(20)
+    assert got == [[0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("how", ["close", "interrupt"])
+@pytest.mark.parametrize("side", ["sample", "insert"])
+def test_waiting_calls_are_woken(how, side):
+    client = make(limiter=rl.SampleToInsertRatio(1.0, 1, 2.0))
+    writer = client.batch_writer()
+    if side == "insert":
+        insert(client, [0, 1, 2], writer=writer)
+    errors = []
+
+    def wait():
+        try:
+            insert(client, [3], timeout=None, writer=writer) if side == "insert" else client.sample_batch(
+                "t", 1
+            )
+        except replay.ServerClosed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    table = client.tables["t"]
+    while not any(table._waiting):
+        pass
+    table.close() if how == "close" else client.interrupt()
+    thread.join(10)
+    assert len(errors) == 1 and not thread.is_alive()
+
+
+def test_alone_it_does_not_wait_for_ever():
+    client = make(concurrent=False)
+    with pytest.raises(replay.WouldBlockError, match="size 0 < min_size_to_sample 1"):
+        client.sample_batch("t", 1)
+
+
+def test_same_seed_same_samples():
+    def samples(seed):
+        client = make(sampler=selectors.Prioritized(0.6), seed=seed)
+        insert(client, range(50), np.arange(50))
+        return client.sample_batch("t", 64).data.tolist()
+
+    assert samples(3) == samples(3) != samples(4)
+    client = make(seed=9)
+    client.tables["t"].set_seed(3)
+    insert(client, range(50))
+    again = make(seed=3)
+    insert(again, range(50))
+    assert client.sample_batch("t", 8).data.tolist() == again.sample_batch("t", 8).data.tolist()
+
+
+def test_reset():
+    client = make(limiter=rl.Queue(5), times=1, sampler=selectors.Fifo())
+    old = insert(client, range(5))
+    delivery = client.tables["t"].sample(2)
+    client.reset("t")
+    delivery.unpin()
+    client.tables["t"].commit(delivery)
+    client.reset("t")
+    info = client.server_info()["t"]
+    assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (0, 0)
+    assert client.store.streams["s"].num_rows == 0
+    new = insert(client, range(5))
+    assert not set(old.tolist()) & set(new.tolist())
+    assert drain(client, 5) == [0, 1, 2, 3, 4]
+
+
+def test_ragged_items():
+    client = make(sampler=selectors.Fifo(), times=1)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(6)})
+    padded = np.array([[rows[0], rows[1], rows[1]], [rows[2], rows[3], rows[4]], [rows[5]] * 3])
+    lengths = np.array([2, 3, 1])
+    leaf = writer.slice("s", "x", padded, lengths)
+    writer.create_items("t", {"x": leaf, "first": writer.slice("s", "x", padded[:, 0])})
+    with pytest.raises(ValueError, match="different lengths"):
+        client.sample_batch("t", 3, timeout=0)
+    sample = client.sample_batch("t", 3, timeout=0, pad=True)
+    assert sample.data["x"].tolist() == [[0, 1, 0], [2, 3, 4], [5, 0, 0]]
+    assert sample.lengths["x"].tolist() == [2, 3, 1] and sample.lengths["first"] is None
+    assert sample.data["first"].tolist() == [0, 2, 5]
+
+
+def test_items_of_different_layouts_in_one_batch():
+    client = make(sampler=selectors.Fifo(), times=1)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(5)})
+    writer.create_items("t", [writer.slice("s", "x", rows[None, :2])])
+    writer.create_items("t", [writer.slice("s", "x", rows[None, 2:])])
+    sample = client.sample_batch("t", 2, pad=True)
+    assert sample.data[0].tolist() == [[0, 1, 0], [2, 3, 4]]
+    writer.create_items("t", [writer.slice("s", "x", rows[None, :2])])
+    writer.create_items("t", {"x": writer.slice("s", "x", rows[:1])})
+    with pytest.raises(ValueError, match="different kinds"):
+        client.sample_batch("t", 2, pad=True)
+    assert client.server_info()["t"].current_size == 2, "a batch that cannot be put together was not sampled"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2)}, r"'x': got float64\[2, 3\], expected float32"),
+        ({"x": np.zeros((2, 4), np.float32), "y": np.zeros(2)}, r"'x': got float32\[2, 4\]"),
+        ({"x": np.zeros((2, 3), np.float32), "y": np.zeros(3)}, "'y': got 3 rows, expected 2"),
+        ({"x": np.zeros((2, 3), np.float32), "o": np.array([None, 1])}, "'o'.*object"),
+        ({}, "no columns"),
+    ],
+)
+def test_append_checks(columns, message):
+    client = make()
+    writer = client.batch_writer()
+    writer.append("s", {"x": np.zeros((1, 3), np.float32), "y": np.zeros(1)})
+    rows = client.store.streams["s"].num_rows
+    with pytest.raises(ValueError, match=message):
+        writer.append("s", columns)
+    assert client.store.streams["s"].num_rows == rows
+
+
+class Spec:
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("signature", "message"),
+    [
+        ({"x": Spec((3,), np.float32)}, None),
+        ({"y": Spec((3,), np.float32)}, "its signature has"),
+        ({"x": Spec((4,), np.float32)}, "the signature says"),
+        ({"x": Spec((3,), np.float64)}, "the signature says"),
+    ],
+)
+def test_signature(signature, message):
+    client = make(signature=signature)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.zeros((2, 3), np.float32)})
+    item = {"x": writer.slice("s", "x", rows)}
+    if message is None:
+        assert len(writer.create_items("t", item)) == 2
+    else:
+        with pytest.raises(ValueError, match=message):
+            writer.create_items("t", item)
+
+
+def test_max_bytes():
+    store = RowStore(max_bytes=100_000)
+    client = make(size=10_000, store=store)
+    writer = client.batch_writer()
+    total = 0
+    with pytest.raises(replay.StoreFullError, match="max_bytes=100000"):
+        for _ in range(200):
+            rows = writer.append("s", {"x": np.zeros((10, 16))})
+            total += len(rows)
+    assert store.num_bytes <= 100_000
+    assert total >= 100_000 // (16 * 8 + 4) - 10, "the budget can be used up"
+    writer.release("s", rows)
+    writer.append("s", {"x": np.zeros((10, 16))})
+
+
+def test_rows_are_used_again():
+    client = make(size=10)
+    writer = client.batch_writer()
+    for value in range(100):
+        insert(client, np.arange(7) + value, writer=writer)
+    assert client.store.streams["s"]._next <= 10 + 7 + 7
+    assert contents(client)[-7:] == list(range(99, 106))
+
+
+def test_replace_is_new_and_empty():
+    client = make(sampler=selectors.Prioritized(0.7), times=3)
+    insert(client, [1])
+    twin = client.tables["t"].replace(name="u", max_size=7)
+    assert (twin.name, twin.max_size, twin.max_times_sampled, len(twin)) == ("u", 7, 3, 0)
+    assert twin.sampler.priority_exponent == 0.7
+    assert twin.rate_limiter.inserts == 0
+
+
+@pytest.mark.parametrize(
+    ("make_table", "order"), [(replay.Table.queue, [0, 1, 2]), (replay.Table.stack, [2, 1, 0])]
+)
+def test_queue_and_stack(make_table, order):
+    client = replay.EmbeddedClient([make_table("t", 3)])
+    insert(client, [0, 1, 2])
+    assert not client.can_insert("t")
+    assert drain(client, 3) == order
+    assert not client.can_sample("t")
+
+
+@pytest.mark.parametrize("tables", [[], ["t", "t"]], ids=["none", "same name"])
+def test_tables_are_checked(tables):
+    made = [replay.Table(name, selectors.Fifo(), selectors.Fifo(), 1, rl.MinSize(1)) for name in tables]
+    with pytest.raises(ValueError, match="tables"):
+        replay.EmbeddedClient(made)
+
+
+def test_unknown_table():
+    with pytest.raises(RuntimeError, match="'nope' was not found"):
+        make().sample_batch("nope", 1)
