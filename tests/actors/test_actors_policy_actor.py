@@ -1,0 +1,133 @@
+"""The policy actor: recurrent state per lane, extras in their rows, and what it hands to the adder."""
+
+import dm_env
+import numpy as np
+import pytest
+import torch
+
+from framework import core
+from framework.actors import PolicyActor
+
+FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
+
+
+class CountingPolicy(core.Policy):
+    """Counts each lane's steps since its episode began; acts and annotates by that count."""
+
+    def __init__(self, make=np.zeros):
+        self._make = make
+        self.seeded_with = None
+
+    def initial_state(self, batch_size):
+        return {"count": self._make(batch_size)}
+
+    def step(self, observation, state):
+        count = state["count"]
+        return np.asarray(count).astype(np.int64), {"count": np.asarray(count).copy()}, {"count": count + 1}
+
+    def seed(self, seed):
+        self.seeded_with = seed
+
+    def save(self):
+        return {"seeded_with": self.seeded_with}
+
+    def restore(self, state):
+        self.seeded_with = state["seeded_with"]
+
+
+class RecordingAdder:
+    def __init__(self, room=True):
+        self.calls = []
+        self.room = room
+
+    def ready(self):
+        return self.room
+
+    def add_first(self, timestep):
+        self.calls.append(("first", timestep))
+
+    def add(self, action, next_timestep, extras=()):
+        self.calls.append(("add", action, next_timestep, extras))
+
+
+class RecordingClient:
+    def __init__(self):
+        self.waits = []
+
+    def update(self, wait=False):
+        self.waits.append(wait)
+
+
+def timestep(*kinds):
+    lanes = len(kinds)
+    zeros = np.zeros(lanes, np.float32)
+    return dm_env.TimeStep(np.array(kinds), zeros, zeros + 1, np.zeros((lanes, 2), np.float32))
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["numpy", "torch"])
+def test_each_lanes_state_starts_anew_with_its_episode(make):
+    actor = PolicyActor(CountingPolicy(make), num_lanes=3)
+    first = timestep(FIRST, FIRST, FIRST)
+    actor.observe_first(first)
+    rows = [
+        timestep(MID, MID, MID),
+        timestep(MID, LAST, MID),
+        timestep(MID, FIRST, LAST),
+        timestep(MID, MID, FIRST),
+    ]
+    actions = []
+    for row in rows:
+        action = actor.select_action(row.observation)
+        actions.append(action.tolist())
+        actor.observe(action, row)
+    # A lane that was LAST still acts once, in vain, before its FIRST.
+    assert actions == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 0, 3]]
+    assert actor.select_action(rows[-1].observation).tolist() == [4, 1, 0]
+    actor.observe_first(first)
+    assert actor.select_action(first.observation).tolist() == [0, 0, 0]
+
+
+def test_the_adder_gets_every_step_with_the_extras_of_its_action():
+    adder = RecordingAdder()
+    actor = PolicyActor(CountingPolicy(), adder, num_lanes=2)
+    first, second = timestep(FIRST, FIRST), timestep(MID, FIRST)
+    actor.observe_first(first)
+    for row in (timestep(MID, LAST), second):
+        action = actor.select_action(row.observation)
+        actor.observe(action, row)
+    assert [call[0] for call in adder.calls] == ["first", "add", "add"]
+    assert adder.calls[0][1] is first
+    _, action, row, extras = adder.calls[2]
+    assert row is second
+    # State of the time of the observation, not after it, and not reset by what came next.
+    assert action.tolist() == extras["count"].tolist() == [1, 1]
+
+
+def test_update_goes_to_the_client_and_ready_to_the_adder():
+    client = RecordingClient()
+    actor = PolicyActor(CountingPolicy(), RecordingAdder(room=False), client)
+    actor.update()
+    actor.update(wait=True)
+    assert client.waits == [False, True]
+    assert not actor.ready()
+    assert PolicyActor(CountingPolicy()).ready()
+    PolicyActor(CountingPolicy()).update()
+
+
+def test_calls_out_of_order_are_errors():
+    actor = PolicyActor(CountingPolicy(), num_lanes=2)
+    with pytest.raises(RuntimeError, match="before observe_first"):
+        actor.select_action(np.zeros((2, 2)))
+    with pytest.raises(RuntimeError, match="before observe_first"):
+        actor.observe(np.zeros(2), timestep(MID, MID))
+    with pytest.raises(ValueError, match="num_lanes is 0"):
+        PolicyActor(CountingPolicy(), num_lanes=0)
+
+
+def test_the_policys_random_state_is_seeded_and_saved():
+    policy = CountingPolicy()
+    saved = PolicyActor(policy, seed=7).save()
+    assert policy.seeded_with == 7
+    other = CountingPolicy()
+    PolicyActor(other).restore(saved)
+    assert other.seeded_with == 7

@@ -1,0 +1,341 @@
+"""The SGD learner: steps against torch by hand, targets, schedules, snapshots, errors, exact resume."""
+
+import collections
+import io
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from framework import learners
+from framework.learners import LossOutput, SGDLearner, schedules
+
+Info = collections.namedtuple("Info", "key probability")
+Sample = collections.namedtuple("Sample", "info data")
+
+
+def make_batch(seed=0, size=8, scale=1.0):
+    random = np.random.default_rng(seed)
+    info = Info(np.arange(size, dtype=np.uint64), np.full(size, 1 / size))
+    return Sample(info, {"x": (scale * random.normal(size=(size, 3))).astype(np.float32)})
+
+
+class Networks(nn.Module):
+    """A child that learns and one that does not."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.model = nn.Linear(3, 1)
+        self.frozen = nn.Linear(2, 2)
+        self.frozen.requires_grad_(False)
+
+
+def squared_loss(networks, batch, context):
+    error = networks.model(batch.data["x"]).squeeze(-1) - 1.0
+    return LossOutput((error**2).mean(), {"bias": networks.model.bias.mean()}, error.abs())
+
+
+def noisy_loss(networks, batch, context):
+    """Depends on everything a resume has to bring back: targets, steps and random numbers."""
+    noise = torch.randn(len(batch.data["x"]), generator=context.generator)
+    target = context.targets["model"](batch.data["x"]).squeeze(-1) + noise + context.steps
+    return LossOutput(((networks.model(batch.data["x"]).squeeze(-1) - target) ** 2).mean(), {})
+
+
+def make_learner(loss=squared_loss, optimizer=None, networks=None, **kwargs):
+    optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.1))
+    return SGDLearner(networks or Networks(), loss, optimizer, **kwargs)
+
+
+def weights(learner, name="model"):
+    return learner.get_variables([name])[1][name]["weight"]
+
+
+def test_a_step_is_one_step_of_the_optimizer():
+    learner, by_hand = make_learner(), Networks()
+    optimizer = torch.optim.SGD(by_hand.model.parameters(), lr=0.1)
+    for seed in range(3):
+        batch = make_batch(seed)
+        result = learner.step(batch)
+        optimizer.zero_grad()
+        error = by_hand.model(torch.from_numpy(batch.data["x"])).squeeze(-1) - 1.0
+        (error**2).mean().backward()
+        norm = torch.cat([p.grad.flatten() for p in by_hand.model.parameters()]).norm()
+        optimizer.step()
+        assert result.metrics["loss"].item() == pytest.approx((error**2).mean().item())
+        assert result.metrics["gradient_norm"].item() == pytest.approx(norm.item())
+        np.testing.assert_allclose(result.priorities.numpy(), error.abs().detach().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(weights(learner), by_hand.model.weight.detach().numpy(), rtol=1e-6)
+    assert learner.steps == 3
+
+
+def test_tensors_and_arrays_are_the_same_batch_and_keys_stay_as_they_are():
+    seen = []
+
+    def loss(networks, batch, context):
+        seen.append(batch)
+        return squared_loss(networks, batch, context)
+
+    learner = make_learner(loss)
+    batch = make_batch()
+    learner.step(batch)
+    learner.step(batch._replace(data={"x": torch.from_numpy(batch.data["x"])}))
+    assert all(isinstance(b.data["x"], torch.Tensor) for b in seen)
+    assert all(isinstance(b.info.probability, torch.Tensor) for b in seen)
+    assert seen[0].info.key is batch.info.key
+
+
+@pytest.mark.parametrize("limit, scaled", [(1e-3, True), (1e6, False)])
+def test_gradients_are_clipped_by_their_global_norm(limit, scaled):
+    learner, free = make_learner(max_gradient_norm=limit), make_learner()
+    before = weights(free).copy()
+    batch = make_batch(scale=10.0)
+    norm = learner.step(batch).metrics["gradient_norm"].item()
+    free.step(batch)
+    factor = limit / norm if scaled else 1.0
+    moved = (weights(learner) - before) / (weights(free) - before)
+    np.testing.assert_allclose(moved, factor, rtol=1e-2)
+
+
+def test_target_networks_are_copied_at_each_period():
+    learner = make_learner(target_names=["model"], target_update_period=3)
+    history = []
+    for seed in range(7):
+        learner.step(make_batch(seed))
+        history.append(learner.networks.model.weight.detach().clone())
+        target = learner.targets["model"].weight
+        expected = (
+            Networks().model.weight if seed < 2 else history[seed // 3 * 3 - 1 if seed % 3 != 2 else seed]
+        )
+        torch.testing.assert_close(target, expected, rtol=0, atol=0)
+
+
+def test_target_networks_are_polyak_averages():
+    learner = make_learner(target_names=["model"], target_update_rate=0.2)
+    expected = Networks().model.weight.detach().clone()
+    for seed in range(5):
+        learner.step(make_batch(seed))
+        expected = 0.8 * expected + 0.2 * learner.networks.model.weight.detach()
+        torch.testing.assert_close(learner.targets["model"].weight, expected)
+    assert not learner.targets["model"].weight.requires_grad
+
+
+def test_buffers_of_target_networks_follow():
+    class Buffered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.BatchNorm1d(3)
+
+    def loss(networks, batch, context):
+        return LossOutput(networks.model(batch.data["x"]).square().sum(), {})
+
+    learner = make_learner(loss, networks=Buffered(), target_names=["model"], target_update_rate=0.1)
+    learner.step(make_batch())
+    assert learner.networks.model.running_mean.abs().sum() > 0
+    torch.testing.assert_close(learner.targets["model"].running_mean, learner.networks.model.running_mean)
+
+
+@pytest.mark.parametrize(
+    "schedule, factors",
+    [
+        (schedules.linear_decay(4), [1, 0.75, 0.5, 0.25, 0, 0]),
+        (schedules.linear_decay(2, end=0.5), [1, 0.75, 0.5, 0.5, 0.5, 0.5]),
+        (schedules.linear_decay(None), [1] * 6),
+        (None, [1] * 6),
+    ],
+    ids=["to zero", "to a half", "no steps", "none"],
+)
+def test_the_learning_rate_follows_its_schedule(schedule, factors):
+    learner = make_learner(learning_rate_schedule=schedule)
+    rates = [learner.step(make_batch()).metrics["learning_rate"].item() for _ in range(6)]
+    assert rates == pytest.approx([0.1 * factor for factor in factors])
+
+
+def test_after_step_sees_the_steps_done():
+    seen = []
+    learner = make_learner(after_step=lambda networks, steps: seen.append(steps))
+    learner.step(make_batch())
+    learner.step(make_batch())
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_what_is_not_finite_is_an_error_before_the_parameters_change(where):
+    def loss(networks, batch, context):
+        value = networks.model(batch.data["x"]).sum()
+        if context.steps == 2:
+            # The square root has an infinite slope at 0.
+            value = value * math.nan if where == "loss" else (value - value.detach()).abs().sqrt()
+        return LossOutput(value, {"value": value})
+
+    learner = make_learner(loss)
+    learner.step(make_batch())
+    learner.step(make_batch())
+    before = weights(learner).copy()
+    with pytest.raises(FloatingPointError, match=r"Learner step 2: .*value="):
+        learner.step(make_batch())
+    np.testing.assert_array_equal(weights(learner), before)
+    assert learner.steps == 2
+
+
+def test_variables_have_versions_and_names():
+    learner = make_learner()
+    version, variables = learner.get_variables()
+    assert (version, sorted(variables)) == (0, ["frozen", "model"])
+    assert learner.get_variables(newer_than=0) is None
+    learner.step(make_batch())
+    version, variables = learner.get_variables(["model"], newer_than=0)
+    assert (version, list(variables)) == (1, ["model"])
+    kept = variables["model"]["weight"].copy()
+    learner.step(make_batch(1))
+    np.testing.assert_array_equal(variables["model"]["weight"], kept)
+    assert not np.array_equal(weights(learner), kept)
+    with pytest.raises(KeyError, match="critic"):
+        learner.get_variables(["critic"])
+
+
+def test_variables_are_served_while_a_step_runs():
+    inside, go_on = threading.Barrier(2), threading.Barrier(2)
+
+    def loss(networks, batch, context):
+        if context.steps == 1:
+            inside.wait(timeout=30)
+            go_on.wait(timeout=30)
+        return squared_loss(networks, batch, context)
+
+    learner = make_learner(loss)
+    learner.step(make_batch())
+    learner.publish()
+    thread = threading.Thread(target=learner.step, args=(make_batch(),))
+    thread.start()
+    inside.wait(timeout=30)
+    assert learner.get_variables()[0] == 1
+    assert learner.get_variables(newer_than=1) is None
+    go_on.wait(timeout=30)
+    thread.join(timeout=30)
+    # The question asked in the middle of the step made it publish at its end.
+    assert learner._snapshot[0] == 2
+
+
+def make_resumable():
+    return make_learner(
+        noisy_loss,
+        lambda p: torch.optim.Adam(p, lr=0.05),
+        target_names=["model"],
+        target_update_period=3,
+        learning_rate_schedule=schedules.linear_decay(20),
+        max_gradient_norm=1.0,
+        seed=4,
+    )
+
+
+def test_a_restored_learner_goes_on_exactly_where_it_was():
+    straight = make_resumable()
+    for seed in range(5):
+        straight.step(make_batch(seed))
+    file = io.BytesIO()
+    torch.save(straight.save(), file)
+    file.seek(0)
+    resumed = make_resumable()
+    resumed.step(make_batch(99))  # Anything: restoring takes it all back.
+    resumed.restore(torch.load(file, weights_only=True))
+    for seed in range(5, 10):
+        first, second = straight.step(make_batch(seed)), resumed.step(make_batch(seed))
+        assert {k: v.item() for k, v in first.metrics.items()} == {
+            k: v.item() for k, v in second.metrics.items()
+        }
+    np.testing.assert_array_equal(weights(straight), weights(resumed))
+    assert resumed.steps == 10
+
+
+def test_a_saved_state_does_not_change_with_later_steps():
+    learner = make_resumable()
+    learner.step(make_batch())
+    state = learner.save()
+    kept = state["networks"]["model.weight"].clone()
+    moment = state["optimizer"]["state"][0]["exp_avg"].clone()
+    learner.step(make_batch(1))
+    assert torch.equal(state["networks"]["model.weight"], kept)
+    assert torch.equal(state["optimizer"]["state"][0]["exp_avg"], moment)
+
+
+def test_versions_grow_on_after_a_restart_from_an_older_checkpoint():
+    learner = make_resumable()
+    learner.step(make_batch())
+    old = learner.save()
+    for seed in range(4):
+        learner.step(make_batch(seed))
+    known = learner.get_variables()[0]
+    restarted = make_resumable()
+    restarted.restore(old)
+    version, variables = restarted.get_variables(newer_than=known)
+    assert version > known
+    np.testing.assert_array_equal(variables["model"]["weight"], weights(restarted))
+    restarted.step(make_batch())
+    assert restarted.get_variables(newer_than=version)[0] == version + 1
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"target_update_period": 0}, "target_update_period is 0"),
+        ({"target_update_rate": 0.0}, "target_update_rate is 0.0"),
+        ({"max_gradient_norm": -1.0}, "max_gradient_norm is -1.0"),
+        ({"autocast_dtype": torch.float16}, "float16"),
+        ({"target_names": ["critic"]}, "critic"),
+    ],
+)
+def test_bad_arguments_are_named(kwargs, message):
+    with pytest.raises((ValueError, KeyError), match=message):
+        make_learner(**kwargs)
+
+
+def test_bfloat16_computes_the_loss_in_low_precision_and_keeps_the_parameters_in_high():
+    seen = []
+
+    def loss(networks, batch, context):
+        output = networks.model(batch.data["x"])
+        seen.append(output.dtype)
+        return LossOutput(output.float().square().mean(), {})
+
+    learner = make_learner(loss, autocast_dtype=torch.bfloat16)
+    learner.step(make_batch())
+    assert seen == [torch.bfloat16]
+    assert learner.networks.model.weight.dtype == torch.float32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_step_does_not_wait_for_the_device_and_nothing_broken_is_published():
+    def loss(networks, batch, context):
+        value = networks.model(batch.data["x"]).square().mean()
+        return LossOutput(torch.where(context.steps == 3, value * math.nan, value), {})
+
+    learner = make_learner(loss, device="cuda", max_gradient_norm=1.0, target_names=["model"])
+    batch = make_batch()
+    on_device = Sample(
+        Info(batch.info.key, torch.as_tensor(batch.info.probability).cuda()),
+        {"x": torch.as_tensor(batch.data["x"]).cuda()},
+    )
+    for _ in range(2):
+        learner.step(on_device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        learner.step(on_device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert learner.get_variables()[0] == 3
+    learner.step(on_device)
+    with pytest.raises(FloatingPointError, match="Learner step 3"):
+        learner.get_variables()
+
+
+def test_schedules():
+    ramp = schedules.linear(1.0, 0.2, 4)
+    assert [ramp(step) for step in (0, 1, 2, 4, 9)] == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])
+    assert learners.constant(3.0)(10**9) == 3.0
+    with pytest.raises(ValueError, match="steps is 0"):
+        schedules.linear(1.0, 0.0, 0)
