@@ -1,0 +1,194 @@
+"""``check_environment`` finds each violation, names its place and says how to mend it."""
+
+import dm_env
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from framework.environments import check_environment, testing
+
+
+class Good(gymnasium.Env):
+    """A walk of ten steps; the cases below break one thing each."""
+
+    observation_space = spaces.Dict(
+        {"place": spaces.Box(-20, 20, (1,), np.float32), "time": spaces.Discrete(11)}
+    )
+    action_space = spaces.Discrete(2, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place, self._time = float(self.np_random.uniform(-1, 1)), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        assert action in (1, 2)
+        self._place += self.np_random.normal(0, 0.1) + 2 * action - 3
+        self._time += 1
+        return self._observe(), self._place, False, self._time == 10, {}
+
+    def _observe(self):
+        return {"place": np.array([self._place], np.float32), "time": self._time}
+
+
+class OldReset(Good):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class NoSeed(Good):
+    def reset(self):
+        return super().reset()
+
+
+class OldStep(Good):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class Changed(Good):
+    def __init__(self, **changes):
+        self._changes = changes
+
+    def step(self, action):
+        result = dict(
+            zip(
+                ("observation", "reward", "terminated", "truncated", "info"),
+                super().step(action),
+                strict=True,
+            )
+        )
+        result.update(self._changes)
+        return tuple(result.values())
+
+
+class Unseeded(Good):
+    def reset(self, *, seed=None, options=None):
+        _, info = super().reset(seed=seed)
+        self._place = np.random.default_rng().uniform(-1, 1)
+        return self._observe(), info
+
+
+class Talks(Good):
+    observation_space = spaces.Text(4)
+
+
+class Unbounded(Good):
+    action_space = spaces.Box(-np.inf, np.inf, (1,))
+
+    def step(self, action):
+        return super().step(1)
+
+
+_PLACE = np.zeros(1, np.float32)
+
+
+def _changed(**changes):
+    return lambda: Changed(**changes)
+
+
+_CASES = {
+    "reset returns no pair": (OldReset, "reset()", "(observation, info)"),
+    "reset takes no seed": (NoSeed, "reset()", "define reset(self, *, seed=None, options=None)"),
+    "step returns four": (OldStep, "step()", "truncated (a time limit)"),
+    "flag is no bool": (_changed(terminated=0), "step().terminated", "return bool(terminated)"),
+    "info is no dict": (_changed(info=None), "step().info", "return {} if there is none"),
+    "reward is text": (_changed(reward="x"), "step().reward", "return a number"),
+    "reward is an array": (_changed(reward=np.zeros(1)), "step().reward", "make value and spec agree"),
+    "reward is NaN": (_changed(reward=np.nan), "step().reward", "finite"),
+    "shape": (
+        _changed(observation={"place": np.zeros(2, np.float32), "time": 1}),
+        "step().observation/place",
+        "make value and spec agree",
+    ),
+    "dtype": (
+        _changed(observation={"place": np.zeros(1), "time": 1}),
+        "step().observation/place",
+        "return it as float32",
+    ),
+    "range": (
+        _changed(observation={"place": _PLACE + 21, "time": 1}),
+        "step().observation/place",
+        "widen the bounds",
+    ),
+    "missing part": (
+        _changed(observation={"place": _PLACE}),
+        "step().observation/time",
+        "return every part that the spec has",
+    ),
+    "part too many": (
+        _changed(observation={"place": _PLACE, "time": 1, "secret": 1}),
+        "step().observation",
+        "add them to the spec",
+    ),
+    "not reproducible": (Unseeded, "time step 0", "self.np_random"),
+    "unsupported space": (Talks, "spaces", "use a supported space"),
+    "actions without bounds": (Unbounded, "action_spec()", "bound it"),
+    "not an environment": (lambda: 3, "type", "derive from one of the two"),
+    "raises": (lambda: testing.FaultyEnvironment("raise"), "step()", "run it under a debugger"),
+    "cannot be built": (lambda: 1 / 0, "constructor", "make it build"),
+}
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_a_violation_is_reported_with_its_place_and_fix(name):
+    factory, where, fix = _CASES[name]
+    violations = check_environment(factory, num_steps=50)
+    assert violations
+    assert where in violations[0].where
+    assert fix in violations[0].fix
+    assert violations[0].fix in str(violations[0])
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        Good,
+        testing.EchoEnvironment,
+        testing.FakeEnvironment,
+        testing.MemoryEnvironment,
+        "gymnasium:CartPole-v1",
+    ],
+)
+def test_nothing_is_found_where_nothing_is_wrong(environment):
+    assert check_environment(environment, num_steps=60) == []
+
+
+def test_each_violation_is_reported_once():
+    assert len(check_environment(_changed(reward=np.nan, info=3), num_steps=50)) == 2
+
+
+class NotFirst(testing.EchoEnvironment):
+    def reset(self):
+        return super().reset()._replace(step_type=dm_env.StepType.MID)
+
+
+class TooSoon(testing.EchoEnvironment):
+    def step(self, action):
+        return super().step(action)._replace(step_type=dm_env.StepType.FIRST)
+
+
+class WideDiscount(testing.EchoEnvironment):
+    def step(self, action):
+        return super().step(action)._replace(discount=1.5)
+
+
+class NoTimeStep(testing.EchoEnvironment):
+    def step(self, action):
+        return tuple(super().step(action))
+
+
+@pytest.mark.parametrize(
+    ("factory", "where", "fix"),
+    [
+        (NotFirst, "reset()", "dm_env.restart"),
+        (TooSoon, "step()", "dm_env.termination() or truncation()"),
+        (WideDiscount, "step().discount", "clip it"),
+        (NoTimeStep, "step()", "dm_env.TimeStep"),
+    ],
+)
+def test_violations_of_dm_env(factory, where, fix):
+    violation = check_environment(factory, num_steps=20)[0]
+    assert violation.where == where and fix in violation.fix

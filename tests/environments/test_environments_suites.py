@@ -1,0 +1,205 @@
+"""Atari and dm_control, where they are installed."""
+
+import numpy as np
+import pytest
+
+from framework import environments
+from framework.environments import FIRST, LAST, MID
+
+
+@pytest.fixture
+def atari():
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+
+    def make(game="Pong", num_lanes=1, seed=0, **options):
+        return environments.make(f"atari:{game}", num_lanes=num_lanes, seed=seed, options=options)
+
+    return make
+
+
+def _play(environment, num_steps, seed=0):
+    rng = np.random.default_rng(seed)
+    timesteps = [environment.reset()]
+    observations = [timesteps[0].observation.copy()]
+    rest = []
+    for _ in range(num_steps):
+        action = rng.integers(0, environment.action_spec().num_values, environment.num_lanes)
+        timestep = environment.step(action)
+        observations.append(timestep.observation.copy())
+        rest.append([np.array(field) for field in timestep[:3]])
+    return np.stack(observations), [np.stack(field) for field in zip(*rest, strict=True)]
+
+
+def test_atari_defaults(atari):
+    environment = atari(num_lanes=2)
+    spec = environment.observation_spec()
+    assert spec.shape == (4, 84, 84) and spec.dtype == np.uint8
+    assert environment.action_spec().num_values == 6
+    observation = environment.reset().observation
+    assert not observation[:, :3].any() and observation[:, 3].any()
+    first = observation[:, 3].copy()
+    observation = environment.step(np.zeros(2, np.int64)).observation
+    np.testing.assert_array_equal(observation[:, 2], first)
+    assert environment.render().shape == (210, 160, 3)
+
+
+_SHAPES = {
+    "colour": ({"grayscale": False}, (12, 84, 84)),
+    "full size": ({"size": None, "stack": 2}, (2, 210, 160)),
+    "full size in colour": ({"size": None, "stack": 1, "grayscale": False}, (3, 210, 160)),
+    "small": ({"size": 42, "stack": 1}, (1, 42, 42)),
+}
+
+
+@pytest.mark.parametrize("name", _SHAPES)
+def test_atari_pictures(atari, name):
+    options, shape = _SHAPES[name]
+    environment = atari(**options)
+    assert environment.observation_spec().shape == shape
+    assert environment.reset().observation.shape == (1, *shape)
+    assert environment.step(np.array([0])).observation.any()
+
+
+def test_atari_full_action_space(atari):
+    assert atari(full_action_space=True).action_spec().num_values == 18
+
+
+def test_atari_is_reproducible_and_seeds_differ(atari):
+    runs = [_play(atari(seed=seed), 60) for seed in (3, 3, 4)]
+    np.testing.assert_array_equal(runs[0][0], runs[1][0])
+    assert not np.array_equal(runs[0][0], runs[2][0])
+
+
+def test_atari_without_chance_does_not_depend_on_the_seed(atari):
+    runs = [_play(atari(seed=seed, sticky_actions=0.0, noop_max=0), 40)[0] for seed in (1, 2)]
+    np.testing.assert_array_equal(*runs)
+
+
+def test_sticky_actions_make_a_difference(atari):
+    runs = [_play(atari(seed=1, sticky_actions=p, noop_max=0), 40)[0] for p in (0.0, 0.5)]
+    assert not np.array_equal(*runs)
+
+
+def test_noop_starts_differ(atari):
+    environment = atari(num_lanes=8, sticky_actions=0.0, noop_max=30)
+    first = environment.reset().observation[:, 3]
+    # Pong shows the scores alike, but the ball's state differs a while later.
+    for _ in range(12):
+        observation = environment.step(np.zeros(8, np.int64)).observation
+    assert len({picture.tobytes() for picture in observation}) > 1
+    assert first.shape == (8, 84, 84)
+
+
+def test_frame_skip_sums_rewards(atari):
+    scores = {}
+    for skip in (1, 4):
+        environment = atari(frame_skip=skip, sticky_actions=0.0, noop_max=0)
+        environment.reset()
+        total = 0.0
+        for _ in range(1200 // skip):
+            total += environment.step(np.zeros(1, np.int64)).reward[0]
+        scores[skip] = total
+    assert scores[1] == scores[4] < 0
+
+
+def test_max_pooling_is_the_maximum_of_the_last_two_frames(atari):
+    options = {"sticky_actions": 0.0, "noop_max": 0, "size": None, "stack": 1}
+    every = atari(frame_skip=1, **options)
+    pooled, plain = atari(frame_skip=4, **options), atari(frame_skip=4, max_pooling=False, **options)
+    for environment in (every, pooled, plain):
+        environment.reset()
+    differ = 0
+    for _ in range(40):
+        frames = [every.step(np.zeros(1, np.int64)).observation.copy() for _ in range(4)]
+        expected = np.maximum(frames[2], frames[3])
+        np.testing.assert_array_equal(pooled.step(np.zeros(1, np.int64)).observation, expected)
+        np.testing.assert_array_equal(plain.step(np.zeros(1, np.int64)).observation, frames[3])
+        differ += not np.array_equal(expected, frames[3])
+    assert differ  # else the case shows nothing
+
+
+@pytest.mark.parametrize("terminates", [False, True])
+def test_a_lost_life_ends_the_episode_only_if_asked(atari, terminates):
+    environment = atari("Breakout", life_loss_terminates=terminates, noop_max=0, max_frames=3000)
+    _, (step_type, _, discount) = _play(environment, 300)
+    ends = step_type[:, 0] == LAST
+    assert ends.sum() >= (3 if terminates else 1)
+    assert (discount[ends] == 0).all()
+    lives = environment._lanes[0]._environment._ale.lives()
+    assert 0 <= lives <= 5
+
+
+def test_a_game_goes_on_after_a_lost_life(atari):
+    environment = atari("Breakout", life_loss_terminates=True, noop_max=0)
+    environment.reset()
+    rng = np.random.default_rng(0)
+    lives = []
+    for _ in range(600):
+        timestep = environment.step(rng.integers(0, 4, 1))
+        if timestep.step_type[0] == FIRST:
+            lives.append(environment._lanes[0]._environment._ale.lives())
+    assert lives[:4] == [4, 3, 2, 1] and 5 in lives  # and a new game when all are lost
+
+
+def test_atari_time_limit_is_a_truncation(atari):
+    environment = atari(max_frames=40, noop_max=0)
+    _, (step_type, _, discount) = _play(environment, 12)
+    assert LAST in step_type and (discount == 1).all()
+
+
+def test_atari_bad_names_and_options(atari):
+    for call, message in (
+        (lambda: atari("Pongg"), "unknown Atari game 'Pongg'; did you mean pong"),
+        (lambda: atari(reward_clip=1), r"unknown Atari options \['reward_clip'\]; known: sticky_actions"),
+        (lambda: atari(frame_skip=0), "AtariOptions.frame_skip is 0"),
+        (lambda: atari(sticky_actions=1.5), "AtariOptions.sticky_actions is 1.5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_atari_in_processes_plays_the_same(atari):
+    inline = _play(atari(num_lanes=2, seed=5), 20)
+    with environments.make(
+        "atari:Pong", num_lanes=2, seed=5, stepping="processes", num_processes=2
+    ) as environment:
+        outside = _play(environment, 20)
+    np.testing.assert_array_equal(inline[0], outside[0])
+
+
+def test_dm_control():
+    pytest.importorskip("dm_control")
+    with environments.make(
+        "dm_control:cartpole/balance", num_lanes=2, seed=1, wrappers=[environments.Flatten]
+    ) as environment:
+        assert environment.observation_spec().shape == (5,)
+        first = environment.reset().observation.copy()
+        assert not np.array_equal(first[0], first[1])
+        timestep = environment.step(np.zeros((2, 1)))
+        assert timestep.step_type.tolist() == [MID, MID]
+        assert timestep.reward.dtype == np.float32 and (timestep.reward > 0).all()
+        for _ in range(999):
+            timestep = environment.step(np.zeros((2, 1)))
+        assert timestep.step_type.tolist() == [LAST, LAST]
+        assert timestep.discount.tolist() == [1, 1]  # a time limit
+    with environments.make(
+        "dm_control:cartpole/balance", num_lanes=2, seed=1, wrappers=[environments.Flatten]
+    ) as again:
+        np.testing.assert_array_equal(again.reset().observation, first)
+    with pytest.raises(ValueError, match="tasks of cartpole: cartpole/balance"):
+        environments.make("dm_control:cartpole/fly")
+    with pytest.raises(ValueError, match="domains: acrobot"):
+        environments.make("dm_control:nothing")
+
+
+@pytest.mark.parametrize(("module", "name"), [("ale_py", "atari:Pong"), ("dm_control", "dm_control:a/b")])
+def test_a_missing_package_names_the_extra(monkeypatch, module, name):
+    import importlib.util
+    import sys
+
+    monkeypatch.setitem(sys.modules, module, None)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == module else real(n, *a))
+    with pytest.raises(ImportError, match=r"pip install 'repertory\["):
+        environments.make(name)

@@ -1,0 +1,292 @@
+"""Wrappers, each against what it must do written out by hand."""
+
+import functools
+
+import dm_env
+import numpy as np
+import pytest
+from dm_env import specs as dm_specs
+
+from framework import environments, specs
+from framework.environments import FIRST, LAST, MID, testing
+
+
+class Script(dm_env.Environment):
+    """Plays given (reward, discount) pairs as one episode, over and over; observes the step's number."""
+
+    def __init__(self, script, last_discount=None):
+        self._script = script
+        self._time = None
+
+    def observation_spec(self):
+        return dm_specs.Array((), np.float32, name="observation")
+
+    def action_spec(self):
+        return dm_specs.DiscreteArray(2, dtype=np.int64, name="action")
+
+    def reset(self):
+        self._time = 0
+        return dm_env.restart(np.float32(0))
+
+    def step(self, action):
+        reward, discount = self._script[self._time]
+        self._time += 1
+        kind = dm_env.StepType.LAST if self._time == len(self._script) else dm_env.StepType.MID
+        return dm_env.TimeStep(kind, reward, discount, np.float32(self._time))
+
+
+class Pushed(dm_env.Environment):
+    """Observes the action it got; bounds -2 ... 6 and 0 ... 1."""
+
+    def __init__(self, dtype=np.float64, bounds=((-2.0, 0.0), (6.0, 1.0))):
+        self._dtype = dtype
+        self._bounds = bounds
+
+    def observation_spec(self):
+        return dm_specs.Array((2,), np.float64, name="observation")
+
+    def action_spec(self):
+        return dm_specs.BoundedArray((2,), self._dtype, *self._bounds, name="action")
+
+    def reset(self):
+        return dm_env.restart(np.zeros(2))
+
+    def step(self, action):
+        assert action.dtype == self._dtype
+        return dm_env.transition(0.0, action.astype(np.float64))
+
+
+def _zeros(num_lanes):
+    return np.zeros(num_lanes, np.int64)
+
+
+@pytest.mark.parametrize("stepping", ["inline", "processes"])
+def test_action_repeat_sums_rewards_and_stops_where_an_episode_ends(stepping):
+    # Lane 0 has 5 steps an episode, lane 1 has 4; rewards 100 * observation.
+    lengths = {"inline": iter([5, 4])}
+
+    if stepping == "inline":
+
+        def make():
+            return testing.EchoEnvironment(episode_length=next(lengths["inline"]))
+    else:
+
+        def make(seed):
+            return testing.EchoEnvironment(episode_length=5 if seed == seeds[0] else 4)
+
+        from framework.environments.lanes import lane_seeds
+
+        seeds = lane_seeds(0, 2)
+
+    with environments.make(
+        make,
+        num_lanes=2,
+        seed=0,
+        stepping=stepping,
+        wrappers=[functools.partial(environments.ActionRepeat, num_repeats=3)],
+    ) as environment:
+        environment.reset()
+        first = [np.array(field) for field in environment.step(_zeros(2))]
+        assert first[0].tolist() == [MID, MID]
+        assert first[1].tolist() == [0 + 100 + 200] * 2
+        second = [np.array(field) for field in environment.step(_zeros(2))]
+        assert second[0].tolist() == [LAST, LAST]
+        assert second[1].tolist() == [300 + 400, 300]
+        assert second[2].tolist() == [0, 0]
+        assert second[3][:, 0].tolist() == [5, 4]
+        third = environment.step(_zeros(2))
+        assert third.step_type.tolist() == [FIRST, FIRST]  # a reset is not repeated
+        assert third.reward.tolist() == [0, 0] and third.discount.tolist() == [1, 1]
+        assert third.observation[:, 0].tolist() == [6, 5]
+
+
+def test_action_repeat_discounts_later_rewards():
+    script = [(1.0, 0.5), (2.0, 0.5), (4.0, 1.0), (8.0, 0.25)]
+    environment = environments.make(
+        Script, options={"script": script}, wrappers=[lambda e: environments.ActionRepeat(e, 4)]
+    )
+    environment.reset()
+    timestep = environment.step(_zeros(1))
+    assert timestep.reward.tolist() == [1 + 0.5 * 2 + 0.25 * 4 + 0.25 * 8]
+    assert timestep.discount.tolist() == [0.5 * 0.5 * 1.0 * 0.25]
+    assert timestep.step_type.tolist() == [LAST]
+
+
+def test_step_limit_truncates_each_lane_by_itself():
+    lengths = iter([2, 10])
+    environment = environments.make(
+        lambda: testing.EchoEnvironment(episode_length=next(lengths)),
+        num_lanes=2,
+        wrappers=[lambda e: environments.StepLimit(e, 3)],
+    )
+    environment.reset()
+    seen = [environment.step(_zeros(2)) for _ in range(1)]
+    kinds, discounts, numbers = [], [], []
+    for timestep in seen:
+        kinds.append(timestep.step_type.tolist())
+    for _ in range(7):
+        timestep = environment.step(_zeros(2))
+        kinds.append(timestep.step_type.tolist())
+        discounts.append(timestep.discount.tolist())
+        numbers.append(timestep.observation[:, 0].tolist())
+    assert [kind[0] for kind in kinds] == [MID, LAST, FIRST, MID, LAST, FIRST, MID, LAST]
+    assert [kind[1] for kind in kinds] == [MID, MID, LAST, FIRST, MID, MID, LAST, FIRST]
+    assert [pair[0] for pair in discounts] == [0, 1, 1, 0, 1, 1, 0]
+    assert [pair[1] for pair in discounts] == [1] * 7
+    assert [pair[1] for pair in numbers] == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_step_limit_counts_anew_after_reset_and_leaves_terminations_alone():
+    environment = environments.make(
+        testing.EchoEnvironment,
+        options={"episode_length": 3},
+        wrappers=[lambda e: environments.StepLimit(e, 3)],
+    )
+    environment.reset()
+    environment.step(_zeros(1))
+    environment.reset()
+    kinds = [environment.step(_zeros(1)) for _ in range(3)]
+    assert kinds[-1].step_type.tolist() == [LAST] and kinds[-1].discount.tolist() == [0]
+
+
+def test_clip_action():
+    environment = environments.make(Pushed, num_lanes=2, wrappers=[environments.ClipAction])
+    environment.reset()
+    timestep = environment.step(np.array([[-9.0, 0.5], [9.0, 7.0]]))
+    assert timestep.observation.tolist() == [[-2.0, 0.5], [6.0, 1.0]]
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_rescale_action(clip):
+    environment = environments.make(
+        Pushed, num_lanes=3, wrappers=[functools.partial(environments.RescaleAction, clip=clip)]
+    )
+    spec = environment.action_spec()
+    assert (spec.minimum == -1).all() and (spec.maximum == 1).all()
+    environment.reset()
+    timestep = environment.step(np.array([[-1.0, 1.0], [0.0, 0.0], [2.0, -1.0]], np.float32))
+    assert timestep.observation.tolist() == [[-2.0, 1.0], [2.0, 0.5], [6.0 if clip else 10.0, 0.0]]
+
+
+def test_rescaling_needs_finite_bounds():
+    def make():
+        return Pushed(bounds=((-np.inf, 0.0), (6.0, 1.0)))
+
+    with pytest.raises(ValueError, match=r"action cannot be rescaled.*not finite"):
+        environments.make(make, wrappers=[environments.RescaleAction])
+
+
+def test_frame_stack_starts_with_zeros_and_keeps_lanes_apart():
+    lengths = iter([2, 3])
+    environment = environments.make(
+        lambda: testing.EchoEnvironment(episode_length=next(lengths), first=1),
+        num_lanes=2,
+        wrappers=[lambda e: environments.FrameStack(e, 3)],
+    )
+    assert environment.observation_spec().shape == (3, 1)
+    stacks = [environment.reset().observation[..., 0].tolist()]
+    stacks += [environment.step(_zeros(2)).observation[..., 0].tolist() for _ in range(4)]
+    assert [stack[0] for stack in stacks] == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [0, 0, 4], [0, 4, 5]]
+    assert [stack[1] for stack in stacks] == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [0, 0, 5]]
+
+
+def test_frame_stack_of_nested_bounded_observations():
+    spec = testing.make_spec(
+        {"camera": specs.BoundedArray((2, 2), np.uint8, 5, 255), "joint": specs.Array((), np.float32)}
+    )
+    environment = environments.make(
+        testing.FakeEnvironment, options={"spec": spec}, wrappers=[lambda e: environments.FrameStack(e, 2)]
+    )
+    stacked = environment.observation_spec()
+    assert stacked["camera"].shape == (2, 2, 2) and (stacked["camera"].minimum == 0).all()
+    observation = environment.reset().observation
+    assert observation["camera"].dtype == np.uint8 and observation["joint"].shape == (1, 2)
+    assert not observation["camera"][:, 0].any()
+
+
+def test_single_precision():
+    environment = environments.make(Pushed, num_lanes=2, wrappers=[environments.SinglePrecision])
+    assert environment.observation_spec().dtype == environment.action_spec().dtype == np.float32
+    assert environment.reset().observation.dtype == np.float32
+    timestep = environment.step(np.full((2, 2), 0.1, np.float32))
+    assert timestep.observation.dtype == np.float32
+
+
+def test_flatten_concatenates_and_codes_discrete_values():
+    spec = testing.make_spec(
+        {
+            "b": specs.DiscreteArray(3, np.int64),
+            "a": (specs.Array((2, 2), np.float64), specs.BoundedArray((1,), np.int8, 0, 9)),
+        }
+    )
+    inner = environments.make(testing.FakeEnvironment, num_lanes=3, options={"spec": spec}, seed=1)
+    outer = environments.make(
+        testing.FakeEnvironment,
+        num_lanes=3,
+        options={"spec": spec},
+        seed=1,
+        wrappers=[environments.Flatten],
+    )
+    assert outer.observation_spec() == specs.Array((8,), np.float32, name="observation")
+    plain, flat = inner.reset().observation, outer.reset().observation
+    for lane in range(3):
+        expected = [*plain["a"][0][lane].ravel(), *plain["a"][1][lane], *np.eye(3)[plain["b"][lane]]]
+        np.testing.assert_allclose(flat[lane], np.asarray(expected, np.float32))
+
+
+def test_wrappers_apply_in_the_order_given_and_pass_things_on():
+    environment = environments.make(
+        "gymnasium:CartPole-v1",
+        num_lanes=2,
+        seed=0,
+        render_mode="rgb_array",
+        wrappers=[
+            lambda e: environments.StepLimit(e, 2),
+            lambda e: environments.FrameStack(e, 2),
+            environments.Flatten,
+        ],
+        stepping="inline",
+    )
+    assert environment.observation_spec().shape == (8,)
+    environment.reset()
+    kinds = [environment.step(_zeros(2)).step_type.tolist() for _ in range(3)]
+    assert kinds == [[MID] * 2, [LAST] * 2, [FIRST] * 2]
+    assert environment.render().ndim == 3
+    assert environment.save() == {}
+    environment.restore({})
+    environment.close()
+
+
+def test_step_limit_works_around_other_wrappers():
+    environment = environments.make(
+        testing.EchoEnvironment,
+        num_lanes=2,
+        options={"first": 1},
+        wrappers=[lambda e: environments.FrameStack(e, 2), lambda e: environments.StepLimit(e, 2)],
+    )
+    environment.reset()
+    environment.step(_zeros(2))
+    assert environment.step(_zeros(2)).step_type.tolist() == [LAST, LAST]
+    assert environment.step(_zeros(2)).observation[:, :, 0].tolist() == [[0, 4]] * 2
+
+
+_WRONG = {
+    "repeats": (lambda e: environments.ActionRepeat(e, 0), "num_repeats is 0"),
+    "limit": (lambda e: environments.StepLimit(e, 0), "limit is 0"),
+    "frames": (lambda e: environments.FrameStack(e, 0), "num_frames is 0"),
+}
+
+
+@pytest.mark.parametrize("name", _WRONG)
+def test_wrong_arguments(name):
+    wrapper, message = _WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        environments.make(testing.EchoEnvironment, wrappers=[wrapper])
+
+
+def test_action_repeat_must_be_innermost():
+    with pytest.raises(NotImplementedError, match="put ActionRepeat innermost"):
+        environments.make(
+            testing.EchoEnvironment,
+            wrappers=[environments.SinglePrecision, lambda e: environments.ActionRepeat(e, 2)],
+        )
