@@ -1,10 +1,12 @@
 """Replay: Reverb's tables in Python, embedded, in shared memory or remote.
 
-A program written for dm-reverb runs with ``from framework import replay as reverb`` as long as it leaves TensorFlow's
+A program written for dm-reverb runs with ``from framework import replay as reverb`` as long as it leaves
+TensorFlow's
 objects aside.
 """
 
 from framework.replay import errors, rate_limiters, selectors
+from framework.replay.client import Client, connect_node, serve_node
 from framework.replay.embedded import EmbeddedClient
 from framework.replay.errors import (
     CheckpointError,
@@ -16,25 +18,32 @@ from framework.replay.errors import (
     WouldBlockError,
 )
 from framework.replay.layout import register_structure
+from framework.replay.served import ServedClient
+from framework.replay.server import Server
 from framework.replay.table import Table
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 
 __all__ = [
     "CheckpointError",
+    "Client",
     "DeadlineExceededError",
     "EmbeddedClient",
     "PaddedSample",
     "ReplaySample",
     "ReverbError",
     "SampleInfo",
+    "ServedClient",
+    "Server",
     "ServerClosed",
     "StoreFullError",
     "Table",
     "TableInfo",
     "UnknownTableError",
     "WouldBlockError",
+    "connect_node",
     "errors",
     "rate_limiters",
     "register_structure",
     "selectors",
+    "serve_node",
 ]

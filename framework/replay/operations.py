@@ -31,7 +31,7 @@ from framework.replay import wire
 from framework.replay.binding import Binding
 from framework.replay.connection import PROTOCOL
 from framework.replay.delivery import Delivery, gather_parts
-from framework.replay.errors import DeadlineExceededError
+from framework.replay.errors import DeadlineExceededError, UnknownTableError
 from framework.replay.layout import Layout, flatten
 from framework.replay.service import Parked, Reply, Session
 from framework.replay.shm import SharedMemory
@@ -210,7 +210,7 @@ class Operations:
     def _table(self, name: str) -> Table:
         table = self._tables.get(name)
         if table is None:
-            raise ValueError(f"table {name!r} was not found; this server has {sorted(self._tables)}")
+            raise UnknownTableError(f"table {name!r} was not found; this server has {sorted(self._tables)}")
         return table
 
     def _let_go(self, held: Held) -> None:
@@ -338,7 +338,7 @@ class Operations:
             self._leases[group.stream].check(held.number, index[:, at : at + group.length].ravel())
             at += group.length
         table.bind(layout)
-        return table, layout, index, lengths, keys, priorities, episodes
+        return table, layout, index, lengths, keys.copy(), priorities, episodes
 
     # Reading.
 
@@ -390,6 +390,7 @@ class Operations:
         else:
             sample = gather_parts(table.name, delivery.info, len(delivery), delivery.parts, None, message["pad"])
             numbers = [self._number(first.layout)]
+            reply["layout"] = numbers[0]
             reply["leaves"] = flatten(sample.data)[0]
             if isinstance(sample, PaddedSample):
                 reply["lengths"] = flatten(sample.lengths)[0]

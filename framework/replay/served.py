@@ -1,0 +1,293 @@
+"""The client of a server in another process, on this machine or elsewhere.
+
+On the server's machine rows are read from and written to shared memory, and only indices travel; from elsewhere
+arrays travel in the messages. The caller does not notice.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from framework.replay import info as infos
+from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT, Channel, Connection, SessionLost
+from framework.replay.delivery import gather_parts
+from framework.replay.layout import Layout, pack_function
+from framework.replay.mirror import Mirror
+from framework.replay.served_writer import ServedWriter
+from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
+from launch.rpc.sockets import CurveKeys
+
+
+class Reservation:
+    """Samples that were gathered for this client and count once they are handed out."""
+
+    __slots__ = ("connection", "number", "sample", "session")
+
+    def __init__(self, sample: Any, connection: Connection, number: int) -> None:
+        self.sample = sample
+        self.connection = connection
+        self.session = connection.session
+        self.number = number
+
+
+class ServedClient:
+    """See the module; made by `replay.Client`.
+
+    Args:
+      address: ``tcp://host:port`` or ``ipc://path``.
+      curve: the keys of the program, if the server has any.
+      local: None uses shared memory where possible; False never does.
+      reconnect_timeout: seconds for which calls wait for a server that is not there.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self,
+        address: str,
+        curve: CurveKeys | None = None,
+        local: bool | None = None,
+        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+    ) -> None:
+        self._arguments = (address, curve, local, reconnect_timeout)
+        self.address = address
+        self._local = local is not False
+        self._channel = Channel(address, curve, reconnect_timeout=reconnect_timeout)
+        self._mirror: Mirror | None = None
+        self._lock = threading.Lock()
+        self._writers: list[ServedWriter] = []
+        self._pending: list[Any] = []
+
+    def __reduce__(self) -> Any:
+        return type(self), self._arguments
+
+    def __repr__(self) -> str:
+        return f"replay.Client({self.address!r})"
+
+    # Reading.
+
+    def sample_batch(
+        self,
+        table: str,
+        batch_size: int,
+        timeout: float | None = None,
+        out: list[Any] | None = None,
+        pad: bool = False,
+    ) -> ReplaySample | PaddedSample:
+        """``batch_size`` samples stacked; see `EmbeddedClient.sample_batch`."""
+        with self._channel.borrow() as connection:
+            return self._draw(connection, table, batch_size, timeout, out, pad, False).sample
+
+    def reserve(
+        self,
+        connection: Connection,
+        table: str,
+        batch_size: int,
+        timeout: float | None = None,
+        out: list[Any] | None = None,
+        pad: bool = False,
+    ) -> Reservation:
+        """`sample_batch` that counts when it is committed; for the `Dataset`, which owns the connection."""
+        return self._draw(connection, table, batch_size, timeout, out, pad, True)
+
+    def settle(self, reservations: Sequence[Reservation], handed_out: bool) -> None:
+        """Commits reservations of one connection, or gives them back; nothing happens if their session has ended,
+        because the server has given them back then."""
+        connection = reservations[0].connection
+        numbers = [each.number for each in reservations if each.session == connection.session]
+        if numbers:
+            message = {"op": "finish", "commit" if handed_out else "give_back": numbers}
+            message["unpin"] = connection.state.pop("unpin", [])
+            try:
+                connection.post(message)
+            except SessionLost:
+                return
+
+    def connection(self) -> Connection:
+        """A new connection of this client, for an object that keeps it."""
+        return self._channel.connection()
+
+    def _draw(
+        self,
+        connection: Connection,
+        table: str,
+        n: int,
+        timeout: float | None,
+        out: list[Any] | None,
+        pad: bool,
+        reserve: bool,
+    ) -> Reservation:
+        self._show()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                connection.open(None if left is None else left + 1.0)
+                mirror = self._mirror_of(connection)
+                local = self._local and mirror.local
+                message = {
+                    "op": "sample",
+                    "table": table,
+                    "n": n,
+                    "local": local,
+                    "reserve": reserve,
+                    "pad": pad,
+                    "unpin": connection.state.pop("unpin", []),
+                }
+                answer = connection.request(message, left, wait=True)
+            except SessionLost:
+                continue
+            info = SampleInfo(*[array.copy() for array in answer["info"]])
+            known = connection.state.setdefault("layouts", {})
+            for number, layout, columns in answer["define"]:
+                known[number] = (
+                    mirror.bind(Layout.from_wire(layout), columns, table)
+                    if local
+                    else pack_function(Layout.from_wire(layout))
+                )
+            sample: ReplaySample | PaddedSample
+            if local:
+                try:
+                    parts = [(known[part[0]], *part[1:]) for part in answer["parts"]]
+                    sample = gather_parts(table, info, n, parts, out, pad)
+                finally:
+                    connection.state.setdefault("unpin", []).append(answer["delivery"])
+            else:
+                pack = known[answer["layout"]]
+                leaves = [_into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])]
+                sample = ReplaySample(info, pack(leaves))
+                if pad:
+                    sample = PaddedSample(*sample, pack(answer["lengths"]))
+            return Reservation(sample, connection, answer.get("delivery", 0))
+
+    def _mirror_of(self, connection: Connection) -> Mirror:
+        """The view of the server's memory that fits the connection's session."""
+        welcome = connection.welcome
+        with self._lock:
+            if self._mirror is None or self._mirror.server != welcome["server"]:
+                self._mirror = Mirror(welcome["server"], welcome["directory"])
+            return self._mirror
+
+    # Writing.
+
+    def batch_writer(self, max_in_flight_items: int | None = None) -> ServedWriter:
+        """A writer for B lanes; see `BatchWriter`.
+
+        Args:
+          max_in_flight_items: items created and not yet in their table; more of them make ``create_items`` wait.
+        """
+        writer = ServedWriter(
+            self._channel.connection(), self._mirror_of, self._local, max_in_flight_items, self._forget
+        )
+        with self._lock:
+            self._writers.append(writer)
+        return writer
+
+    def _forget(self, writer: ServedWriter) -> None:
+        with self._lock:
+            if writer in self._writers:
+                self._writers.remove(writer)
+
+    def register_pending(self, holder: Any) -> None:
+        """``holder.flush_pending()`` is called before this client reads anything; it must not wait."""
+        with self._lock:
+            self._pending.append(holder)
+
+    def unregister_pending(self, holder: Any) -> None:
+        """The opposite of `register_pending`."""
+        with self._lock:
+            if holder in self._pending:
+                self._pending.remove(holder)
+
+    def _show(self) -> None:
+        """What this client's writers have created is in its tables before anything is read."""
+        if not (self._pending or self._writers):
+            return
+        with self._lock:
+            pending, writers = list(self._pending), list(self._writers)
+        for holder in pending:
+            holder.flush_pending()
+        for writer in writers:
+            writer.settle_if_idle()
+
+    # The rest.
+
+    def _call(self, message: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        self._show()
+        return self._channel.call(message, timeout)
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
+        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are ignored."""
+        self._mutate(table, keys, priorities, ())
+
+    def mutate_priorities(
+        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
+    ) -> None:
+        """Deletes items, then sets priorities; all or nothing."""
+        updates = updates or {}
+        self._mutate(table, list(updates.keys()), list(updates.values()), list(deletes or ()))
+
+    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
+        self._call(
+            {
+                "op": "update",
+                "table": table,
+                "keys": np.asarray(keys, np.uint64),
+                "priorities": np.asarray(priorities, np.float64),
+                "deletes": np.asarray(deletes, np.uint64),
+            }
+        )
+
+    def can_sample(self, table: str, n: int = 1) -> bool:
+        """Whether ``n`` samples could be had now without waiting."""
+        return bool(self._call({"op": "can_sample", "table": table, "n": n})["value"])
+
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        """Whether ``n`` items could be inserted now without waiting."""
+        return bool(self._call({"op": "can_insert", "table": table, "n": n})["value"])
+
+    def reset(self, table: str) -> None:
+        """Removes every item of a table and sets its counters to 0."""
+        self._call({"op": "reset", "table": table})
+
+    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """What is to be known of each table; DeadlineExceededError if the server does not answer in time."""
+        answer = self._call({"op": "info"}, timeout)
+        return {table["name"]: infos.from_wire(table) for table in answer["tables"]}
+
+    def checkpoint(self) -> str:
+        """Writes a checkpoint on the server; returns its path there."""
+        return str(self._call({"op": "checkpoint"}, timeout=3600.0)["path"])
+
+    def interrupt(self) -> None:
+        """Every call of this client that waits, and every later one that would, ends with ``ServerClosed``."""
+        self._channel.interrupt()
+
+    def close(self) -> None:
+        """Ends this client; its writers flush as far as that goes without waiting."""
+        with self._lock:
+            writers = list(self._writers)
+        for writer in writers:
+            writer.close(timeout=0)
+        self._channel.interrupt()
+        self._channel.close()
+
+    def __enter__(self) -> ServedClient:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def _into(array: np.ndarray, out: Any) -> np.ndarray:
+    if out is None:
+        return array if array.flags.writeable else array.copy()
+    if out.shape != array.shape:
+        raise ValueError(f"out: got shape {out.shape}, expected {array.shape}")
+    out[...] = array
+    return out

@@ -1,0 +1,165 @@
+"""The replay server: tables that clients of this process, this machine and other machines share.
+
+::
+
+    server = Server([Table(...)], port=8000)
+    client = server.localhost_client()            # in this process: direct calls
+    client = Client("localhost:8000")             # the same; from another process: shared memory and small messages
+    server.stop()
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from framework.replay.embedded import EmbeddedClient
+from framework.replay.errors import ServerClosed
+from framework.replay.operations import Operations
+from framework.replay.service import Service
+from framework.replay.shm import SharedMemory
+from framework.replay.store import RowStore
+from framework.replay.table import Table
+from launch.rpc import sockets
+
+# The servers of this process by address: their clients here need no messages.
+_servers: weakref.WeakValueDictionary[str, Server] = weakref.WeakValueDictionary()
+
+
+class Server:
+    """Serves tables until `stop`, from a thread of its own.
+
+    Args:
+      tables: of different names; a table belongs to one server.
+      port: on 127.0.0.1; None takes a free one.
+      checkpointer: where `Client.checkpoint` writes to and what is restored from now, before anybody may connect.
+      address: where to serve instead of ``port``: ``ipc://<path in a 0700 directory>`` or ``tcp://interface:port``.
+      curve: keys that clients must have; needed for interfaces other machines can reach.
+      embedded: no sockets and no shared memory: clients of this process only.
+      concurrent: with ``embedded``, whether more than one thread uses the tables.
+      max_bytes: what the rows of all tables may take together; None leaves it to the machine.
+
+    Raises:
+      ValueError: no tables, two of one name, or an address that others could reach without keys.
+      OSError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        port: int | None = None,
+        checkpointer: Any = None,
+        *,
+        address: str | None = None,
+        curve: sockets.CurveKeys | None = None,
+        embedded: bool = False,
+        concurrent: bool = True,
+        max_bytes: int | None = None,
+    ) -> None:
+        if port is not None and address is not None:
+            raise ValueError(f"got port={port} and address={address!r}; expected one of them")
+        if embedded and (port is not None or address is not None):
+            raise ValueError("embedded: an embedded server has no port and no address")
+        self.address: str | None = None
+        self.port: int | None = None
+        self._memory = None if embedded else SharedMemory()
+        self._service: Service | None = None
+        self._stopped = threading.Event()
+        self._stop_lock = threading.Lock()
+        try:
+            store = RowStore(max_bytes=max_bytes, allocator=self._memory)
+            self._client = EmbeddedClient(tables, concurrent or not embedded, store, checkpointer)
+            self.tables = dict(self._client.tables)
+            if self._memory is not None:
+                self._serve(self._memory, store, address or f"tcp://127.0.0.1:{port or '*'}", curve)
+        except BaseException:
+            if self._memory is not None:
+                self._memory.close()
+            raise
+
+    def _serve(
+        self, memory: SharedMemory, store: RowStore, address: str, curve: sockets.CurveKeys | None
+    ) -> None:
+        operations = Operations(self.tables, store, memory, self._checkpoint)
+        listener = sockets.make_server_socket(address, curve)
+        self.address = sockets.bound_address(listener)
+        if self.address.startswith("tcp://"):
+            self.port = int(self.address.rpartition(":")[2])
+            # Peers whose machine has vanished are noticed.
+            listener.heartbeat_ivl = 5000
+            listener.heartbeat_timeout = 20000
+        self._service = Service(operations, [listener])
+        for table in self.tables.values():
+            table.watch(self._service.wake)
+        self._service.start()
+        _servers[_key(self.address)] = self
+
+    def _checkpoint(self) -> str:
+        return self._client.checkpoint()
+
+    def localhost_client(self) -> EmbeddedClient:
+        """A client in this process: direct calls."""
+        self._check()
+        return self._client.another()
+
+    def stop(self) -> None:
+        """Ends the server: every call that waits for it, in any process, raises ServerClosed at once."""
+        with self._stop_lock:
+            if self._stopped.is_set():
+                return
+            for table in self.tables.values():
+                table.close()
+            if self._service is not None:
+                self._service.stop()
+                _servers.pop(_key(self.address or ""), None)
+            self._client.close()
+            if self._memory is not None:
+                self._memory.close()
+            self._stopped.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the server is stopped; whether it is. KeyboardInterrupt ends the wait.
+
+        Raises:
+          ServerClosed: the server's thread has failed.
+        """
+        service = self._service
+        if service is None:
+            return self._stopped.wait(timeout)
+        service.join(timeout)
+        self._check()
+        return not service.is_alive()
+
+    def _check(self) -> None:
+        if self._service is not None and self._service.error is not None:
+            raise ServerClosed(f"the replay server failed: {self._service.error!r}") from self._service.error
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stop_lock") and hasattr(self, "_client"):
+            self.stop()
+
+    def __repr__(self) -> str:
+        return f"replay.Server({sorted(self.tables)}, address={self.address!r})"
+
+
+def server_here(address: str) -> Server | None:
+    """The server of this process at an address, if there is one."""
+    server = _servers.get(_key(address))
+    return None if server is None or server._stopped.is_set() else server
+
+
+def _key(address: str) -> str:
+    transport, _, rest = address.partition("://")
+    if transport == "tcp":
+        host, _, port = rest.rpartition(":")
+        if sockets.is_loopback(host) or host in ("0.0.0.0", "*"):
+            return f"tcp://loopback:{port}"
+    return address
