@@ -7,6 +7,8 @@ items only when the arrays are full, when somebody in this process reads, or aft
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +18,7 @@ import numpy as np
 
 from framework.adders.base import DEFAULT_TABLE, Adder
 from framework.adders.fields import Field, is_absent
+from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.types import Nest
 
 FIRST, MID, LAST = 0, 1, 2
@@ -95,7 +98,12 @@ class BlockAdder(Adder):
         self._skip = 0 if self._needs_data else history
         # Episodes of which something was not written: see reset() and each adder.
         self.num_dropped_episodes = 0
-        client.register_pending(self)
+        # Items that a limiter refused to a call that must not wait, and the rows that they need.
+        self._kept: collections.deque[_Items] = collections.deque()
+        self._unreleased: list[tuple[str, np.ndarray]] = []
+        self._timeout: float | None = None
+        if hasattr(client, "register_pending"):
+            client.register_pending(self)
 
     # --- what the environment loop calls ---
 
@@ -173,6 +181,7 @@ class BlockAdder(Adder):
             open_rows = self._kinds[self._history]
             self.num_dropped_episodes += int(np.count_nonzero(open_rows != LAST))
             self._forget()
+            self._release_rows()
             self._kinds[:] = NO_ROW
             self._kind = NO_ROW
             self._t = self._history
@@ -180,16 +189,17 @@ class BlockAdder(Adder):
 
     # --- visibility, room and end ---
 
-    def flush_pending(self, blocking: bool = True) -> None:
-        """Hands staged time steps to the writer. Replay calls it before a client of this process reads.
+    def flush_pending(self) -> None:
+        """Hands staged time steps to the tables, without waiting; replay calls it before a table is read.
 
-        Without ``blocking`` nothing happens while another thread is inside this adder.
+        Whoever reads must not wait for room that only its reading makes. So items that a rate limiter refuses
+        are kept, and nothing happens while another thread is inside this adder.
         """
-        if not self._lock.acquire(blocking=blocking):
+        if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._open and not self._closed:
-                self._emit_block()
+            if not self._closed:
+                self._emit_block(timeout=0)
         finally:
             self._lock.release()
 
@@ -197,28 +207,42 @@ class BlockAdder(Adder):
         with self._lock:
             if self._closed:
                 return False
-            if self._open:
-                self._emit_block()
+            self._emit_block(timeout=0)
             most = self._items_per_step * self._width
-            return all(self._writer.can_insert(table, most) for table in self._priority_fns)
+            return not self._kept and all(
+                self._writer.can_insert(table, most) for table in self._priority_fns
+            )
 
     def flush(self, timeout: float | None = None) -> None:
-        self.flush_pending()
-        self._writer.flush(timeout=timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._check_usable()
+            self._emit_block(timeout)
+            if self._kept:
+                self._insert_kept(timeout)
+        self._writer.flush(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             if self._closed:
                 return 0
             try:
-                self.flush_pending()
-                if self._observation is not None:
-                    self._forget()
+                self.flush(timeout)
+            except (DeadlineExceededError, ServerClosed, WouldBlockError):
+                pass  # what did not get in is counted below
             finally:
                 self._closed = True
                 self._open = False
-                self._client.unregister_pending(self)
-        return int(self._writer.close(timeout=timeout) or 0)
+                if hasattr(self._client, "unregister_pending"):
+                    self._client.unregister_pending(self)
+            dropped = sum(items.count for items in self._kept)
+            self._kept.clear()
+            if self._observation is not None:
+                self._forget()
+            self._release_rows()
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return dropped + int(self._writer.close(timeout=left) or 0)
 
     def __enter__(self) -> BlockAdder:
         return self
@@ -297,9 +321,16 @@ class BlockAdder(Adder):
         if self._t == self._history + self._steps or (self._concurrent and time.monotonic() > self._deadline):
             self._emit_block()
 
-    def _emit_block(self) -> None:
+    def _emit_block(self, timeout: float | None = None) -> None:
+        """Writes the items of all rows that are complete.
+
+        With a ``timeout`` items that a limiter refuses for longer are kept for the next call.
+        """
+        if self._kept and (timeout is None or self._t > self._history):
+            self._insert_kept(timeout)
         t, history = self._t, self._history
-        if t > history:
+        if self._open and t > history:
+            self._timeout = timeout
             # The rows are moved even if the writer fails, so that none is ever written twice.
             try:
                 if self._action is not None:
@@ -314,8 +345,49 @@ class BlockAdder(Adder):
                 self._observation.shift(by, history - self._skip + 1)
                 self._t = history
                 self._shifted(by)
+                self._release_rows()
         if self._concurrent:
             self._deadline = time.monotonic() + self._max_delay
+
+    def _insert_kept(self, timeout: float | None) -> None:
+        while self._kept:
+            items = self._kept.popleft()
+            self._insert(items, timeout, first=True)
+            if items.count:
+                return
+        self._release_rows()
+
+    def _insert(self, items: _Items, timeout: float | None, first: bool = False) -> None:
+        """Inserts items, or keeps those that do not go in within ``timeout``."""
+        if self._kept and not first:
+            self._kept.append(items)
+            return
+        part = slice(items.done, None)
+        priorities = None if items.priorities is None else items.priorities[part]
+        try:
+            self._writer.create_items(items.table, items.make(part), priorities=priorities, timeout=timeout)
+            items.done = items.total
+        except DeadlineExceededError as error:
+            items.done += int(error.args[1]) if len(error.args) > 1 else 0
+        finally:
+            # Whatever went wrong, order is kept and close() can say what was dropped.
+            if items.count:
+                if first:
+                    self._kept.appendleft(items)
+                else:
+                    self._kept.append(items)
+
+    def _release(self, stream: str, rows: np.ndarray) -> None:
+        """The writer will not refer to ``rows`` again, but for items that are kept."""
+        rows = rows[rows >= 0]
+        if len(rows):
+            self._unreleased.append((stream, rows))
+
+    def _release_rows(self) -> None:
+        if not self._kept:
+            for stream, rows in self._unreleased:
+                self._writer.release(stream, rows)
+            self._unreleased.clear()
 
     def _allocate(self, observation: Nest) -> None:
         width = self._lanes if self._lanes is not None else 1
@@ -345,15 +417,34 @@ class BlockAdder(Adder):
     def _extras_names(self) -> list[str]:
         return [] if self._extras is None else self._extras.names
 
-    def _write_items(self, trajectory: Nest, count: int, data: Callable[[], Nest]) -> None:
-        """One item per row of the slices in every table; ``data()`` gives priority functions the items."""
+    def _write_items(self, make: Callable[[slice], Nest], count: int, data: Callable[[], Nest]) -> None:
+        """``count`` items in every table.
+
+        ``make`` gives the trajectory of some of the items, ``data`` the items themselves for priority
+        functions.
+        """
         batch: Nest = None
         for table, fn in self._priority_fns.items():
             priorities = None
             if fn is not None:
                 batch = data() if batch is None else batch
                 priorities = _as_priorities(fn(batch), count, table)
-            self._writer.create_items(table, trajectory, priorities=priorities)
+            self._insert(_Items(table, make, count, priorities), self._timeout)
+
+
+@dataclasses.dataclass
+class _Items:
+    """Items on their way into a table; the first ``done`` are there."""
+
+    table: str
+    make: Callable[[slice], Nest]
+    total: int
+    priorities: np.ndarray | None
+    done: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.total - self.done
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:

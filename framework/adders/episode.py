@@ -104,7 +104,7 @@ class EpisodeAdder(RowAdder):
 
     def _forget(self) -> None:
         super()._forget()
-        self._release(self._episodes)
+        self._release(STREAM, self._episodes)
         self._episodes[:] = -1
 
     def _shifted(self, by: int) -> None:
@@ -137,7 +137,7 @@ class EpisodeAdder(RowAdder):
                     finished.append((int(time), int(lane), episode))
                 else:
                     self.num_dropped_episodes += count > 1
-                    self._release(episode[STREAM])
+                    self._release(STREAM, episode[STREAM])
         if finished:
             finished.sort(key=lambda episode: episode[:2])
             self._write([episode for _, _, episode in finished])
@@ -197,10 +197,11 @@ class EpisodeAdder(RowAdder):
             # Rows beyond the length of a ragged item are never looked at, but must exist.
             rows[i, sizes[i] :] = episode[STREAM][-1] if self._padding_fn is None else self._padding_row()
         lengths = sizes if self._padding_fn is None else None
-        trajectory = self._step(lambda name: self._writer.slice(STREAM, name, rows, lengths=lengths))
-        self._write_items(trajectory, len(rows), lambda: self._data(episodes))
+        self._write_items(
+            lambda part: self._slices(rows, lengths, part), len(rows), lambda: self._data(episodes)
+        )
         for episode in episodes:
-            self._release(episode[STREAM])
+            self._release(STREAM, episode[STREAM])
 
     def _data(self, episodes: list[dict[str, np.ndarray]]) -> Step:
         """The items themselves, for priority functions."""

@@ -119,18 +119,13 @@ class NStepTransitionAdder(BlockAdder):
 
     def _shifted(self, by: int) -> None:
         history = self._history
-        self._release(self._rows[:by])
+        self._release(_OBSERVATIONS, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
         self._rows[history + 1 :] = -1
 
     def _forget(self) -> None:
-        self._release(self._rows)
+        self._release(_OBSERVATIONS, self._rows)
         self._rows[:] = -1
-
-    def _release(self, rows: np.ndarray) -> None:
-        rows = rows[rows >= 0]
-        if len(rows):
-            self._writer.release(_OBSERVATIONS, rows)
 
     def _emit(self, t: int) -> None:
         history, width, n = self._history, self._width, self._n
@@ -270,18 +265,23 @@ class NStepTransitionAdder(BlockAdder):
         all_rows = self._rows.reshape(-1)
         before, after = all_rows[start], all_rows[end]
 
-        def slices(stream: str, names: list[str], rows: np.ndarray) -> list[Any]:
-            return [self._writer.slice(stream, name, rows) for name in names]
-
         observation = self._observation
-        trajectory = Transition(
-            observation=observation.nest(slices(_OBSERVATIONS, observation.names, before)),
-            action=self._action.nest(slices(_TRANSITIONS, self._action.names, made)),
-            reward=self._nest_result(slices(_TRANSITIONS, reward_names, made)),
-            discount=self._nest_result(slices(_TRANSITIONS, discount_names, made)),
-            next_observation=observation.nest(slices(_OBSERVATIONS, observation.names, after)),
-            extras=self._extras_nest(slices(_TRANSITIONS, self._extras_names(), made)),
-        )
+
+        def make(part: slice) -> Transition:
+            assert self._action is not None
+            at, to, own = before[part], after[part], made[part]
+
+            def slices(stream: str, names: list[str], rows: np.ndarray) -> list[Any]:
+                return [self._writer.slice(stream, name, rows) for name in names]
+
+            return Transition(
+                observation=observation.nest(slices(_OBSERVATIONS, observation.names, at)),
+                action=self._action.nest(slices(_TRANSITIONS, self._action.names, own)),
+                reward=self._nest_result(slices(_TRANSITIONS, reward_names, own)),
+                discount=self._nest_result(slices(_TRANSITIONS, discount_names, own)),
+                next_observation=observation.nest(slices(_OBSERVATIONS, observation.names, to)),
+                extras=self._extras_nest(slices(_TRANSITIONS, self._extras_names(), own)),
+            )
 
         def data() -> Transition:
             assert self._action is not None
@@ -294,8 +294,8 @@ class NStepTransitionAdder(BlockAdder):
                 extras=self._extras_nest(extras),
             )
 
-        self._write_items(trajectory, len(start), data)
-        self._writer.release(_TRANSITIONS, made)
+        self._write_items(make, len(start), data)
+        self._release(_TRANSITIONS, made)
 
     def _nest_result(self, leaves: list[Any]) -> Nest:
         if len(leaves) == 1 and not tree.is_nested(self._result_nest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import Any
 
@@ -33,6 +34,15 @@ class EndOfEpisodeBehavior(enum.Enum):
     TRUNCATE = "truncate"
     WRITE = "write"
     CONTINUE = "continue"
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenArray:
+    """A spec whose sizes may be None, for any size; ``dm_env.specs.Array`` has fixed ones only."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype
+    name: str | None = None
 
 
 class RowAdder(BlockAdder):
@@ -101,25 +111,20 @@ class RowAdder(BlockAdder):
 
     def _shifted(self, by: int) -> None:
         history = self._history
-        self._release(self._rows[:by])
+        self._release(STREAM, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
         self._rows[history + 1 :] = -1
         self._origin -= by
 
     def _forget(self) -> None:
-        self._release(self._rows)
+        self._release(STREAM, self._rows)
         self._rows[:] = -1
         if self._padding is not None:
-            self._release(self._padding)
+            self._release(STREAM, self._padding)
             self._padding = None
 
     def _opened(self) -> None:
         self._origin[:] = self._t
-
-    def _release(self, rows: np.ndarray) -> None:
-        rows = rows[rows >= 0]
-        if len(rows):
-            self._writer.release(STREAM, rows)
 
     def _padding_row(self) -> int:
         """The id of the one row that all padding of this adder refers to."""
@@ -142,6 +147,11 @@ class RowAdder(BlockAdder):
             if field is not None
             for name, array in zip(field.names, field.arrays)
         ]
+
+    def _slices(self, rows: np.ndarray, lengths: np.ndarray | None, part: slice) -> Step:
+        """The trajectory of the items ``part`` of ``rows [k, L]``."""
+        rows, sizes = rows[part], None if lengths is None else lengths[part]
+        return self._step(lambda name: self._writer.slice(STREAM, name, rows, lengths=sizes))
 
     def _step(self, leaf: Any) -> Step:
         """A ``Step`` of ``leaf(column)`` for each leaf."""
@@ -245,8 +255,8 @@ class SequenceAdder(RowAdder):
         steps, lanes = np.nonzero(size)
         if not len(steps):
             return
-        # In the order in which add() completed the rows, whatever the size of the blocks: a LAST row is complete
-        # with the row before it.
+        # In the order in which add() completed the rows, whatever the size of the blocks: a LAST row is
+        # complete with the row before it.
         early = self._kinds[steps + history, lanes] == LAST
         if early.any():
             order = np.lexsort((steps, lanes, steps - early))
@@ -277,8 +287,9 @@ class SequenceAdder(RowAdder):
         if padded.any():
             # Rows beyond the length of a ragged item are never looked at, but must exist.
             rows = np.where(padded, rows[:, :1] if lengths is not None else self._padding_row(), rows)
-        trajectory = self._step(lambda name: self._writer.slice(STREAM, name, rows, lengths=lengths))
-        self._write_items(trajectory, len(rows), lambda: self._data(index, padded))
+        self._write_items(
+            lambda part: self._slices(rows, lengths, part), len(rows), lambda: self._data(index, padded)
+        )
 
     def _data(self, index: np.ndarray, padded: np.ndarray) -> Step:
         """The items themselves, for priority functions."""
@@ -300,8 +311,13 @@ class SequenceAdder(RowAdder):
 def step_signature(environment_spec: Any, extras_spec: Nest, length: int | None) -> Step:
     """The specs of ``Step`` items with a time axis of ``length`` rows."""
 
+    def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
+        if length is None:
+            return OpenArray((None, *shape), np.dtype(dtype), name)
+        return dm_specs.Array((length, *shape), dtype, name=name)
+
     def with_time(spec: Any, dtype: Any = None) -> Any:
-        return dm_specs.Array((length, *spec.shape), dtype or spec.dtype, name=spec.name)
+        return array(spec.shape, dtype or spec.dtype, spec.name)
 
     def floats(spec: Any) -> Any:
         return with_time(spec, result_dtype(spec.dtype))
@@ -311,9 +327,9 @@ def step_signature(environment_spec: Any, extras_spec: Nest, length: int | None)
         action=tree.map_structure(with_time, environment_spec.actions),
         reward=tree.map_structure(floats, environment_spec.rewards),
         discount=tree.map_structure(floats, environment_spec.discounts),
-        start_of_episode=dm_specs.Array((length,), np.bool_, name=START),
+        start_of_episode=array((), np.bool_, START),
         extras=() if is_absent(extras_spec) else tree.map_structure(with_time, extras_spec),
-        mask=dm_specs.Array((length,), np.float32, name=MASK),
+        mask=array((), np.float32, MASK),
     )
 
 
