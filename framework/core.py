@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from framework.types import Nest, StepResult
 
@@ -135,6 +135,22 @@ class Worker(abc.ABC):
             self.step()
 
 
+class Synchrony(NamedTuple):
+    """How closely actors follow the learner, for on-policy agents.
+
+    An actor makes unroll k (k = 0, 1, …) of ``unroll_length`` batched steps with one version of the
+    parameters, and does not begin it before the learner has made ``k - lag`` steps::
+
+        lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
+                 learner |........|step 1 |........|step 2 |........|
+        lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one iteration behind, both busy
+                 learner |........|step 1  |step 2  |step 3  |
+    """
+
+    unroll_length: int
+    lag: int = 0
+
+
 class Agent(abc.ABC):
     """How the parts of one agent are made. ``framework.programs`` wires them into a graph.
 
@@ -171,3 +187,7 @@ class Agent(abc.ABC):
     @abc.abstractmethod
     def make_learner(self, networks: Any, spec: Any) -> Learner:
         """The learner that updates ``networks``."""
+
+    def synchrony(self) -> Synchrony | None:
+        """How closely actors follow the learner; None lets them take newer parameters whenever they come."""
+        return None

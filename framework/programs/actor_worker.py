@@ -98,7 +98,8 @@ class ActorWorker(ProgramWorker):
         if not self._started:  # not in the constructor: the learner may not be up yet
             self._actor.update(wait=True)
             self._started = True
-        if self._granted == self._spent:
+        # Before the grant is too small for a step of all lanes: that would cut their episodes short.
+        if self._granted - self._spent < self._lanes:
             self._granted = self._report(self._grant_steps * self._lanes)
             if self._granted == 0:
                 self._finish()
