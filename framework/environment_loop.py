@@ -139,7 +139,7 @@ class EnvironmentLoop:
         self._num_steps += num_steps
         self._steps_since_row += num_steps
         over = timestep.step_type == LAST
-        finished = np.nonzero(over)[0] if over.any() else None
+        finished = np.nonzero(over)[0] if np.count_nonzero(over) else None
         if self._counter is not None and (num_steps or finished is not None):
             if finished is None:
                 self._counter.increment(steps=num_steps)
