@@ -65,7 +65,7 @@ class Runtime(abc.ABC):
         """A client of the node; the same one for every call in this process."""
 
     @abc.abstractmethod
-    def request_stop(self, result: Any) -> None:
+    def request_stop(self, result: Any = None) -> None:
         """Asks the program to stop; ``result`` counts if it is the first that is not None."""
 
     def begin_stop(self) -> None:

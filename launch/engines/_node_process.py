@@ -71,7 +71,7 @@ class RemoteRuntime(Runtime):
         self._clients: dict[int, Any] = {}
         self._connections: list[Any] = []
 
-    def request_stop(self, result: Any) -> None:
+    def request_stop(self, result: Any = None) -> None:
         self._request_stop(result)
 
     def client(self, node_id: int) -> Any:

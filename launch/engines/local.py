@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from launch import context
@@ -54,7 +56,7 @@ class LocalRuntime(Runtime):
         self._clients: dict[int, Any] = {}
         self._pool = DaemonPool("launch-call", limit=1024)
 
-    def request_stop(self, result: Any) -> None:
+    def request_stop(self, result: Any = None) -> None:
         self._request_stop(result)
 
     def build(self, place: Place) -> None:
@@ -108,12 +110,7 @@ class LocalRuntime(Runtime):
 
         def call(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
             if timeout is not None and self._concurrent:
-                try:
-                    return submit(name, args, kwargs, timeout).result(timeout)
-                except TimeoutError as error:
-                    if isinstance(error, CallTimeout):
-                        raise
-                    raise CallTimeout(f"{place.label}.{name} took more than {timeout} s") from None
+                return submit(name, args, kwargs, timeout).result()
             return self._invoke(place, self._method(place, name), args, kwargs)
 
         def submit(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
@@ -123,7 +120,7 @@ class LocalRuntime(Runtime):
             except Exception as error:
                 future.set_exception(error)
                 return future
-            if isinstance(method, BatchedMethod) and self._concurrent:
+            if isinstance(method, BatchedMethod) and self._concurrent and timeout is None:
                 with entered(self, place.leaf.context):
                     return method.submit(args, kwargs)
 
@@ -131,14 +128,18 @@ class LocalRuntime(Runtime):
                 if not future.set_running_or_notify_cancel():
                     return
                 try:
-                    future.set_result(self._invoke(place, method, args, kwargs))
-                except BaseException as error:
-                    future.set_exception(error)
+                    result, error = self._invoke(place, method, args, kwargs), None
+                except BaseException as failure:
+                    result, error = None, failure
+                with contextlib.suppress(InvalidStateError):  # its time had run out
+                    future.set_result(result) if error is None else future.set_exception(error)
 
-            if self._concurrent:
-                self._pool.submit(work)
-            else:
+            if not self._concurrent:
                 work()
+                return future
+            self._pool.submit(work)
+            if timeout is not None:
+                _expire(future, timeout, f"{place.label}.{name}")
             return future
 
         return Client(node_id, call, submit, getattr(node, "client_options", {}).get("call_timeout"))
@@ -171,9 +172,11 @@ class LocalRuntime(Runtime):
                 closing()
         place.state = "closed"
 
-    def status(self) -> list[dict[str, Any]]:
-        import os
+    def end(self) -> None:
+        """Lets go of the threads; nothing is called any more."""
+        self._pool.close()
 
+    def status(self) -> list[dict[str, Any]]:
         return [
             {
                 "label": place.label,
@@ -189,3 +192,16 @@ class LocalRuntime(Runtime):
             }
             for place in self.places.values()
         ]
+
+
+def _expire(future: Future, timeout: float, what: str) -> None:
+    """Has the future fail with `CallTimeout` unless it is done in time."""
+
+    def fail() -> None:
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(CallTimeout(f"{what} was not answered within {timeout} s"))
+
+    timer = threading.Timer(timeout, fail)
+    timer.daemon = True
+    timer.start()
+    future.add_done_callback(lambda _: timer.cancel())

@@ -212,7 +212,7 @@ class ProcessesJob(Job):
                 self._fork(process)
             while not self._advance():
                 for key, _ in self._selector.select(self._pause()):
-                    self._read(key.fileobj)
+                    self._read(key.fileobj, key.data)
                 self._look_at_clock()
         except Exception as error:
             self.outcome.fail(error)
@@ -240,7 +240,7 @@ class ProcessesJob(Job):
         process.kill_at = process.kill_reason = process.restart_at = None
         process.last_seen = time.monotonic()
         self._by_number[process.number] = process
-        self._selector.register(ours, selectors.EVENT_READ, process)
+        self._selector.register(process.channel, selectors.EVENT_READ, process)
         resources = self._options.resources.get(process.unit.group, Resources())
         log = None
         if self._options.directory is not None:
@@ -261,13 +261,12 @@ class ProcessesJob(Job):
         except OSError:
             return  # it has died already; the fork server will say how
 
-    def _read(self, source: Any) -> None:
+    def _read(self, source: Any, process: _Process | None) -> None:
         if source is self._wake:
             self._wake.recv(4096)
         elif source is self._line:
             self._read_server()
-        else:
-            process = self._selector.get_key(source).data
+        elif process is not None and process.channel is source:  # else dropped a moment ago
             self._read_node(process)
 
     def _read_server(self) -> None:

@@ -74,9 +74,9 @@ class SerialJob(Job):
                 raise TimeoutError("the program is not over; call wait() again to go on")
         self._end()
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: Place) -> bool:
         if self._runtime.stopped.is_set():
-            return
+            return True
         self._runtime.build(place)
         place.state = "running"
         node = place.leaf.node
@@ -90,6 +90,7 @@ class SerialJob(Job):
                 "cannot take turns between it and others: add step() (one unit of work) and ready() (would "
                 "step() go through without blocking?), or use another engine"
             )
+        return True
 
     def _pass(self) -> bool:
         """One turn for everybody. False if all workers have finished. DeadlockError if nobody could move."""
@@ -162,6 +163,7 @@ class SerialJob(Job):
                 self._runtime.close(place)
             except Exception as error:
                 self.outcome.fail(node_error(place.label, error))
+        self._runtime.end()
         deactivate(self._runtime)
         self.outcome.over.set()
 

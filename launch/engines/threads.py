@@ -148,14 +148,15 @@ class ThreadsJob(Job):
                 self.outcome.fail(node_error(place.label, error))
             if failed:
                 place.state = "failed"
+        self._runtime.end()
         deactivate(self._runtime)
         self.outcome.over.set()
 
     def _describe_late(self, late: dict[str, threading.Thread]) -> str:
         frames = sys._current_frames()
         text = (
-            f"nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout} s of the stop, "
-            "and a thread cannot be ended by force; let run() return when launch.stop_event() is set"
+            f"nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout} s of the "
+            "stop, and a thread cannot be ended by force; let run() return when launch.stop_event() is set"
         )
         for label, thread in late.items():
             frame = frames.get(thread.ident or 0)

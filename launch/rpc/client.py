@@ -219,7 +219,7 @@ class _FutureCalls:
         try:
             while not self._closed:
                 self._send_all()
-                if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+                if _readable(self._socket):
                     self._receive()
                     silent = 0
                     continue
@@ -230,7 +230,7 @@ class _FutureCalls:
                 events = dict(poller.poll(self._pause_ms()))
                 self._sleeping = False
                 if self._woken in events:
-                    while self._woken.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+                    while _readable(self._woken):
                         self._woken.recv()
                 now = time.monotonic()
                 if now - last_probe >= PROBE_INTERVAL and self._open:
@@ -311,6 +311,11 @@ class _FutureCalls:
     def _fail_all(self, error: LaunchError) -> None:
         for number in list(self._open):
             _fail(self._open.pop(number)[0], error)
+
+
+def _readable(socket: zmq.Socket) -> bool:
+    events = socket.getsockopt(zmq.EVENTS)
+    return bool(int(events) & zmq.POLLIN)
 
 
 def _send(socket: zmq.Socket, body: bytes, buffers: Any, copy: bool) -> None:

@@ -169,18 +169,18 @@ class Server:
         while not self._closed:
             if quiet >= _IDLE_TICKS:
                 self._watching = False
-                self._busy.wait()
+                if self._turn % 2 == 0:  # else a call began just before the leader could know
+                    self._busy.wait()
                 self._busy.clear()
                 quiet = 0
             self._watching = True
             turn = self._turn
             if turn == last and turn % 2:
                 with self._condition:
-                    if self._turn == turn and self._leader is not None:
-                        if self._standby or self._threads < self._max_threads:
-                            self._leader = None
-                            self._need_thread()
-                        quiet = 0
+                    if self._turn == turn and (self._standby or self._threads < self._max_threads):
+                        self._leader = None
+                        self._turn += 1
+                        self._need_thread()
             quiet = quiet + 1 if turn == last and not turn % 2 else 0
             last = turn
             pause.wait(_TICK)

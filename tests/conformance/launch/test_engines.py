@@ -1,0 +1,600 @@
+"""What every engine must do: the same programs, the same answers, the same failures."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import launch as lp
+
+ENGINES = ("serial", "threads", "processes")
+CONCURRENT = tuple(engine for engine in ENGINES if engine != "serial")
+# Long enough for a loaded machine; a test that needs it has failed.
+PATIENCE = 60.0
+
+
+class Refused(Exception):
+    """Carries more than a message, to see that it arrives whole."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason, code)
+        self.reason = reason
+        self.code = code
+
+
+class Calculator:
+    """A service: no work of its own."""
+
+    def __init__(self, offset=0):
+        self._offset = offset
+        self.pid = os.getpid()
+        self.built_in = lp.get_node_context()
+
+    def add(self, a, b=0):
+        return a + b + self._offset
+
+    def __call__(self, x):
+        return -x
+
+    def where(self):
+        return lp.get_node_context(), self.built_in
+
+    def refuse(self):
+        raise Refused("not today", 7)
+
+    def roundtrip(self, value):
+        return value
+
+    def not_a_method(self):
+        return None
+
+    def _private(self):
+        return "secret"
+
+
+def start(program, engine, **options):
+    return lp.start(program, engine, **options)
+
+
+def launch(program, engine, **options):
+    return lp.launch(program, engine, **options)
+
+
+def calculator_program(fn, *args):
+    """A calculator and a function that gets a client of it and ``args``."""
+    program = lp.Program("test")
+    calculator = program.add_node(lp.CourierNode(Calculator), label="calculator")
+    program.add_node(lp.PyNode(fn, calculator, *args), label="main")
+    return program
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    return request.param
+
+
+@pytest.fixture(params=CONCURRENT)
+def concurrent_engine(request):
+    return request.param
+
+
+# Calls.
+
+
+def test_first_result_wins(engine):
+    def main(client):
+        lp.stop(client.add(40, b=2))
+        lp.stop("too late")
+
+    assert launch(calculator_program(main), engine) == 42
+
+
+def test_without_a_result_launch_returns_none(engine):
+    assert launch(calculator_program(lambda client: client.add(1)), engine) is None
+
+
+def test_arrays_and_nests_travel_whole(engine):
+    def main(client):
+        value = {
+            "large": np.arange(300_000, dtype=np.float32).reshape(3, -1),
+            "small": np.arange(3),
+            "nest": [(1, "two"), {"three": 3.0}, None, b"bytes"],
+        }
+        back = client.roundtrip(value)
+        np.testing.assert_array_equal(back["large"], value["large"])
+        np.testing.assert_array_equal(back["small"], value["small"])
+        assert back["nest"] == value["nest"]
+        back["large"][0, 0] = 5.0  # ours to change
+        lp.stop("ok")
+
+    assert launch(calculator_program(main), engine) == "ok"
+
+
+def test_futures(engine):
+    def main(client):
+        futures = [client.futures.add(i, i) for i in range(200)]
+        assert [future.result(PATIENCE) for future in futures] == [2 * i for i in range(200)]
+        failing = client.futures.refuse()
+        assert isinstance(failing.exception(PATIENCE), Refused)
+        assert client.futures(3).result(PATIENCE) == -3
+        lp.stop("ok")
+
+    assert launch(calculator_program(main), engine) == "ok"
+
+
+def test_call_operator_and_only_public_methods(engine):
+    def main(client):
+        assert client(5) == -5
+        with pytest.raises(AttributeError, match="public"):
+            client._private()
+        with pytest.raises(AttributeError, match="no method 'missing'.*add"):
+            client.missing()
+        lp.stop("ok")
+
+    assert launch(calculator_program(main), engine) == "ok"
+
+
+def test_errors_keep_their_type_and_show_where_they_come_from(engine):
+    def main(client):
+        with pytest.raises(Refused) as caught:
+            client.refuse()
+        assert (caught.value.reason, caught.value.code) == ("not today", 7)
+        lp.stop(type(caught.value.__cause__).__name__)
+
+    result = launch(calculator_program(main), engine)
+    assert result == ("RemoteTraceback" if engine == "processes" else "NoneType")
+
+
+def test_context_is_that_of_the_called_node(engine):
+    def main(client):
+        mine = lp.get_node_context()
+        inside, built_in = client.where()
+        assert inside == built_in
+        lp.stop((mine.label, inside.label, inside.group, inside.index, inside.program, inside.engine))
+
+    expected = ("main-0", "calculator-0", "calculator", 0, "test", engine)
+    assert launch(calculator_program(main), engine) == expected
+
+
+def test_handles_anywhere_in_the_arguments(engine):
+    def main(nested, keyword, partial):
+        clients = [nested["a"][0], nested["a"][1][0], keyword, partial()]
+        lp.stop([client.add(1) for client in clients])
+
+    program = lp.Program("test")
+    one = program.add_node(lp.CourierNode(Calculator, 10), label="one")
+    two = program.add_node(lp.CourierNode(Calculator, offset=20), label="two")
+    program.add_node(
+        lp.PyNode(main, {"a": [one, (two,)]}, keyword=one, partial=functools.partial(lambda c: c, two)),
+        label="main",
+    )
+    assert launch(program, engine) == [11, 21, 11, 21]
+
+
+def test_clients_may_be_passed_on(engine):
+    class Forwarder:
+        def forward(self, client, x):
+            return client.add(x)
+
+    def main(calculator, forwarder):
+        lp.stop(forwarder.forward(calculator, 5))
+
+    program = lp.Program("test")
+    calculator = program.add_node(lp.CourierNode(Calculator), label="calculator")
+    forwarder = program.add_node(lp.CourierNode(Forwarder), label="forwarder")
+    program.add_node(lp.PyNode(main, calculator, forwarder), label="main")
+    assert launch(program, engine) == 5
+
+
+def test_nodes_may_refer_to_each_other_in_a_circle(engine):
+    class Ping:
+        def __init__(self, other):
+            self._other = other
+
+        def ping(self, n):
+            return n if n == 0 else self._other.ping(n - 1)
+
+    def main(client):
+        lp.stop(client.ping(4))
+
+    program = lp.Program("test")
+    one, two = lp.CourierNode(Ping), lp.CourierNode(Ping)
+    first, second = program.add_node(one, label="one"), program.add_node(two, label="two")
+    one.configure(second)
+    two.configure(first)
+    program.add_node(lp.PyNode(main, first), label="main")
+    assert launch(program, engine) == 0
+
+
+def test_processes_are_where_they_should_be(engine):
+    def main(client):
+        lp.stop((client.where()[0].index, os.getpid(), client.roundtrip(0)))
+
+    _, pid, _ = launch(calculator_program(main), engine)
+    assert (pid != os.getpid()) == (engine == "processes")
+
+
+def test_job_client_reaches_services(concurrent_engine):
+    def main(client):
+        lp.wait_for_stop()
+
+    with start(calculator_program(main), concurrent_engine) as job:
+        client = job.client("calculator")
+        assert client.add(1, 2) == 3
+        assert client.futures.add(1, 2).result(PATIENCE) == 3
+        with pytest.raises(LookupError, match="calculator-0"):
+            job.client("nobody")
+        with pytest.raises(lp.LaunchError, match="serves nothing"):
+            job.client("main")
+
+
+def test_call_timeout(concurrent_engine):
+    class Slow:
+        def __init__(self):
+            self._release = threading.Event()
+
+        def wait(self):
+            return self._release.wait(PATIENCE)
+
+        def release(self):
+            self._release.set()
+
+    def main(slow):
+        for call in (slow.with_timeout(0.05).wait, slow.with_timeout(0.05).futures.wait):
+            with pytest.raises(TimeoutError):
+                answer = call()
+                answer.result(PATIENCE)
+        slow.release()
+        assert slow.wait() is True
+        lp.stop("ok")
+
+    program = lp.Program("test")
+    slow = program.add_node(lp.CourierNode(Slow), label="slow")
+    program.add_node(lp.PyNode(main, slow), label="main")
+    assert launch(program, concurrent_engine) == "ok"
+
+
+def test_calls_that_block_do_not_hold_up_others(concurrent_engine):
+    class Meeting:
+        def __init__(self):
+            self._barrier = threading.Barrier(20)
+
+        def meet(self):
+            return self._barrier.wait(PATIENCE)
+
+    def main(meeting):
+        futures = [meeting.futures.meet() for _ in range(20)]
+        lp.stop(sorted(future.result(PATIENCE) for future in futures))
+
+    program = lp.Program("test")
+    meeting = program.add_node(lp.CourierNode(Meeting), label="meeting")
+    program.add_node(lp.PyNode(main, meeting), label="main")
+    assert launch(program, concurrent_engine) == list(range(20))
+
+
+# Workers, services and the order of stopping.
+
+
+class Counter:
+    """A worker that counts until it is stopped."""
+
+    def __init__(self, limit=None, result=None):
+        self.count = 0
+        self._limit = limit
+        self._result = result
+
+    def ready(self):
+        return True
+
+    def step(self):
+        self.count += 1
+        if self.count == self._limit:
+            lp.stop(self._result)
+
+    def run(self):
+        while not lp.stop_event().is_set():
+            self.step()
+
+    def get(self):
+        return self.count
+
+
+def test_workers_run_until_someone_stops(engine):
+    program = lp.Program("test")
+    with program.group("worker"):
+        program.add_node(lp.CourierNode(Counter))
+        program.add_node(lp.CourierNode(Counter, limit=10, result="done"))
+    assert launch(program, engine) == "done"
+
+
+def test_program_ends_when_all_workers_have_returned(engine):
+    def work():
+        return None
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Calculator), label="service")
+    with program.group("worker"):
+        program.add_node(lp.PyNode(work))
+        program.add_node(lp.PyNode(work))
+    assert launch(program, engine) is None
+
+
+def test_services_close_in_reverse_order_and_may_call_older_ones(engine, tmp_path):
+    class Diary:
+        def __init__(self, path):
+            self._path = path
+            self._lines = []
+
+        def write(self, line):
+            self._lines.append(line)
+
+        def close(self):
+            with open(self._path, "w") as file:
+                file.write(" ".join([*self._lines, "diary"]))
+
+    class Service:
+        def __init__(self, diary, name):
+            self._diary = diary
+            self._name = name
+
+        def hello(self):
+            return self._name
+
+        def close(self):
+            self._diary.write(self._name)
+
+    def main(diary, services):
+        lp.register_stop_handler(lambda: diary.write("stopping"))
+        assert [service.hello() for service in services] == ["a", "b", "c"]
+        lp.stop()
+        lp.wait_for_stop()
+        diary.write("returned")
+
+    program = lp.Program("test")
+    diary = program.add_node(lp.CourierNode(Diary, str(tmp_path / "diary")), label="diary")
+    services = [program.add_node(lp.CourierNode(Service, diary, name), label=name) for name in "abc"]
+    program.add_node(lp.PyNode(main, diary, services), label="main")
+    launch(program, engine)
+    words = (tmp_path / "diary").read_text().split()
+    assert sorted(words[:2]) == ["returned", "stopping"]
+    assert words[2:] == ["c", "b", "a", "diary"]
+
+
+def test_stop_from_a_thread_that_the_node_started(engine):
+    def main():
+        stopper = lp.make_program_stopper()
+        threads = [threading.Thread(target=lp.stop, args=("direct",)), threading.Thread(target=stopper)]
+        threads[0].start()
+        threads[0].join()
+        threads[1].start()
+        threads[1].join()
+        assert lp.wait_for_stop(PATIENCE)
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(main), label="main")
+    assert launch(program, engine) == "direct"
+
+
+def test_stop_from_outside(concurrent_engine):
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Counter), label="worker")
+    job = start(program, concurrent_engine)
+    while job.client("worker").get() < 5:
+        assert not job.over
+    with pytest.raises(TimeoutError):
+        job.wait(0.01)
+    job.stop("from outside")
+    assert job.wait(PATIENCE) == "from outside"
+    assert job.over
+    assert {node["state"] for node in job.status()["nodes"]} <= {"closed", "returned"}
+    assert job.status()["state"] == "finished"
+
+
+def test_wait_that_a_stop_ends_is_no_failure(concurrent_engine):
+    def wait():
+        lp.wait_for_stop()
+        raise lp.ProgramStopped("I was waiting")
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(wait), label="waiter")
+    program.add_node(lp.PyNode(lambda: lp.stop("fine")), label="main")
+    assert launch(program, concurrent_engine) == "fine"
+
+
+# Failures.
+
+
+def fail_in_constructor():
+    class Broken:
+        def __init__(self):
+            raise Refused("in the constructor", 1)
+
+    return lp.CourierNode(Broken)
+
+
+def fail_in_run():
+    class Broken:
+        def step(self):
+            self.run()
+
+        def run(self):
+            raise Refused("in run", 2)
+
+    return lp.CourierNode(Broken)
+
+
+def fail_in_function():
+    def broken():
+        raise Refused("in a function", 3)
+
+    return lp.PyNode(broken)
+
+
+@pytest.mark.parametrize(
+    "make", [fail_in_constructor, fail_in_run, fail_in_function], ids=lambda f: f.__name__
+)
+def test_a_failing_node_ends_the_program(engine, make):
+    program = lp.Program("test")
+    program.add_node(make(), label="broken")
+    program.add_node(lp.CourierNode(Counter), label="worker")
+    with pytest.raises(lp.NodeError, match="broken-0.*Refused") as caught:
+        launch(program, engine)
+    assert caught.value.node == "broken-0"
+    assert isinstance(caught.value.__cause__, Refused)
+    assert "raise Refused" in caught.value.traceback
+
+
+def test_sys_exit_zero_is_an_ordinary_end_and_others_are_failures(engine):
+    def leave(code):
+        raise SystemExit(code)
+
+    good, bad = lp.Program("good"), lp.Program("bad")
+    good.add_node(lp.PyNode(leave, 0), label="main")
+    bad.add_node(lp.PyNode(leave, 3), label="main")
+    assert launch(good, engine) is None
+    with pytest.raises(lp.NodeError, match="SystemExit"):
+        launch(bad, engine)
+
+
+class Fragile:
+    """Fails in its first lives; lives are counted in a file, as the object forgets."""
+
+    def __init__(self, path, failures):
+        with open(path, "a") as file:
+            file.write("x")
+        self._life = os.path.getsize(path)
+        self._failures = failures
+
+    def life(self):
+        return self._life
+
+    def step(self):
+        if self._life <= self._failures:
+            raise Refused("fragile", self._life)
+        lp.stop(self._life)
+
+    def run(self):
+        self.step()
+        lp.wait_for_stop()
+
+
+@pytest.mark.parametrize("failures, restarts", [(1, 1), (2, 2), (2, 1)])
+def test_restarts(engine, tmp_path, failures, restarts):
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Fragile, str(tmp_path / "lives"), failures), label="fragile")
+    if failures > restarts:
+        with pytest.raises(lp.NodeError, match="Refused"):
+            launch(program, engine, restarts={"fragile": restarts})
+    else:
+        assert launch(program, engine, restarts={"fragile": restarts}) == failures + 1
+
+
+# Special nodes.
+
+
+def test_colocations(engine):
+    def main(clients):
+        lp.stop([client.add(1) for client in clients])
+
+    program = lp.Program("test")
+    nodes = [lp.CourierNode(Calculator, offset) for offset in (10, 20, 30, 40)]
+    handles = [node.create_handle() for node in nodes]
+    program.add_node(lp.MultiThreadingColocation(nodes[:2]), label="threads")
+    program.add_node(lp.MultiProcessingColocation(nodes[2:]), label="processes")
+    program.add_node(lp.MultiThreadingColocation([lp.PyNode(main, handles)]), label="main")
+    assert launch(program, engine) == [11, 21, 31, 41]
+
+
+def test_py_class_node(engine):
+    program = lp.Program("test")
+    quiet = lp.PyClassNode(Counter, limit=1, result="should not run")
+    quiet.disable_run()
+    program.add_node(quiet, label="quiet")
+    program.add_node(lp.PyClassNode(Counter, limit=3, result="ran"), label="worker")
+    assert launch(program, engine) == "ran"
+
+
+def test_cacher_shares_answers(engine):
+    class Source:
+        def __init__(self):
+            self.asked = 0
+
+        def get(self, name):
+            self.asked += 1
+            return name, self.asked
+
+    def main(cached):
+        lp.stop([cached.get("a"), cached.get("a"), cached.get("b")])
+
+    program = lp.Program("test")
+    source = program.add_node(lp.CourierNode(Source), label="source")
+    cached = program.add_node(lp.CacherNode(source, refresh_interval=3600.0), label="cacher")
+    program.add_node(lp.PyNode(main, cached), label="main")
+    fresh = engine == "serial"
+    assert launch(program, engine) == [("a", 1), ("a", 2 if fresh else 1), ("b", 3 if fresh else 2)]
+
+
+class Inference:
+    def __init__(self):
+        self.sizes = []
+
+    @lp.batched_handler(batch_size=4, timeout=3600.0, pad=False)
+    def act(self, observation, *, scale):
+        self.sizes.append(len(scale))
+        if (scale < 0).any():
+            raise Refused("negative", 0)
+        return {"action": observation["x"].sum(axis=-1) * scale, "size": np.full(len(scale), len(scale))}
+
+    @lp.batched_handler(batch_size=4, timeout=0.01, pad=True)
+    def padded(self, x):
+        return np.stack([x, np.full(len(x), len(x))], axis=1)
+
+
+def test_batched_handler_gathers_calls(engine):
+    def main(inference, size):
+        calls = [inference.futures.act({"x": np.full(3, i)}, scale=2) for i in range(8)]
+        answers = [call.result(PATIENCE) for call in calls]
+        assert [answer["action"] for answer in answers] == [6 * i for i in range(8)]
+        assert {int(answer["size"]) for answer in answers} == {size}
+        assert inference.padded(7).tolist() == [7, 4]
+        failing = [inference.futures.act({"x": np.zeros(3)}, scale=-1) for _ in range(4)]
+        assert all(isinstance(call.exception(PATIENCE), Refused) for call in failing)
+        lp.stop("ok")
+
+    program = lp.Program("test")
+    inference = program.add_node(lp.CourierNode(Inference), label="inference")
+    program.add_node(lp.PyNode(main, inference, 1 if engine == "serial" else 4), label="main")
+    assert launch(program, engine) == "ok"
+
+
+def test_two_programs_at_once_do_not_meet(concurrent_engine):
+    def main(client):
+        lp.wait_for_stop()
+
+    with start(calculator_program(main), concurrent_engine) as one:
+        with start(calculator_program(main), concurrent_engine) as two:
+            assert one.client("calculator").add(1) == two.client("calculator").add(1)
+            one.stop("one")
+            assert one.wait(PATIENCE) == "one"
+            assert two.client("calculator").add(2) == 2
+            assert not two.over
+
+
+def test_nothing_stays_behind(engine):
+    def main(client):
+        lp.stop(client.add(1))
+
+    before = set(threading.enumerate())
+    shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    assert launch(calculator_program(main), engine) == 1
+    deadline = time.monotonic() + PATIENCE
+    while (left := [t for t in set(threading.enumerate()) - before if not t.daemon]) and left:
+        left[0].join(deadline - time.monotonic())
+    assert not left
+    if os.path.isdir("/dev/shm"):
+        assert {name for name in os.listdir("/dev/shm") if name.startswith("lp-")} <= shared
