@@ -65,7 +65,7 @@ def draw_run(folder: RunFolder) -> Path | None:
     for name, label in (("greedy", "evaluator"), ("acting", "actor")):
         curve = read_curve(folder, label, "episode_return")
         if len(curve.x):
-            curves[name] = [curve]
+            curves[name] = [smooth(curve)]
     if not curves:
         return None
     return draw(
@@ -94,6 +94,18 @@ def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
     points.sort(key=lambda point: point[0])
     array = np.array(points, dtype=np.float64).reshape(-1, 2)
     return Curve(array[:, 0], array[:, 1])
+
+
+def smooth(curve: Curve, places: int = 60) -> Curve:
+    """Means over equal stretches of x where there are more points than ``places``; else the curve itself."""
+    if len(curve.x) <= places:
+        return curve
+    edges = np.linspace(curve.x[0], curve.x[-1], places + 1)[1:-1]
+    stretch = np.searchsorted(edges, curve.x, side="right")
+    counts = np.bincount(stretch, minlength=places)
+    there = counts > 0
+    x, y = (np.bincount(stretch, values, places)[there] / counts[there] for values in (curve.x, curve.y))
+    return Curve(x, y)
 
 
 def average(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

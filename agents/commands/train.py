@@ -157,19 +157,25 @@ def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]
     options = folder.options
     display = ProgressDisplay(options.max_actor_steps, options.target_return)
     with launch.start(program, options.engine, directory=folder.path) as job, _stopping(job) as received:
-        monitor = None
         while not job.over:
             try:
                 job.wait(_POLL_S)
             except TimeoutError:
                 if job.over:
                     raise
-                if not received:
-                    with contextlib.suppress(launch.LaunchError):  # starting or ending; wait() has the reason
-                        monitor = monitor or job.client("monitor").with_timeout(5.0)
-                        display.update(monitor.snapshot())
+                snapshot = None if received else _snapshot(launch, job)
+                if snapshot is not None:
+                    display.update(snapshot)
         display.close()
         return job.result, (received[0] if received else None)
+
+
+def _snapshot(launch: Any, job: Any) -> Any:
+    """The monitor's newest numbers; None while the program starts or ends."""
+    try:
+        return job.client("monitor").with_timeout(5.0).snapshot()
+    except (launch.LaunchError, ValueError):  # ValueError: its sockets have gone; wait() knows how it ended
+        return None
 
 
 @contextlib.contextmanager

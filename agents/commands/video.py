@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
     if output.suffix not in _FORMATS:
         raise CommandError(f"--output {output}: expected a name that ends in {' or '.join(_FORMATS)}.")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory; it needs no display
     policy = load_policy(options.run, options.checkpoint)
     count = write_video(
         output, frames(policy, options.episodes, options.max_steps, options.seed), options.fps

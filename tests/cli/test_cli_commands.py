@@ -260,6 +260,14 @@ class TestPlot:
         np.testing.assert_allclose(mean, 2 * grid)
         np.testing.assert_allclose(deviation, grid)
 
+    def test_many_points_become_means_over_stretches(self):
+        x = np.arange(1000.0)
+        curve = plot.smooth(plot.Curve(x, np.where(x % 2, 1.0, 3.0)), places=10)
+        assert len(curve.x) == 10 and np.all(np.diff(curve.x) > 0)
+        np.testing.assert_allclose(curve.y, 2.0, atol=0.02)
+        few = plot.Curve(x[:5], x[:5])
+        assert plot.smooth(few, places=10) is few
+
     def test_seeds_are_one_experiment_and_settings_are_not(self, make_run, tmp_path, repertory, monkeypatch):
         runs = [make_run(f"s{seed}", returns=[1.0, 2.0 + seed], seed=seed) for seed in (1, 2)]
         runs.append(make_run("other", returns=[3.0], lanes_per_actor=9))
