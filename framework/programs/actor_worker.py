@@ -12,6 +12,8 @@ from framework.programs.seeding import seed_everything
 from framework.programs.statistics import EpisodeStatistics
 from framework.programs.worker import ProgramWorker
 
+_WAIT_S = 0.5  # for a version of the parameters, between two looks at whether the program is being stopped
+
 
 class ActorWorker(ProgramWorker):
     """Acts for the B lanes of one environment until the counter hands out no more steps.
@@ -76,7 +78,7 @@ class ActorWorker(ProgramWorker):
             seed=seed,
         )
         self._variables = variables
-        self._loop = EnvironmentLoop(self._environment, self._actor)
+        self._loop = EnvironmentLoop(self._environment, self._actor, should_update=agent.synchrony() is None)
         self._lanes, self._ends_program = lanes, ends_program
         self._log_every, self._grant_steps = log_every, grant_steps
         self._granted = self._spent = 0  # steps of the current grant, and how many of them are made
@@ -84,20 +86,31 @@ class ActorWorker(ProgramWorker):
         self._steps = 0
         self._logged_at = 0
         self._started = False
+        # For agents that follow the learner in step: unrolls count from the version there at the start.
+        self._synchrony = agent.synchrony() if learner is not None else None
+        self._batched_steps = 0
+        self._first_version = 0
         if checkpointer is not None:
             self._restore()
 
     def ready(self) -> bool:
-        return not self._finished and (self._adder is None or self._adder.ready())
+        if self._finished or not (self._adder is None or self._adder.ready()):
+            return False
+        return not self._started or self._has_version(timeout=0)
 
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
-        return "its adder waits for the rate limiter of a table (nothing is sampled)"
+        if self._adder is not None and not self._adder.ready():
+            return "its adder waits for the rate limiter of a table (nothing is sampled)"
+        return f"waits for version {self._needed_version()} of the parameters"
 
     def step(self) -> None:
         if not self._started:  # not in the constructor: the learner may not be up yet
             self._actor.update(wait=True)
             self._started = True
+            self._first_version = self._variables.version if self._variables is not None else 0
+        if not self._has_version(timeout=_WAIT_S):
+            return  # the caller looks whether the program is being stopped, and calls again
         # Before the grant is too small for a step of all lanes: that would cut their episodes short.
         if self._granted - self._spent < self._lanes:
             self._granted = self._report(self._grant_steps * self._lanes)
@@ -108,11 +121,29 @@ class ActorWorker(ProgramWorker):
         finished = self._loop.step(max_steps=self._granted - self._spent)
         made = self._loop.num_steps - before
         self._spent += made
+        self._batched_steps += 1
         self._steps += made
         if finished:
             self._episodes.add(finished["episode_return"], finished["episode_length"])
         if self._steps - self._logged_at >= self._log_every:
             self._log()
+
+    def _needed_version(self) -> int | None:
+        """The version that the next batched step must be made with at least; None at other times."""
+        if self._synchrony is None or self._batched_steps % self._synchrony.unroll_length:
+            return None
+        unroll = self._batched_steps // self._synchrony.unroll_length
+        return self._first_version + max(0, unroll - self._synchrony.lag)
+
+    def _has_version(self, timeout: float) -> bool:
+        """Whether the parameters are new enough to go on; waits up to ``timeout`` seconds for them."""
+        needed = self._needed_version()
+        if needed is None or self._variables is None or self._variables.version >= needed:
+            return True
+        if not self._learner.wait_for_version(needed, timeout):
+            return False
+        self._actor.update(wait=True)
+        return True
 
     def close(self) -> None:
         """Counts what was done, leaves the state for the last checkpoint and closes the environment."""

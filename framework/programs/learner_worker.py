@@ -28,7 +28,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
       checkpointer: keeps the learner's state; it is restored from there on construction. None keeps nothing.
       seed: of this worker.
       max_steps: stop the program after so many learner steps; None for no limit.
-      publish_every: learner steps between two versions handed to the actors.
+      publish_every: learner steps between two versions handed to the actors; 1 if they follow in step.
       log_every: learner steps between two rows of metrics.
       checkpoint_every: environment steps between two checkpoints; None for one at the end only.
     """
@@ -53,7 +53,8 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._checkpointer = checkpointer
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
-        self._max_steps, self._publish_every = max_steps, publish_every
+        self._max_steps = max_steps
+        self._publish_every = publish_every if agent.synchrony() is None else 1
         self._log_every, self._checkpoint_every = log_every, checkpoint_every
         self._steps = 0
         self._uncounted = 0
@@ -62,7 +63,8 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._table_size = 0
         self._logged = (0, time.perf_counter())
         self._checkpointed_at = 0
-        self._lock = threading.Lock()  # of the published variables: they are served while a step runs
+        # Of the published variables: they are served while a step runs.
+        self._published = threading.Condition()
         self._version = -1
         self._variables: dict[str, Any] = {}
         if checkpointer is not None:
@@ -72,10 +74,15 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
     def get_variables(
         self, names: Sequence[str] = (), newer_than: int = -1
     ) -> tuple[int, dict[str, Any]] | None:
-        with self._lock:
+        with self._published:
             if self._version <= newer_than:
                 return None
             return self._version, {k: self._variables[k] for k in (names or self._variables)}
+
+    def wait_for_version(self, version: int, timeout: float) -> bool:
+        """Blocks until ``version`` or a newer one is published; False after ``timeout`` seconds without."""
+        with self._published:
+            return self._published.wait_for(lambda: self._version >= version, timeout)
 
     def ready(self) -> bool:
         return not self._finished and self._dataset.ready()
@@ -130,9 +137,10 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
     def _publish(self) -> None:
         # The version is the number of learner steps, so that staleness is counted in learner steps.
         variables = self._learner.get_variables()
-        with self._lock:
+        with self._published:
             self._version = self._steps
             self._variables = variables[1]
+            self._published.notify_all()
 
     def _count(self) -> None:
         counts = self._counter.increment(learner_steps=self._uncounted)
