@@ -1,0 +1,277 @@
+"""DQN: every field of its config changes something, and the parts fit each other."""
+
+import collections
+import dataclasses
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from dm_env import specs as dm_specs
+
+from agents.dqn import DQN, DQNConfig
+from framework import replay, specs
+from framework.actors import PolicyActor, VariableClient
+from framework.types import Transition
+
+Info = collections.namedtuple("Info", "key probability table_size")
+Sample = collections.namedtuple("Sample", "info data")
+
+SPEC = specs.EnvironmentSpec(
+    dm_specs.Array((4,), np.float32),
+    dm_specs.DiscreteArray(3, np.int64),
+    dm_specs.Array((), np.float32),
+    dm_specs.BoundedArray((), np.float32, 0, 1),
+)
+SMALL = DQNConfig(hidden_sizes=(8, 8), batch_size=16)
+
+
+def make_batch(seed=0, size=16):
+    random = np.random.default_rng(seed)
+    observation, next_observation = random.normal(size=(2, size, 4)).astype(np.float32)
+    data = Transition(
+        observation,
+        random.integers(0, 3, size),
+        (3 * random.normal(size=size)).astype(np.float32),
+        (random.random(size) < 0.8).astype(np.float32),
+        next_observation,
+    )
+    probability = random.dirichlet(np.ones(size))
+    return Sample(Info(np.arange(size, dtype=np.uint64), probability, np.full(size, size)), data)
+
+
+def make_learner(config):
+    torch.manual_seed(0)
+    agent = DQN(config)
+    return agent.make_learner(agent.make_networks(SPEC), SPEC)
+
+
+def learned(config):
+    """Parameters, rates and priorities after three steps, as one vector."""
+    learner = make_learner(config)
+    seen = []
+    for seed in range(3):
+        result = learner.step(make_batch(seed))
+        seen += [
+            float(result.metrics["learning_rate"]),
+            *([] if result.priorities is None else result.priorities),
+        ]
+    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
+    return torch.cat([torch.tensor(seen, dtype=torch.float32), *parameters]).double().numpy()
+
+
+def explored(config):
+    """How often each of two lanes does what it would not have done greedily, after one learner step."""
+    agent, learner = DQN(config), make_learner(config)
+    learner.step(make_batch())
+    policy = agent.make_policy(learner.networks)
+    policy.seed(1)
+    observation = np.zeros((2, 4), np.float32)
+    actions = np.array([policy.step(observation, ())[0] for _ in range(200)])
+    greedy = agent.make_policy(learner.networks, evaluation=True).step(observation, ())[0]
+    return (actions != greedy).mean(0)
+
+
+def evaluated(config):
+    agent = DQN(config)
+    policy = agent.make_policy(agent.make_networks(SPEC), evaluation=True)
+    observation = np.zeros((2, 4), np.float32)
+    return np.array([policy.step(observation, ())[0] for _ in range(100)]).std(0)
+
+
+def table(config):
+    info = DQN(config).make_tables(SPEC)[0].info
+    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+
+
+def network(config):
+    torch.manual_seed(0)
+    return str(DQN(config).make_networks(SPEC))
+
+
+def written(config):
+    """Rewards of the items of one short episode with rewards of 1."""
+    client = replay.EmbeddedClient(DQN(dataclasses.replace(config, min_replay_size=1)).make_tables(SPEC))
+    adder = DQN(config).make_adder(client, SPEC)
+    first = _timestep(0)
+    adder.add_first(first)
+    for kind in (1, 1, 1, 1, 1, 2):
+        adder.add(np.zeros(1, np.int64), _timestep(kind))
+    adder.flush()
+    sample = client.sample_batch("priority_table", 64)
+    return sorted({round(float(r), 6) for r in sample.data.reward})
+
+
+def _timestep(kind):
+    import dm_env
+
+    one = np.ones(1, np.float32)
+    return dm_env.TimeStep(np.array([kind]), one * (kind > 0), one, np.zeros((1, 4), np.float32))
+
+
+def chosen(config):
+    """Which learner is made: its device, its loss and its precision."""
+    # Compiling takes half a minute of this machine; that it is asked for is what matters here.
+    with mock.patch("torch.compile", return_value="compiled") as compiled:
+        learner = make_learner(config)
+    return (str(learner.device), compiled.called, learner._autocast_dtype)
+
+
+PRIORITIZED = {"prioritized": True}
+DECAYING = {"learning_rate_decay_steps": 3}
+# Field, other value, what shows it, and what else has to be set for it to matter.
+FIELDS = {
+    "discount": (0.5, learned, {}),
+    "n_step": (2, written, {}),
+    "reward_clip": (0.1, learned, {}),
+    "max_replay_size": (5000, table, {}),
+    "min_replay_size": (17, table, {}),
+    "batch_size": (32, table, {}),
+    "samples_per_insert": (3.0, table, {}),
+    "insert_burst": (7, table, {}),
+    "prioritized": (True, table, {}),
+    "priority_exponent": (0.9, table, PRIORITIZED),
+    "importance_sampling_exponent": (0.9, learned, PRIORITIZED),
+    "importance_sampling_steps": (2, learned, PRIORITIZED),
+    "learning_rate": (1e-2, learned, {}),
+    "learning_rate_decay_steps": (3, learned, {}),
+    "learning_rate_end": (0.9, learned, DECAYING),
+    "adam_epsilon": (1e-2, learned, {}),
+    "max_gradient_norm": (1e-9, learned, {}),
+    "huber_delta": (0.01, learned, {}),
+    "double": (False, learned, {"learning_rate": 0.1}),
+    "target_update_period": (2, learned, {}),
+    "target_update_rate": (1.0, learned, {}),
+    "epsilon_start": (0.2, explored, {}),
+    "epsilon_end": (0.9, explored, {"epsilon_decay_steps": 1}),
+    "epsilon_decay_steps": (2, explored, {}),
+    "epsilon_ladder": (7.0, explored, {"epsilon_start": 0.5}),
+    "evaluation_epsilon": (0.5, evaluated, {}),
+    "hidden_sizes": ((8,), network, {}),
+    "layer_norm": (False, network, {}),
+    "dueling": (True, network, {}),
+    "device": ("meta", chosen, {}),
+    "compile_loss": (True, chosen, {}),
+    "autocast": (True, chosen, {}),
+}
+
+
+def test_every_field_is_in_the_table():
+    assert set(FIELDS) == {field.name for field in dataclasses.fields(DQNConfig)}
+
+
+@pytest.mark.parametrize("field", [name for name in FIELDS if name != "device"])
+def test_every_field_changes_something(field):
+    value, probe, others = FIELDS[field]
+    base = dataclasses.replace(SMALL, **others)
+    changed = dataclasses.replace(base, **{field: value})
+    assert getattr(base, field) != value
+    before, again, after = probe(base), probe(base), probe(changed)
+    np.testing.assert_equal(before, again)
+    same = np.shape(before) == np.shape(after) and np.all(np.asarray(before) == np.asarray(after))
+    assert not same
+
+
+def test_the_learner_goes_to_the_configured_device():
+    agent = DQN(dataclasses.replace(SMALL, device="cuda"))
+    if torch.cuda.is_available():
+        assert next(agent.make_learner(agent.make_networks(SPEC), SPEC).networks.parameters()).is_cuda
+    else:
+        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
+            agent.make_learner(agent.make_networks(SPEC), SPEC)
+
+
+def test_the_loss_against_a_loop():
+    config = dataclasses.replace(SMALL, prioritized=True, discount=0.9, max_gradient_norm=None)
+    learner, batch = make_learner(config), make_batch()
+    network, target = learner.networks.q_network, learner.targets["q_network"]
+    expected, errors = 0.0, []
+    weights = (16 * batch.info.probability) ** -config.importance_sampling_exponent
+    weights /= weights.max()
+    with torch.no_grad():
+        for i in range(16):
+            row = Transition(*(torch.as_tensor(np.asarray(leaf[i])) for leaf in batch.data[:5]))
+            best = network(row.next_observation).argmax()
+            bootstrap = 0.9 * row.discount * target(row.next_observation)[best]
+            error = float(row.reward + bootstrap - network(row.observation)[row.action])
+            huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+            expected += weights[i] * huber / 16
+            errors.append(abs(error) + 1e-6)
+    result = learner.step(batch)
+    assert result.metrics["loss"].item() == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(result.priorities, errors, rtol=1e-4)
+
+
+def test_epsilon_falls_with_the_learners_steps_and_travels_with_the_parameters():
+    config = dataclasses.replace(SMALL, epsilon_start=0.8, epsilon_end=0.2, epsilon_decay_steps=3)
+    agent, learner = DQN(config), make_learner(config)
+    networks = agent.make_networks(SPEC)
+    client = VariableClient(learner, networks)
+    seen = []
+    for seed in range(5):
+        client.update()
+        seen.append(networks.exploration.epsilon.item())
+        learner.step(make_batch(seed))
+    assert seen == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2])
+
+
+def test_the_ladder_spreads_epsilon_over_the_lanes():
+    config = dataclasses.replace(SMALL, epsilon_start=0.5, epsilon_ladder=7.0)
+    rates = explored(config) * 1.5  # A random action is the greedy one in a third of the cases.
+    assert rates[0] == pytest.approx(0.5, abs=0.1)
+    assert rates[1] == pytest.approx(0.5**8, abs=0.03)
+
+
+def test_the_policys_choices_repeat_from_its_seed_and_from_its_saved_state():
+    agent = DQN(SMALL)
+    networks = agent.make_networks(SPEC)
+    observation = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+
+    def act(policy, times=3):
+        return [policy.step(observation, ())[0].tolist() for _ in range(times)]
+
+    first, second = agent.make_policy(networks), agent.make_policy(networks)
+    first.seed(3)
+    second.seed(3)
+    assert act(first) == act(second)
+    second.restore(first.save())
+    assert act(first) == act(second)
+    second.seed(4)
+    assert act(first) != act(second)
+
+
+def test_actions_fit_the_spec():
+    agent = DQN(SMALL)
+    actor = PolicyActor(agent.make_policy(agent.make_networks(SPEC)), num_lanes=5, seed=0)
+    actor.observe_first(_timestep(0))
+    for action in actor.select_action(np.zeros((5, 4), np.float32)):
+        SPEC.actions.validate(action)
+
+
+def test_an_environment_with_other_actions_is_an_error_that_names_them():
+    spec = SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1))
+    with pytest.raises(ValueError, match=r"one discrete action; the action spec is BoundedArray"):
+        DQN(SMALL).make_networks(spec)
+
+
+@pytest.mark.parametrize("shape, dtype", [((4, 84, 84), np.uint8), ((10, 10, 4), np.float32)])
+def test_images_are_learned_from(shape, dtype):
+    spec = SPEC._replace(observations=dm_specs.BoundedArray(shape, dtype, 0, 255))
+    agent = DQN(dataclasses.replace(SMALL, hidden_sizes=(), batch_size=2, dueling=True))
+    learner = agent.make_learner(agent.make_networks(spec), spec)
+    batch = make_batch(size=2)
+    images = np.random.default_rng(0).integers(0, 255, (2, *shape)).astype(dtype)
+    data = batch.data._replace(observation=images, next_observation=images)
+    before = learner.get_variables()[1]["q_network"]["encoder.images.0.layers.0.weight"]
+    learner.step(batch._replace(data=data))
+    after = learner.get_variables()[1]["q_network"]["encoder.images.0.layers.0.weight"]
+    assert not np.array_equal(before, after)
+
+
+def test_the_rate_limiter_leaves_room_for_a_burst_and_a_batch():
+    config = dataclasses.replace(SMALL, samples_per_insert=16.0, insert_burst=64, min_replay_size=100)
+    limiter = DQN(config).make_tables(SPEC)[0].info.rate_limiter_info
+    assert limiter.samples_per_insert == 16.0
+    assert limiter.min_size_to_sample == 100
+    assert limiter.max_diff - 100 * 16 >= 64 * 16 + config.batch_size
+    assert 100 * 16 - limiter.min_diff >= config.batch_size

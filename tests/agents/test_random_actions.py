@@ -1,0 +1,59 @@
+"""Random actions fit any spec of bounded arrays and repeat from their seed."""
+
+import numpy as np
+import pytest
+import tree
+from dm_env import specs as dm_specs
+
+from agents.random_actions import RandomActions, RandomPolicy
+
+SPECS = {
+    "discrete": dm_specs.DiscreteArray(5),
+    "multi-discrete": dm_specs.BoundedArray((2,), np.int32, [0, 2], [3, 9]),
+    "bounded": dm_specs.BoundedArray((3,), np.float32, [-1, 0, 5], [1, 10, 6]),
+    "half bounded": dm_specs.BoundedArray((1,), np.float32, 0, np.inf),
+    "unbounded": dm_specs.Array((2,), np.float64),
+    "boolean": dm_specs.BoundedArray((2,), bool, False, True),
+    "nested": {"a": dm_specs.DiscreteArray(2), "b": (dm_specs.BoundedArray((1,), np.float32, -2, 2),)},
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_actions_fit_the_spec_and_use_all_of_it(name):
+    spec, policy = SPECS[name], RandomPolicy(SPECS[name])
+    actions, _, _ = policy.step(np.zeros((200, 4), np.float32), policy.initial_state(200))
+    for leaf, leaf_spec in zip(tree.flatten(actions), tree.flatten(spec), strict=True):
+        assert leaf.shape == (200, *leaf_spec.shape)
+        for row in leaf:
+            leaf_spec.validate(row)
+        assert len(np.unique(leaf)) > 1
+
+
+def test_seed_and_saved_state_repeat_the_actions():
+    def act(policy):
+        return policy.step(np.zeros((50, 4), np.float32), ())[0].tolist()
+
+    first, second = RandomPolicy(SPECS["discrete"]), RandomPolicy(SPECS["discrete"])
+    first.seed(1)
+    second.seed(1)
+    assert act(first) == act(second)
+    second.restore(first.save())
+    assert act(first) == act(second)
+
+
+def test_the_learner_counts_and_has_no_variables():
+    agent = RandomActions()
+    learner = agent.make_learner(agent.make_networks(type("Spec", (), {"actions": SPECS["discrete"]})), None)
+
+    class Batch:
+        class data:
+            reward = np.array([1.0, 3.0])
+
+    assert learner.step(Batch).metrics == {"reward": 2.0}
+    assert learner.get_variables(newer_than=0) == (1, {})
+    assert learner.get_variables(newer_than=1) is None
+    with pytest.raises(KeyError, match="policy"):
+        learner.get_variables(["policy"])
+    other = agent.make_learner(None, None)
+    other.restore(learner.save())
+    assert other.steps == 1
