@@ -95,7 +95,11 @@ class RemoteRuntime(Runtime):
                 f"node {entry.label!r} is a {entry.description}, which serves nothing: use a CourierNode"
             )
         connection = Connection(
-            entry.address, self._keys, name=entry.label, max_in_flight=entry.options["max_in_flight"]
+            entry.address,
+            self._keys,
+            name=entry.label,
+            max_in_flight=entry.options["max_in_flight"],
+            stopped=self.stopped,
         )
         self._connections.append(connection)
         return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])

@@ -17,7 +17,6 @@ from typing import Any
 
 import zmq
 
-from launch.context import find_runtime
 from launch.errors import (
     CallLost,
     CallTimeout,
@@ -42,15 +41,23 @@ class Connection:
       curve: keys of the program.
       name: of the node, for errors.
       max_in_flight: futures that may be open; the next ``submit`` waits until one is done.
+      stopped: set when the program stops; from then on a node that does not answer is not waited for.
     """
 
     def __init__(
-        self, address: str, curve: sockets.CurveKeys, *, name: str = "node", max_in_flight: int = 1024
+        self,
+        address: str,
+        curve: sockets.CurveKeys,
+        *,
+        name: str = "node",
+        max_in_flight: int = 1024,
+        stopped: threading.Event | None = None,
     ) -> None:
         self._address = address
         self._curve = curve
         self._name = name
         self._max_in_flight = max_in_flight
+        self._stopped = threading.Event() if stopped is None else stopped
         self._numbers = itertools.count(1)
         self._stock: deque[zmq.Socket] = deque()
         self._lock = threading.Lock()
@@ -79,7 +86,7 @@ class Connection:
             if self._closed:
                 raise ClientClosed(f"the client of node {self._name!r} is closed")
             if self._sender is None:
-                self._sender = _FutureCalls(self._connect(), self._name, self._max_in_flight)
+                self._sender = _FutureCalls(self._connect(), self._name, self._max_in_flight, self._stopped)
         return self._sender.submit(method, args, kwargs, timeout)
 
     def close(self) -> None:
@@ -147,13 +154,13 @@ class Connection:
     def _check_waiting(self, silent: int, method: str) -> None:
         if self._closed:
             raise ClientClosed(f"the client of node {self._name!r} was closed during a call of {method!r}")
-        _check_stopped(silent, self._name, method)
+        _check_stopped(silent, self._name, method, self._stopped)
 
 
 class _FutureCalls:
     """One connection, and the thread that keeps it, for all futures of a client."""
 
-    def __init__(self, socket: zmq.Socket, name: str, max_in_flight: int) -> None:
+    def __init__(self, socket: zmq.Socket, name: str, max_in_flight: int, stopped: threading.Event) -> None:
         self._socket = socket
         self._name = name
         self._max_in_flight = max_in_flight
@@ -164,7 +171,7 @@ class _FutureCalls:
         self._waiting_for_room = 0
         self._closed = False
         self._sleeping = False
-        self._runtime = find_runtime()
+        self._stopped = stopped
         door = f"inproc://launch-futures-{id(self)}"
         self._woken = sockets.context().socket(zmq.PULL)
         self._woken.bind(door)
@@ -300,7 +307,7 @@ class _FutureCalls:
         self._expire(now)
         for number, (future, method, _) in list(self._open.items()):
             try:
-                _check_stopped(silent, self._name, method, self._runtime)
+                _check_stopped(silent, self._name, method, self._stopped)
             except ProgramStopped as error:
                 self._done(number)
                 _fail(future, error)
@@ -352,8 +359,7 @@ def _fail(future: Future, error: BaseException) -> None:
         future.set_exception(error)
 
 
-def _check_stopped(silent: int, name: str, method: str, runtime: Any = None) -> None:
+def _check_stopped(silent: int, name: str, method: str, stopped: threading.Event) -> None:
     """A node that does not answer is waited for, unless the program is stopping: then nobody restarts it."""
-    runtime = runtime or find_runtime()
-    if runtime is not None and silent > _SILENT_PROBES_AFTER_STOP and runtime.stopped.is_set():
+    if silent > _SILENT_PROBES_AFTER_STOP and stopped.is_set():
         raise ProgramStopped(f"{name}.{method}: the program stopped and the node no longer answers")

@@ -132,7 +132,7 @@ def test_call_operator_and_only_public_methods(engine):
         assert client(5) == -5
         with pytest.raises(AttributeError, match="public"):
             client._private()
-        with pytest.raises(AttributeError, match="no method 'missing'.*add"):
+        with pytest.raises(AttributeError, match=r"no method 'missing'.*add"):
             client.missing()
         lp.stop("ok")
 
@@ -442,7 +442,7 @@ def test_a_failing_node_ends_the_program(engine, make):
     program = lp.Program("test")
     program.add_node(make(), label="broken")
     program.add_node(lp.CourierNode(Counter), label="worker")
-    with pytest.raises(lp.NodeError, match="broken-0.*Refused") as caught:
+    with pytest.raises(lp.NodeError, match=r"broken-0.*Refused") as caught:
         launch(program, engine)
     assert caught.value.node == "broken-0"
     assert isinstance(caught.value.__cause__, Refused)
@@ -576,13 +576,13 @@ def test_two_programs_at_once_do_not_meet(concurrent_engine):
     def main(client):
         lp.wait_for_stop()
 
-    with start(calculator_program(main), concurrent_engine) as one:
-        with start(calculator_program(main), concurrent_engine) as two:
-            assert one.client("calculator").add(1) == two.client("calculator").add(1)
-            one.stop("one")
-            assert one.wait(PATIENCE) == "one"
-            assert two.client("calculator").add(2) == 2
-            assert not two.over
+    programs = [calculator_program(main) for _ in range(2)]
+    with start(programs[0], concurrent_engine) as one, start(programs[1], concurrent_engine) as two:
+        assert one.client("calculator").add(1) == two.client("calculator").add(1)
+        one.stop("one")
+        assert one.wait(PATIENCE) == "one"
+        assert two.client("calculator").add(2) == 2
+        assert not two.over
 
 
 def test_nothing_stays_behind(engine):

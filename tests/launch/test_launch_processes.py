@@ -1,0 +1,334 @@
+"""What only processes can do: die, hang, write logs, outlive their launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import psutil
+import pytest
+
+import launch as lp
+
+PATIENCE = 60.0
+
+
+class Service:
+    def pid(self):
+        return os.getpid()
+
+    def echo(self, x):
+        return x
+
+    def hang(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wait_for_stop():
+    lp.wait_for_stop()
+
+
+def service_program(main=wait_for_stop, *args):
+    program = lp.Program("test")
+    service = program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(main, *[service if a is Service else a for a in args]), label="main")
+    return program
+
+
+def node_status(job, label):
+    return next(node for node in job.status()["nodes"] if node["label"] == label)
+
+
+def test_killed_node_ends_the_program():
+    job = lp.start(service_program())
+    os.kill(job.client("service").pid(), signal.SIGKILL)
+    with pytest.raises(lp.NodeError, match=r"service-0.*SIGKILL") as caught:
+        job.wait(PATIENCE)
+    assert caught.value.kind == "ProcessDied"
+    assert job.status()["state"] == "failed"
+    assert node_status(job, "service-0")["state"] == "failed"
+
+
+def test_clients_reach_a_restarted_node():
+    def main(service):
+        first = service.pid()
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises((lp.CallLost, lp.CallTimeout)):
+            service.with_timeout(PATIENCE).hang_for_ever_if_you_live()  # goes to the dead or to the new life
+            raise AssertionError
+        lp.stop((first, service.pid()))
+
+    class Mortal(Service):
+        def hang_for_ever_if_you_live(self):
+            raise lp.CallLost("answered by the new life")
+
+    program = lp.Program("test")
+    service = program.add_node(lp.CourierNode(Mortal), label="service")
+    program.add_node(lp.PyNode(main, service), label="main")
+    with lp.start(program, restarts={"service": 1}) as job:
+        first, second = job.wait(PATIENCE)
+        assert first != second
+        assert node_status(job, "service-0")["restarts"] == 1
+
+
+def test_call_under_way_when_the_node_dies_is_lost_and_not_repeated():
+    def main(service):
+        waiting, future = service.futures.die(), service.futures.die_slowly()
+        failures = {type(f.exception(PATIENCE)) for f in (waiting, future)}
+        assert failures == {lp.CallLost}
+        lp.stop(service.echo("alive"))
+
+    class Mortal(Service):
+        def __init__(self):
+            self._both = threading.Barrier(2)
+
+        def die(self):
+            self._both.wait(PATIENCE)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def die_slowly(self):
+            self._both.wait(PATIENCE)
+            threading.Event().wait()
+
+    program = lp.Program("test")
+    service = program.add_node(lp.CourierNode(Mortal), label="service")
+    program.add_node(lp.PyNode(main, service), label="main")
+    assert lp.launch(program, restarts={"service": 1}) == "alive"
+
+
+def test_hung_node_is_found():
+    def main(service):
+        service.hang()
+
+    with pytest.raises(lp.NodeError, match=r"service-0.*no sign of life") as caught:
+        lp.launch(service_program(main, Service), heartbeat_timeout=1.0, stop_timeout=0.5)
+    assert caught.value.kind == "Hung"
+
+
+def test_node_that_ignores_the_stop_is_killed():
+    def stubborn():
+        lp.stop("result")
+        threading.Event().wait()
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(stubborn), label="stubborn")
+    with pytest.warns(lp.StopTimeoutWarning, match="stubborn-0"):
+        assert lp.launch(program, stop_timeout=0.2) == "result"
+
+
+def test_logs_and_status_file(tmp_path):
+    def main():
+        print("about to fail")
+        print("on stderr", file=sys.stderr)
+        raise ValueError("no good")
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(main), label="main")
+    with pytest.raises(lp.NodeError, match="about to fail") as caught:
+        lp.launch(program, directory=tmp_path)
+    assert "on stderr" in str(caught.value)
+    assert "about to fail" in (tmp_path / "logs" / "main-0.log").read_text()
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["state"] == "failed"
+    (node,) = status["nodes"]
+    assert (node["label"], node["state"], node["error"]) == ("main-0", "failed", "ValueError: no good")
+
+
+def test_what_a_node_started_ends_with_it():
+    def main():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        lp.stop(child.pid)
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(main), label="main")
+    pid = lp.launch(program)
+    if psutil.pid_exists(pid):  # perhaps not reaped yet by init
+        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_resources_of_a_group():
+    def main():
+        lp.stop((os.environ["COLOUR"], os.environ["OMP_NUM_THREADS"]))
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(main), label="main")
+    resources = {"main": {"threads": 3, "env": {"COLOUR": "red"}}}
+    assert lp.launch(program, resources=resources) == ("red", "3")
+
+
+def test_random_numbers_differ_between_nodes():
+    def main(service, index):
+        import random
+
+        import numpy as np
+
+        service.put(index, (random.random(), float(np.random.random())))
+
+    class Box:
+        def __init__(self):
+            self.numbers = {}
+
+        def put(self, index, numbers):
+            self.numbers[index] = numbers
+            if len(self.numbers) == 2:
+                lp.stop(list(self.numbers.values()))
+
+    program = lp.Program("test")
+    box = program.add_node(lp.CourierNode(Box), label="box")
+    for index in range(2):
+        program.add_node(lp.PyNode(main, box, index), label="main")
+    one, two = lp.launch(program)
+    assert one[0] != two[0]
+    assert one[1] != two[1]
+
+
+def test_unpicklable_node_names_itself():
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(print, threading.Lock()), label="main")
+    with pytest.raises(TypeError, match=r"node 'main-0' cannot be sent"):
+        lp.launch(program)
+
+
+def test_exception_that_cannot_be_rebuilt_is_told_as_text():
+    class Picky(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} {two}")
+
+    class Thrower:
+        def throw(self):
+            raise Picky("so", "picky")
+
+    def main(thrower):
+        with pytest.raises(lp.RemoteError, match="Picky: so picky") as caught:
+            thrower.throw()
+        assert "in throw" in str(caught.value.__cause__)
+        lp.stop("ok")
+
+    program = lp.Program("test")
+    thrower = program.add_node(lp.CourierNode(Thrower), label="thrower")
+    program.add_node(lp.PyNode(main, thrower), label="main")
+    assert lp.launch(program) == "ok"
+
+
+SCRIPT = """
+    import os, sys, threading
+    import launch as lp
+
+    class Box:
+        def __init__(self):
+            print("node", os.getpid(), flush=True)
+        def put(self, x):
+            return x
+        def close(self):
+            print("closed", flush=True)
+
+    def work(box):
+        print("node", os.getpid(), flush=True)
+        box.put(1)
+        print("working", flush=True)
+        {wait}
+
+    program = lp.Program("script")
+    box = program.add_node(lp.CourierNode(Box), label="box")
+    program.add_node(lp.PyNode(work, box), label="work")
+    try:
+        lp.launch(program, stop_timeout=5)
+    except lp.ProgramInterrupted as error:
+        print("interrupted", error.signal.name, error.job.over, error.job.result, flush=True)
+        raise
+"""
+
+
+class Script:
+    """A launcher in a process of its own; it defines its nodes in ``__main__`` and has no main guard."""
+
+    def __init__(self, tmp_path, wait):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(SCRIPT).replace("{wait}", wait))
+        self.sockets = tmp_path / "s"
+        self.sockets.mkdir()
+        environment = {**os.environ, "TMPDIR": str(self.sockets), "XDG_RUNTIME_DIR": ""}
+        root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
+        environment["PYTHONPATH"] = root
+        self.process = subprocess.Popen(
+            [sys.executable, str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self.lines = []
+        self.nodes = []
+
+    def read_until(self, word):
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            if line.startswith("node"):
+                self.nodes.append(psutil.Process(int(line.split()[1])))
+            if line.startswith(word):
+                return
+        raise AssertionError(f"{word!r} did not come; there was {self.lines}")
+
+    def finish(self):
+        rest, _ = self.process.communicate(timeout=PATIENCE)
+        self.lines += rest.split("\n")
+        _, alive = psutil.wait_procs(self.nodes, timeout=PATIENCE)
+        assert not alive
+        return self.process.returncode
+
+
+@pytest.fixture
+def short_tmp(tmp_path_factory):
+    """Unix sockets have short names."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path:
+        from pathlib import Path
+
+        yield Path(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_signal_stops_in_good_order(short_tmp, number):
+    script = Script(short_tmp, "lp.wait_for_stop(); lp.stop('partial')")
+    script.read_until("working")
+    os.kill(script.process.pid, number)
+    assert script.finish() != 0
+    assert "closed" in script.lines
+    assert f"interrupted {number.name} True partial" in script.lines
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_second_interrupt_ends_at_once(short_tmp):
+    script = Script(short_tmp, "lp.wait_for_stop(); print('stopping', flush=True); threading.Event().wait()")
+    script.read_until("working")
+    os.kill(script.process.pid, signal.SIGINT)
+    script.read_until("stopping")
+    os.kill(script.process.pid, signal.SIGINT)
+    assert script.finish() != 0
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_nodes_end_when_the_launcher_is_killed(short_tmp):
+    script = Script(short_tmp, "lp.wait_for_stop()")
+    script.read_until("working")
+    (server,) = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]
+    os.kill(script.process.pid, signal.SIGKILL)
+    assert script.finish() == -signal.SIGKILL
+    psutil.wait_procs([server], timeout=PATIENCE)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    assert "closed" in script.lines
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_nodes_end_when_the_fork_server_is_killed():
+    with pytest.raises(RuntimeError, match="fork server ended"), lp.start(service_program()) as job:
+        node = psutil.Process(job.client("service").pid())
+        os.kill(node.ppid(), signal.SIGKILL)
+        job.wait(PATIENCE)
+    assert not node.is_running() or node.status() == psutil.STATUS_ZOMBIE
