@@ -5,7 +5,8 @@ PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(s
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
 CONSTRAINTS := $(if $(wildcard constraints/py$(MINOR).txt),-c constraints/py$(MINOR).txt)
 BIN := .venv/bin
-RUN ?= runs/cartpole
+# The folder of the run; a new one under runs/ if not given.
+RUN ?=
 SEED ?= 1
 # One thread per process for numeric libraries: programs are many processes, tests run in several workers.
 export OMP_NUM_THREADS ?= 1
@@ -24,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 	touch $@
 
 train: .venv/installed
-	$(BIN)/repertory train dqn --environment gymnasium:CartPole-v1 --engine processes --num-actors 2 --seed $(SEED) --directory $(RUN)
+	$(BIN)/repertory train dqn --environment gymnasium:CartPole-v1 --engine processes --num-actors 2 --seed $(SEED) $(if $(RUN),--directory $(RUN))
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest -n 2 tests
