@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -59,44 +60,47 @@ def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str |
     import gymnasium
     from gymnasium.error import Error
 
+    module, separator, gymnasium_id = name.rpartition(":")
     try:
-        spec = gymnasium.spec(name)
+        if separator:
+            importlib.import_module(module)
+        spec = gymnasium.spec(gymnasium_id)
     except (Error, ImportError) as error:
         raise ValueError(
             f"unknown environment {full!r}: {error} (gymnasium.envs.registry lists the ids; write "
-            "'gymnasium:module:Id' for one that a module registers)"
+            "'gymnasium:module:Id' for one that is registered when a module is imported)"
         ) from error
     if render_mode is not None:
         options = {**options, "render_mode": render_mode}
     fast = spec.vector_entry_point is not None and not spec.additional_wrappers
+    # The spec travels instead of the id, so that child processes need not have registered it, too.
     return Source(
         full,
-        functools.partial(_make_gymnasium, name),
+        functools.partial(_make_gymnasium, spec),
         options,
-        functools.partial(_make_gymnasium_vector, name, options),
+        functools.partial(_make_gymnasium_vector, spec, options),
         # Ids such as phys2d's have a vector version only for JAX, which is another bargain: ask for it.
         has_fast_vector=fast and "jax" not in str(spec.vector_entry_point).lower(),
     )
 
 
-def _make_gymnasium(gymnasium_id: str, **options: Any) -> Any:
+def _make_gymnasium(spec: Any, **options: Any) -> Any:
     import gymnasium
 
     # The checker warns about style at every step; check_environment() reports violations once.
-    return gymnasium.make(gymnasium_id, disable_env_checker=True, **options)
+    return gymnasium.make(spec, disable_env_checker=True, **options)
 
 
-def _make_gymnasium_vector(gymnasium_id: str, options: dict[str, Any], num_lanes: int) -> Any:
+def _make_gymnasium_vector(spec: Any, options: dict[str, Any], num_lanes: int) -> Any:
     import gymnasium
 
-    spec = gymnasium.spec(gymnasium_id)
     if spec.vector_entry_point is not None and not spec.additional_wrappers:
         return gymnasium.make_vec(
-            gymnasium_id, num_envs=num_lanes, vectorization_mode="vector_entry_point", **options
+            spec, num_envs=num_lanes, vectorization_mode="vector_entry_point", **options
         )
     mode = gymnasium.vector.AutoresetMode.NEXT_STEP
     return gymnasium.make_vec(
-        gymnasium_id,
+        spec,
         num_envs=num_lanes,
         vectorization_mode="sync",
         vector_kwargs={"autoreset_mode": mode},
@@ -135,9 +139,25 @@ def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | Non
     return Source(full, functools.partial(atari.make_atari, name), options)
 
 
+def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    from framework.environments import minatar
+
+    if name not in minatar.GAMES and name not in minatar.GAMES.values():
+        raise ValueError(f"unknown environment {full!r}; MinAtar's games: {', '.join(minatar.GAMES)}")
+    if importlib.util.find_spec("minatar") is None:
+        raise ImportError(f"{full!r} needs minatar, which is not installed; pip install minatar")
+    return Source(full, functools.partial(minatar.MinAtarEnvironment, name), options)
+
+
 SUITES: dict[str, Callable[[str, str, dict[str, Any], str | None], Source]] = {
     "gymnasium": _gymnasium,
     "dm_control": _dm_control,
     "atari": _atari,
+    "minatar": _minatar,
 }
-EXAMPLES = {"gymnasium": "CartPole-v1", "dm_control": "cartpole/balance", "atari": "Pong"}
+EXAMPLES = {
+    "gymnasium": "CartPole-v1",
+    "dm_control": "cartpole/balance",
+    "atari": "Pong",
+    "minatar": "Breakout",
+}

@@ -1,5 +1,7 @@
 """``make``: batching in line and by gymnasium's vector environments, seeds, faults, bad arguments."""
 
+import sys
+
 import dm_env
 import gymnasium
 import numpy as np
@@ -376,6 +378,44 @@ def test_a_nested_action_with_a_part_missing_is_refused():
         environment.step({"pick": np.array([0])})
 
 
+@pytest.fixture
+def registered(tmp_path, monkeypatch):
+    """A module that registers an environment when it is imported."""
+    (tmp_path / "maker_of_walks.py").write_text(
+        "import gymnasium\n"
+        "class Walk(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Discrete(5)\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 0, {}\n"
+        "    def step(self, action):\n"
+        "        return 4, 1.0, True, False, {}\n"
+        "gymnasium.register('Walk-v0', entry_point=Walk)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "gymnasium:maker_of_walks:Walk-v0"
+    gymnasium.registry.pop("Walk-v0", None)
+    sys.modules.pop("maker_of_walks", None)
+
+
+@pytest.mark.parametrize("stepping", ["inline", "vector", "processes"])
+def test_a_module_may_register_its_environment(registered, stepping):
+    with environments.make(registered, num_lanes=2, stepping=stepping) as environment:
+        assert environment.reset().observation.tolist() == [0, 0]
+        assert environment.step(np.array([0, 1])).observation.tolist() == [4, 4]
+    with pytest.raises(ValueError, match="No module named 'no_such_module'"):
+        environments.make("gymnasium:no_such_module:Walk-v0")
+
+
+def test_an_environment_registered_here_works_in_processes():
+    gymnasium.register("Nested-v0", entry_point=_Nested)
+    try:
+        with environments.make("gymnasium:Nested-v0", stepping="processes") as environment:
+            assert environment.reset().observation["seen"].tolist() == [0]
+    finally:
+        gymnasium.registry.pop("Nested-v0")
+
+
 def test_bad_arguments():
     for arguments, message in (
         (("CartPole-v1",), "Did you mean 'gymnasium:CartPole-v1'"),
@@ -429,6 +469,7 @@ def test_close_closes_every_lane_even_if_one_fails():
     assert len(set(closed)) == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*render method")
 def test_render():
     for stepping in ("inline", "vector"):
         environment = environments.make(CARTPOLE, num_lanes=2, stepping=stepping, render_mode="rgb_array")

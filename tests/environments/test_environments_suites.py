@@ -168,6 +168,7 @@ def test_atari_in_processes_plays_the_same(atari):
     np.testing.assert_array_equal(inline[0], outside[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*DISPLAY")
 def test_dm_control():
     pytest.importorskip("dm_control")
     with environments.make(
@@ -193,7 +194,31 @@ def test_dm_control():
         environments.make("dm_control:nothing")
 
 
-@pytest.mark.parametrize(("module", "name"), [("ale_py", "atari:Pong"), ("dm_control", "dm_control:a/b")])
+def test_minatar():
+    pytest.importorskip("minatar")
+    environment = environments.make("minatar:Breakout", num_lanes=2, seed=0)
+    assert environment.observation_spec().shape == (4, 10, 10)
+    assert environment.action_spec().num_values == 3
+    runs = [_play(environments.make("minatar:Breakout", num_lanes=2, seed=s), 200) for s in (0, 0, 1)]
+    np.testing.assert_array_equal(runs[0][0], runs[1][0])
+    assert not np.array_equal(runs[0][0], runs[2][0])
+    step_type, reward, discount = runs[0][1]
+    assert set(np.unique(runs[0][0])) == {0, 1} and set(np.unique(reward)) == {0, 1}
+    assert (discount[step_type == LAST] == 0).all() and (step_type == LAST).any()
+    environment.reset()
+    assert environment.render().shape == (160, 160, 3)
+    assert (
+        environments.make("minatar:Seaquest", options={"minimal_actions": False}).action_spec().num_values
+        == 6
+    )
+    with pytest.raises(ValueError, match="MinAtar's games: Asterix, Breakout"):
+        environments.make("minatar:Pong")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("ale_py", "atari:Pong"), ("dm_control", "dm_control:a/b"), ("minatar", "minatar:Breakout")],
+)
 def test_a_missing_package_names_the_extra(monkeypatch, module, name):
     import importlib.util
     import sys
@@ -201,5 +226,5 @@ def test_a_missing_package_names_the_extra(monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == module else real(n, *a))
-    with pytest.raises(ImportError, match=r"pip install 'repertory\["):
+    with pytest.raises(ImportError, match=r"pip install ('repertory\[|minatar)"):
         environments.make(name)

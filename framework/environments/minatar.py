@@ -1,0 +1,110 @@
+"""MinAtar: small versions of five Atari games (Young & Tian, 2019, "MinAtar: An Atari-Inspired Testbed")."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import dm_env
+import numpy as np
+
+from framework import specs
+
+GAMES = {
+    "Asterix": "asterix",
+    "Breakout": "breakout",
+    "Freeway": "freeway",
+    "Seaquest": "seaquest",
+    "SpaceInvaders": "space_invaders",
+}
+
+# One colour per channel for render(), which enlarges each cell to this many pixels.
+_CELL = 16
+_COLOURS = np.array(
+    [
+        [230, 80, 60],
+        [250, 220, 90],
+        [120, 130, 150],
+        [90, 170, 230],
+        [120, 210, 130],
+        [200, 130, 220],
+        [240, 150, 60],
+        [90, 220, 210],
+        [220, 220, 220],
+        [160, 110, 80],
+    ],
+    np.uint8,
+)
+
+
+class MinAtarEnvironment(dm_env.Environment):
+    """One game: float32[channels, 10, 10] observations of zeros and ones, points as reward."""
+
+    def __init__(
+        self,
+        game: str,
+        seed: int | None = None,
+        sticky_actions: float = 0.1,
+        ramping: bool = True,
+        minimal_actions: bool = True,
+    ):
+        """Makes a game, by the name ``Breakout`` or ``breakout``.
+
+        Args:
+          sticky_actions: probability that a step repeats the previous action.
+          ramping: whether games get harder with time.
+          minimal_actions: only the actions that the game uses, instead of all six.
+
+        Raises:
+          ImportError: the package minatar is missing.
+          ValueError: there is no such game.
+        """
+        name = GAMES.get(game, game)
+        if name not in GAMES.values():
+            raise ValueError(f"unknown MinAtar game {game!r}; known: {', '.join(GAMES)}")
+        try:
+            # It warns at import that it cannot draw without seaborn; render() below needs none.
+            logging.disable(logging.WARNING)
+            try:
+                import minatar
+            finally:
+                logging.disable(logging.NOTSET)
+        except ImportError as error:
+            raise ImportError(f"minatar:{game} needs minatar; pip install minatar") from error
+        self._game = minatar.Environment(name, sticky_action_prob=sticky_actions, difficulty_ramping=ramping)
+        self._game.seed(seed)
+        self._actions = self._game.minimal_action_set() if minimal_actions else list(range(6))
+        height, width, channels = self._game.state_shape()
+        self._shape = (channels, height, width)
+        self._playing = False
+
+    def observation_spec(self) -> specs.BoundedArray:
+        return specs.BoundedArray(self._shape, np.float32, 0.0, 1.0, name="observation")
+
+    def action_spec(self) -> specs.DiscreteArray:
+        return specs.DiscreteArray(len(self._actions), dtype=np.int64, name="action")
+
+    def _observe(self) -> np.ndarray:
+        return self._game.state().transpose(2, 0, 1).astype(np.float32)
+
+    def reset(self) -> dm_env.TimeStep:
+        self._game.reset()
+        self._playing = True
+        return dm_env.restart(self._observe())
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        if not self._playing:
+            return self.reset()
+        reward, over = self._game.act(self._actions[int(action)])
+        if over:
+            self._playing = False
+            return dm_env.termination(float(reward), self._observe())
+        return dm_env.transition(float(reward), self._observe())
+
+    def render(self) -> np.ndarray:
+        """uint8[160, 160, 3]; each channel in its own colour."""
+        state = self._game.state()
+        picture = np.zeros((*state.shape[:2], 3), np.uint8)
+        for channel in range(state.shape[2]):
+            picture[state[:, :, channel] > 0] = _COLOURS[channel % len(_COLOURS)]
+        return picture.repeat(_CELL, axis=0).repeat(_CELL, axis=1)
