@@ -7,6 +7,7 @@ objects aside.
 
 from framework.replay import errors, rate_limiters, selectors
 from framework.replay.client import Client, connect_node, serve_node
+from framework.replay.dataset import Dataset
 from framework.replay.embedded import EmbeddedClient
 from framework.replay.errors import (
     CheckpointError,
@@ -26,6 +27,7 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, Table
 __all__ = [
     "CheckpointError",
     "Client",
+    "Dataset",
     "DeadlineExceededError",
     "EmbeddedClient",
     "PaddedSample",

@@ -47,7 +47,9 @@ class Client(metaclass=_ClientType):
 def parse_address(address: str) -> str:
     """``localhost:8000`` and the like as an address with its transport; ValueError if it is none."""
     if not isinstance(address, str) or not address:
-        raise ValueError(f"server_address: got {address!r}, expected 'host:port', 'tcp://host:port' or 'ipc://path'")
+        raise ValueError(
+            f"server_address: got {address!r}, expected 'host:port', 'tcp://host:port' or 'ipc://path'"
+        )
     if "://" not in address:
         address = f"tcp://{address}"
     if address.startswith("tcp://"):
@@ -74,7 +76,9 @@ def serve_node(
     return Server(tables, checkpointer=checkpointer, address=address, curve=curve)
 
 
-def connect_node(server_or_address: Any, curve: sockets.CurveKeys | None = None) -> EmbeddedClient | ServedClient:
+def connect_node(
+    server_or_address: Any, curve: sockets.CurveKeys | None = None
+) -> EmbeddedClient | ServedClient:
     """How a handle of a ``launch.ReplayNode`` makes a client; a stop of the program interrupts it."""
     import launch
 

@@ -15,6 +15,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from framework.replay import wire
-from framework.replay.errors import DeadlineExceededError, ServerClosed
+from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from launch.rpc import sockets
 
 PROTOCOL = 1
@@ -132,7 +133,7 @@ class Connection:
         self.close()
         if timeout is not None and timeout <= self._reconnect_timeout:
             raise DeadlineExceededError(f"no replay server answered at {self.address} within {limit:g} s")
-        raise ServerClosed(
+        raise ServerLost(
             f"no replay server answered at {self.address} within {limit:g} s; is it running, and does this "
             "client have its keys?"
         )
@@ -251,7 +252,9 @@ class Connection:
             self.close()  # the request is still waiting over there: end its session
             raise
         self.close()
-        raise DeadlineExceededError(f"the replay server at {self.address} did not answer {message['op']!r} in time")
+        raise DeadlineExceededError(
+            f"the replay server at {self.address} did not answer {message['op']!r} in time"
+        )
 
     def _end(self) -> NoReturn:
         """The connection has ended: was it stopped, with a last word, or lost?"""
@@ -322,6 +325,17 @@ class Channel:
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._children: weakref.WeakSet[Interrupt] = weakref.WeakSet()
+
+    def private(self) -> tuple[Connection, Interrupt]:
+        """A new connection with an interrupt of its own, which an interrupt of the client sets too."""
+        interrupt = Interrupt()
+        self._children.add(interrupt)
+        if self.interrupted.is_set:
+            interrupt.set()
+        return Connection(
+            self.address, self.curve, interrupt, self._hello, self._reconnect_timeout
+        ), interrupt
 
     def connection(self) -> Connection:
         """A new connection, for an object that keeps it; it is opened at its first use."""
@@ -366,6 +380,8 @@ class Channel:
     def interrupt(self) -> None:
         """Wakes every wait with ServerClosed; later calls are still made, but wait for nothing."""
         self.interrupted.set()
+        for child in list(self._children):
+            child.set()
 
     def close(self) -> None:
         """Ends every idle session, and the others when they are given back."""

@@ -15,6 +15,10 @@ class ServerClosed(ReverbError):
     """The server was stopped, or the client interrupted, while the call waited or before it began."""
 
 
+class ServerLost(ServerClosed):
+    """The server failed or cannot be reached; it was not stopped on purpose as far as anybody knows."""
+
+
 class WouldBlockError(ReverbError):
     """The call would wait for ever: the rate limiter refuses and nobody else runs in this thread."""
 

@@ -28,7 +28,9 @@ def from_wire(value: dict[str, Any]) -> TableInfo:
     return TableInfo(
         **{
             **value,
-            "rate_limiter_info": RateLimiterInfo(*limiter[:4], CallStats(*limiter[4]), CallStats(*limiter[5])),
+            "rate_limiter_info": RateLimiterInfo(
+                *limiter[:4], CallStats(*limiter[4]), CallStats(*limiter[5])
+            ),
             "table_worker_time": TableWorkerTime(*value["table_worker_time"]),
             "signature": _signature_from_wire(value["signature"]),
         }

@@ -120,7 +120,9 @@ class Draws:
 
 def _merge(pieces: list[Delivery]) -> Delivery:
     """One delivery from several of the same table; the pieces end."""
-    info = SampleInfo(*[np.concatenate(arrays) for arrays in zip(*[piece.info for piece in pieces], strict=True)])
+    info = SampleInfo(
+        *[np.concatenate(arrays) for arrays in zip(*[piece.info for piece in pieces], strict=True)]
+    )
     parts, begin = [], 0
     for piece in pieces:
         for binding, places, index, lengths in piece.parts:
@@ -140,7 +142,7 @@ class Held:
         self.number = number
         self.known: set[int] = set()  # layouts that the client has been told of
         self.layouts: dict[int, Layout] = {}  # layouts that the client has told of
-        self.deliveries: dict[int, tuple[Table, Delivery]] = {}
+        self.deliveries: set[int] = set()
 
 
 class Operations:
@@ -165,7 +167,9 @@ class Operations:
         self._layout_numbers: dict[Layout, int] = {}
         self._writers: OrderedDict[str, list[int]] = OrderedDict()  # [seq, items of it that are in]
         self._sessions = 0
-        self._deliveries = 0
+        # By number; random, so that those of an earlier life of this server mean nothing.
+        self._next_delivery = secrets.randbits(48)
+        self._deliveries: dict[int, tuple[Table, Delivery, Held]] = {}
         self._server = secrets.token_hex(16)
         # Who can read this file is this user on this machine, and may use the shared memory.
         with open(os.path.join(memory.directory, "proof"), "w") as file:
@@ -214,7 +218,8 @@ class Operations:
         return table
 
     def _let_go(self, held: Held) -> None:
-        for table, delivery in held.deliveries.values():
+        for number in held.deliveries:
+            table, delivery, _ = self._deliveries.pop(number)
             if delivery.open:
                 table.give_back(delivery)
             delivery.unpin()
@@ -324,11 +329,15 @@ class Operations:
             ("lengths", lengths, (n, len(layout.groups)), np.int32),
         ):
             if array is not None and (array.shape != shape or array.dtype != dtype):
-                raise ValueError(f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}")
+                raise ValueError(
+                    f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}"
+                )
         if lengths is not None and n:
             most = np.array([group.length for group in layout.groups])
             if (lengths < 1).any() or (lengths > most).any():
-                raise ValueError(f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}")
+                raise ValueError(
+                    f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
+                )
         if priorities is not None:
             priorities = table.check_priorities(priorities, n)
         at = 0
@@ -344,7 +353,7 @@ class Operations:
 
     def _sample(self, session: Session, message: dict[str, Any]) -> Parked:
         held: Held = session.state["held"]
-        self._unpin(held, message.get("unpin", ()))
+        self._unpin(message.get("unpin", ()))
         table = self._table(message["table"])
         n = int(message["n"])
         if n < 1:
@@ -388,7 +397,9 @@ class Operations:
                 parts.append([number, places, index, lengths])
             reply["parts"] = parts
         else:
-            sample = gather_parts(table.name, delivery.info, len(delivery), delivery.parts, None, message["pad"])
+            sample = gather_parts(
+                table.name, delivery.info, len(delivery), delivery.parts, None, message["pad"]
+            )
             numbers = [self._number(first.layout)]
             reply["layout"] = numbers[0]
             reply["leaves"] = flatten(sample.data)[0]
@@ -399,9 +410,10 @@ class Operations:
         held.known.update(numbers)
         reserve = message["reserve"]
         if reserve or message["local"]:
-            self._deliveries += 1
-            reply["delivery"] = self._deliveries
-            held.deliveries[self._deliveries] = (table, delivery)
+            self._next_delivery += 1
+            reply["delivery"] = self._next_delivery
+            self._deliveries[self._next_delivery] = (table, delivery, held)
+            held.deliveries.add(self._next_delivery)
         if not reserve:
             table.commit(delivery)
         return reply
@@ -421,25 +433,27 @@ class Operations:
             columns.setdefault(stream.name, {}).update(self._files(stream, [leaf.column]))
         return [number, layout.to_wire(), columns]
 
-    def _unpin(self, held: Held, numbers: Sequence[int]) -> None:
+    def _unpin(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            table, delivery = held.deliveries.get(number, (None, None))
-            if delivery is not None:
-                delivery.unpin()
-                if not delivery.open:
-                    del held.deliveries[number]
+            if number in self._deliveries:
+                self._deliveries[number][1].unpin()
+                self._drop_if_over(number)
 
     def _finish(self, session: Session, message: dict[str, Any]) -> None:
-        held: Held = session.state["held"]
+        # Any session may finish a delivery: the one that drew it may be waiting for the next.
         for action in ("commit", "give_back"):
             for number in message.get(action, ()):
-                table, delivery = held.deliveries.get(number, (None, None))
-                if table is None or delivery is None or not delivery.open:
-                    continue
-                getattr(table, action)(delivery)
-                if not delivery.pinned:
-                    del held.deliveries[number]
-        self._unpin(held, message.get("unpin", ()))
+                if number in self._deliveries:
+                    table, delivery, _ = self._deliveries[number]
+                    getattr(table, action)(delivery)
+                    self._drop_if_over(number)
+        self._unpin(message.get("unpin", ()))
+
+    def _drop_if_over(self, number: int) -> None:
+        _, delivery, held = self._deliveries[number]
+        if not delivery.open and not delivery.pinned:
+            del self._deliveries[number]
+            held.deliveries.discard(number)
 
     # The rest.
 

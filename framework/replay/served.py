@@ -16,6 +16,7 @@ import numpy as np
 from framework.replay import info as infos
 from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT, Channel, Connection, SessionLost
 from framework.replay.delivery import gather_parts
+from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.layout import Layout, pack_function
 from framework.replay.mirror import Mirror
 from framework.replay.served_writer import ServedWriter
@@ -26,13 +27,56 @@ from launch.rpc.sockets import CurveKeys
 class Reservation:
     """Samples that were gathered for this client and count once they are handed out."""
 
-    __slots__ = ("connection", "number", "sample", "session")
+    __slots__ = ("number", "sample")
 
-    def __init__(self, sample: Any, connection: Connection, number: int) -> None:
+    def __init__(self, sample: Any, number: int) -> None:
         self.sample = sample
-        self.connection = connection
-        self.session = connection.session
         self.number = number
+
+
+class ServedSource:
+    """Draws batches that count when they are handed out; for one `Dataset`.
+
+    One thread may draw while another settles: each does it on a connection of its own.
+    """
+
+    def __init__(self, client: ServedClient) -> None:
+        self._client = client
+        self._draws, self._interrupt = client._channel.private()
+        self._settles = client._channel.connection()
+
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> Reservation:
+        """``n`` samples of a table, gathered and reserved; ServerClosed after `interrupt`."""
+        return self._client._draw(self._draws, table, n, timeout, out, pad, True)
+
+    def settle(self, reservations: Sequence[Reservation], handed_out: bool) -> None:
+        """Commits reservations or gives them back."""
+        action = "commit" if handed_out else "give_back"
+        message = {"op": "finish", action: [each.number for each in reservations]}
+        while True:
+            try:
+                self._settles.open(1.0)
+                self._settles.post(message)
+                return
+            except SessionLost:
+                continue
+            except (ServerClosed, DeadlineExceededError):
+                return  # the server is gone, and its reservations with it
+
+    def can_sample(self, table: str, n: int) -> bool:
+        """Whether a draw would not wait."""
+        return self._client.can_sample(table, n)
+
+    def interrupt(self) -> None:
+        """Ends a draw that waits."""
+        self._interrupt.set()
+
+    def close(self) -> None:
+        """What was drawn and not settled is given back. Nobody may be in `draw`."""
+        self._draws.close()
+        self._settles.close()
 
 
 class ServedClient:
@@ -83,34 +127,9 @@ class ServedClient:
         with self._channel.borrow() as connection:
             return self._draw(connection, table, batch_size, timeout, out, pad, False).sample
 
-    def reserve(
-        self,
-        connection: Connection,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> Reservation:
-        """`sample_batch` that counts when it is committed; for the `Dataset`, which owns the connection."""
-        return self._draw(connection, table, batch_size, timeout, out, pad, True)
-
-    def settle(self, reservations: Sequence[Reservation], handed_out: bool) -> None:
-        """Commits reservations of one connection, or gives them back; nothing happens if their session has ended,
-        because the server has given them back then."""
-        connection = reservations[0].connection
-        numbers = [each.number for each in reservations if each.session == connection.session]
-        if numbers:
-            message = {"op": "finish", "commit" if handed_out else "give_back": numbers}
-            message["unpin"] = connection.state.pop("unpin", [])
-            try:
-                connection.post(message)
-            except SessionLost:
-                return
-
-    def connection(self) -> Connection:
-        """A new connection of this client, for an object that keeps it."""
-        return self._channel.connection()
+    def source(self) -> ServedSource:
+        """What a `Dataset` draws from."""
+        return ServedSource(self)
 
     def _draw(
         self,
@@ -159,11 +178,14 @@ class ServedClient:
                     connection.state.setdefault("unpin", []).append(answer["delivery"])
             else:
                 pack = known[answer["layout"]]
-                leaves = [_into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])]
+                leaves = [
+                    _into(array, None if out is None else out[at])
+                    for at, array in enumerate(answer["leaves"])
+                ]
                 sample = ReplaySample(info, pack(leaves))
                 if pad:
                     sample = PaddedSample(*sample, pack(answer["lengths"]))
-            return Reservation(sample, connection, answer.get("delivery", 0))
+            return Reservation(sample, answer.get("delivery", 0))
 
     def _mirror_of(self, connection: Connection) -> Mirror:
         """The view of the server's memory that fits the connection's session."""

@@ -40,7 +40,9 @@ _LAST_WORDS = 2.0  # seconds for which an interrupted writer still waits for its
 class Batch:
     """What goes into one message: items and released rows, in the writer's own row numbers."""
 
-    items: list[tuple] = field(default_factory=list)  # (table, layout, index, lengths, keys, priorities, episodes)
+    items: list[tuple] = field(
+        default_factory=list
+    )  # (table, layout, index, lengths, keys, priorities, episodes)
     released: list[tuple[str, np.ndarray]] = field(default_factory=list)
     num_items: int = 0
     num_released: int = 0
@@ -125,12 +127,16 @@ class ServedWriter:
                 if priorities.shape != (n,):
                     raise ValueError(f"priorities: got shape {priorities.shape}, expected ({n},)")
                 if n and not (priorities.min() >= 0 and priorities.max() < np.inf):
-                    raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0")
+                    raise ValueError(
+                        f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0"
+                    )
                 priorities = priorities.copy()
             at = 0
             for group in layout.groups:
                 if group.stream not in self._streams:
-                    raise ValueError(f"stream {group.stream!r}: got rows of a stream that was never appended to")
+                    raise ValueError(
+                        f"stream {group.stream!r}: got rows of a stream that was never appended to"
+                    )
                 self._streams[group.stream].check(index[:, at : at + group.length])
                 at += group.length
             self._make_room(n, timeout)
@@ -347,7 +353,9 @@ class ServedWriter:
     def _make_room(self, n: int, timeout: float | None) -> None:
         if self._in_flight and self._in_flight + n > self._max_in_flight:
             self._send_pending()
-            self._wait_until(lambda: not self._in_flight or self._in_flight + n <= self._max_in_flight, timeout)
+            self._wait_until(
+                lambda: not self._in_flight or self._in_flight + n <= self._max_in_flight, timeout
+            )
             self._check()
 
     def _wait_until(self, done: Callable[[], bool], timeout: float | None) -> None:
@@ -360,7 +368,9 @@ class ServedWriter:
             if not came and deadline is not None and time.monotonic() >= deadline:
                 if self._connection.interrupted:
                     raise ServerClosed("this client was interrupted: its program stops")
-                raise DeadlineExceededError(f"{self._in_flight} items are still waiting for room in their tables")
+                raise DeadlineExceededError(
+                    f"{self._in_flight} items are still waiting for room in their tables"
+                )
 
     def _send_soon(self) -> None:
         if self._flusher is None:

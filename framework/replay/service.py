@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import zmq
 
 from framework.replay import wire
-from framework.replay.errors import DeadlineExceededError, ServerClosed
+from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 
 _LOG = logging.getLogger(__name__)
 _ROUND = 64  # messages of one socket before the others and the parked requests have their turn
@@ -137,7 +137,7 @@ class Service(threading.Thread):
             self._loop()
         except BaseException as error:
             self.error = error
-            self._reason = ServerClosed(f"the replay server failed: {type(error).__name__}: {error}")
+            self._reason = ServerLost(f"the replay server failed: {type(error).__name__}: {error}")
             _LOG.exception("the replay server failed")
         finally:
             self._end()

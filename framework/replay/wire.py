@@ -46,6 +46,7 @@ _ERRORS: dict[str, type[BaseException]] = {
         errors.StoreFullError,
         errors.DeadlineExceededError,
         errors.ServerClosed,
+        errors.ServerLost,
     )
 }
 

@@ -46,7 +46,9 @@ class WriterRows:
         for name, array in arrays.items():
             spec = self.specs.get(name)
             if not array.ndim:
-                raise ValueError(f"stream {self.name!r}, column {name!r}: got a scalar, expected an array [n, ...]")
+                raise ValueError(
+                    f"stream {self.name!r}, column {name!r}: got a scalar, expected an array [n, ...]"
+                )
             if spec is not None and (array.shape[1:] != spec[0] or array.dtype != spec[1]):
                 raise ValueError(
                     f"stream {self.name!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
@@ -117,7 +119,9 @@ class WriterRows:
 
     def check(self, rows: np.ndarray) -> None:
         """ValueError unless all of ``rows`` are held."""
-        if rows.size and (rows.min() < 0 or rows.max() >= self._next or (self._state.take(rows) != _HELD).any()):
+        if rows.size and (
+            rows.min() < 0 or rows.max() >= self._next or (self._state.take(rows) != _HELD).any()
+        ):
             raise ValueError(
                 f"stream {self.name!r}: got rows that this writer does not hold; they were released, or belong to "
                 "another writer"

@@ -1,0 +1,223 @@
+"""`Dataset`: exact counts, giving back, mixing, padding, ends and errors; on every way in."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay.served import ServedClient
+
+
+def uniform(name="t", size=1000, limiter=None, **kwargs):
+    return replay.Table(
+        name,
+        replay.selectors.Uniform(),
+        replay.selectors.Fifo(),
+        size,
+        limiter or replay.rate_limiters.MinSize(1),
+        seed=1,
+        **kwargs,
+    )
+
+
+@pytest.fixture(params=["embedded", "local", "remote"])
+def make(request):
+    """Builds a client of the given tables, of each kind."""
+    made = []
+
+    def build(*tables):
+        if request.param == "embedded":
+            return replay.EmbeddedClient(tables)
+        server = replay.Server(tables)
+        client = ServedClient(server.address, local=request.param == "local")
+        made.append((client, server))
+        return client
+
+    yield build
+    for client, server in made:
+        client.close()
+        server.stop()
+
+
+def fill(client, n, table="t", start=0):
+    writer = client.batch_writer(max_in_flight_items=10**6)
+    rows = writer.append(f"s/{table}", {"x": np.arange(start, start + n), "y": np.ones((n, 3), np.float32)})
+    items = {"x": writer.slice(f"s/{table}", "x", rows), "y": writer.slice(f"s/{table}", "y", rows)}
+    writer.create_items(table, items)
+    writer.release(f"s/{table}", rows)
+    writer.close(timeout=5)
+
+
+def counters(client, table="t"):
+    limiter = client.server_info()[table].rate_limiter_info
+    return limiter.insert_stats.completed, limiter.sample_stats.completed
+
+
+def test_batches(make):
+    client = make(uniform())
+    fill(client, 100)
+    with replay.Dataset(client, "t", 32) as dataset:
+        for _ in range(5):
+            sample = next(dataset)
+            assert isinstance(sample, replay.ReplaySample)
+            assert sample.info.key.shape == (32,) and sample.info.key.dtype == np.uint64
+            assert sample.data["x"].shape == (32,) and sample.data["y"].shape == (32, 3)
+            assert set(sample.data["x"].tolist()) <= set(range(100))
+            np.testing.assert_array_equal(sample.info.table_size, np.full(32, 100))
+
+
+def test_only_what_is_handed_out_counts_and_the_rest_is_given_back(make):
+    client = make(uniform(limiter=replay.rate_limiters.SampleToInsertRatio(10, 1, 1000)))
+    fill(client, 50)
+    dataset = replay.Dataset(client, "t", 16, prefetch=4)
+    for _ in range(3):
+        next(dataset)
+    dataset.close()
+    assert counters(client) == (50, 48)
+    sample = client.sample_batch("t", 1000)
+    assert counters(client) == (50, 1048)
+    assert sample.info.times_sampled.sum() >= 1000
+
+
+def test_a_queue_loses_nothing_to_prefetching_and_keeps_its_order(make):
+    client = make(replay.Table.queue("t", 100))
+    fill(client, 60)
+    with replay.Dataset(client, "t", 10, prefetch=3) as dataset:
+        first = [next(dataset).data["x"] for _ in range(2)]
+    np.testing.assert_array_equal(np.concatenate(first), np.arange(20))
+    with replay.Dataset(client, "t", 10, prefetch=3, rate_limiter_timeout=0.1) as dataset:
+        rest = [sample.data["x"] for sample in dataset]
+    np.testing.assert_array_equal(np.concatenate(rest), np.arange(20, 60))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_ends_when_the_time_is_over(make, prefetch):
+    client = make(replay.Table.queue("t", 100))
+    fill(client, 25)
+    with replay.Dataset(client, "t", 10, prefetch=prefetch, rate_limiter_timeout=0.05) as dataset:
+        assert len(list(dataset)) == 2
+        with pytest.raises(StopIteration):
+            next(dataset)
+    assert counters(client)[1] == 20
+
+
+@pytest.mark.parametrize("how", ["interrupt", "stop"])
+def test_a_waiting_dataset_ends_with_the_program(make, how):
+    table = uniform()
+    client = make(table)
+    dataset = replay.Dataset(client, "t", 8)
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(dataset), daemon=True)
+    thread.start()
+    if how == "interrupt":
+        client.interrupt()
+    else:
+        table.close()
+    thread.join(10)
+    assert not thread.is_alive() and got == []
+    dataset.close()
+
+
+def test_errors_of_the_thread_are_raised_in_the_consumer(make):
+    client = make(uniform())
+    with (
+        replay.Dataset(client, "no such table", 8) as dataset,
+        pytest.raises(RuntimeError, match="no such table"),
+    ):
+        next(dataset)
+
+
+def test_ready(make):
+    client = make(uniform())
+    with replay.Dataset(client, "t", 8, prefetch=0) as dataset:
+        assert not dataset.ready()
+        fill(client, 10)
+        assert dataset.ready()
+        next(dataset)
+
+
+def test_mixed_tables_keep_their_weights_exactly(make):
+    client = make(uniform("a"), uniform("b"))
+    fill(client, 50, "a")
+    fill(client, 50, "b", start=1000)
+    with replay.Dataset(client, {"a": 0.7, "b": 0.3}, 8, prefetch=2) as dataset:
+        from_b = 0
+        for _ in range(50):
+            sample = next(dataset)
+            assert sample.info.key.shape == sample.data["x"].shape == (8,)
+            mine = sample.data["x"] >= 1000
+            assert (np.sort(mine) == mine).all()  # the first table comes first
+            from_b += mine.sum()
+        dataset.update_priorities(sample.info.key, sample.data["x"] + 1.0)
+    assert abs(from_b - 0.3 * 400) <= 1
+    assert counters(client, "a")[1] + counters(client, "b")[1] == 400
+    for name, low, high in (("a", 1, 51), ("b", 1001, 1051)):
+        drawn = client.sample_batch(name, 500)
+        changed = drawn.info.priority != 1.0
+        np.testing.assert_array_equal(drawn.info.priority[changed], drawn.data["x"][changed] + 1)
+        assert changed.any() and (drawn.info.priority[changed] >= low).all()
+        assert (drawn.info.priority[changed] <= high).all()
+
+
+def write_ragged(client, lengths):
+    writer = client.batch_writer()
+    for length in lengths:
+        rows = writer.append("s", {"x": np.full(length, length)})
+        padded = np.concatenate([rows, np.full(6 - length, rows[-1])])[None]
+        writer.create_items("t", {"x": writer.slice("s", "x", padded, lengths=[length])})
+        writer.release("s", rows)
+    writer.close(timeout=5)
+
+
+def test_ragged_items_are_padded_or_refused(make):
+    client = make(uniform())
+    write_ragged(client, [2, 5, 3])
+    with replay.Dataset(client, "t", 64, ragged="pad") as dataset:
+        sample = next(dataset)
+        lengths = sample.lengths["x"]
+        assert set(lengths.tolist()) == {2, 3, 5} and sample.data["x"].shape == (64, 5)
+        mask = np.arange(5) < lengths[:, None]
+        np.testing.assert_array_equal(sample.data["x"], np.where(mask, lengths[:, None], 0))
+    with replay.Dataset(client, "t", 64) as dataset, pytest.raises(ValueError, match="different lengths"):
+        next(dataset)
+    assert counters(client)[1] == 64
+
+
+def test_tensors(make):
+    torch = pytest.importorskip("torch")
+    client = make(uniform())
+    fill(client, 100)
+    with replay.Dataset(client, "t", 16, device="cpu") as dataset:
+        sample = next(dataset)
+    assert isinstance(sample.data["y"], torch.Tensor) and sample.data["y"].dtype == torch.float32
+    assert isinstance(sample.info.key, np.ndarray)
+    client.update_priorities("t", sample.info.key, sample.data["x"].double().numpy() + 5)
+
+
+def test_no_thread_where_nothing_is_concurrent():
+    client = replay.EmbeddedClient([uniform()], concurrent=False)
+    fill(client, 10)
+    before = threading.active_count()
+    with replay.Dataset(client, "t", 4) as dataset:
+        assert dataset.ready()
+        next(dataset)
+        assert threading.active_count() == before
+    assert counters(client)[1] == 4
+
+
+WRONG = {
+    "batch size": dict(batch_size=0),
+    "in flight": dict(batch_size=8, max_in_flight=7),
+    "ragged": dict(batch_size=8, ragged="maybe"),
+    "prefetch": dict(batch_size=8, prefetch=-1),
+    "no table": dict(batch_size=8, table={}),
+    "weight": dict(batch_size=8, table={"a": 1, "b": 0}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments(name):
+    arguments = {"table": "t", **WRONG[name]}
+    with pytest.raises(ValueError, match="got"):
+        replay.Dataset(replay.EmbeddedClient([uniform()]), **arguments)
