@@ -48,6 +48,16 @@ class Binding:
             ((layout.groups[leaf.group].length,) if leaf.time else ()) + column.shape[1:]
             for leaf, column in zip(layout.leaves, self.columns, strict=True)
         ]
+        #: Bytes of one gathered item.
+        self.item_bytes = sum(
+            int(np.prod(shape, dtype=np.int64)) * column.itemsize
+            for shape, column in zip(self.shapes, self.columns, strict=True)
+        )
+        # What gather needs of each leaf, in one tuple.
+        self._plan = [
+            (leaf.group, leaf.time, column.take, column.dtype, shape)
+            for leaf, column, shape in zip(layout.leaves, self.columns, self.shapes, strict=True)
+        ]
         # Adjacent groups of one stream are counted in one call.
         self.parts: list[tuple[Stream, int, int]] = []
         for stream, (begin, end) in zip(streams, self.spans, strict=True):
@@ -111,30 +121,16 @@ class Binding:
         n = len(index)
         rows: list[np.ndarray | None] = [None] * len(self.spans)
         leaves = []
-        for at, (leaf, column) in enumerate(zip(self.layout.leaves, self.columns, strict=True)):
-            group = leaf.group
+        for at, (group, time, take, dtype, shape) in enumerate(self._plan):
             lines = rows[group]
             if lines is None:
                 begin, end = self.spans[group]
-                lines = index[:, begin] if end - begin == 1 else index[:, begin:end]
-                lines = rows[group] = np.ascontiguousarray(lines)
-            if out is not None:
-                array = out[at]
-            else:
-                array = np.empty((n, *self.shapes[at]), column.dtype)
-            into = array[:, 0] if leaf.time and lines.ndim == 1 else array
-            # "clip" because "raise" would gather into a buffer first; rows were checked when the item came
-            # in.
-            column.take(lines, 0, into, "clip")
+                lines = rows[group] = (index[:, begin] if end - begin == 1 else index[:, begin:end]).copy()
+            array = np.empty((n, *shape), dtype) if out is None else out[at]
+            # "clip" because "raise" would gather into a buffer first; rows were checked when they came in.
+            take(lines, 0, array[:, 0] if time and lines.ndim == 1 else array, "clip")
             leaves.append(array)
         return leaves
-
-    def gathered_bytes(self, n: int) -> int:
-        """Bytes of ``n`` items."""
-        return n * sum(
-            int(np.prod(shape, dtype=np.int64)) * column.itemsize
-            for shape, column in zip(self.shapes, self.columns, strict=True)
-        )
 
     def leaf_lengths(self, lengths: np.ndarray | None, n: int) -> list[np.ndarray | None]:
         """For each leaf int64 ``[n]``, or None if it has no time axis; ``lengths`` is int32

@@ -85,8 +85,14 @@ class RateLimiter:
         """How many of ``n`` may be sampled one after another, if none of them removes an item."""
         if self.size - in_limbo < self.min_size_to_sample:
             return 0
-        room = self.diff - self.reserved - self.min_diff
-        return n if room >= n else max(0, int(room))
+        if self.can_sample(n, in_limbo):
+            return n
+        room = max(0, int(self.diff - self.reserved - self.min_diff))
+        while self.can_sample(room + 1, in_limbo):  # one step at most, where the subtraction has rounded
+            room += 1
+        while room and not self.can_sample(room, in_limbo):
+            room -= 1
+        return room
 
     def allowed_inserts(self, n: int) -> int:
         """How many of ``n`` may be inserted one after another. The rule is monotone: once it refuses, it goes

@@ -178,7 +178,7 @@ class Stream:
         if n and rows[-1] - first == n - 1:
             if n > len(self._steps):
                 self._steps = np.arange(2 * n, dtype=np.int64)
-            if (self._steps[:n] + first == rows).all():
+            if np.count_nonzero(self._steps[:n] + first == rows) == n:
                 return slice(int(first), int(first) + n)
         return rows
 
@@ -196,7 +196,7 @@ class Stream:
             n = len(free)
             if not n:
                 return
-            if n > 1 and not (free[1:] > free[:-1]).all():
+            if n > 1 and np.count_nonzero(free[1:] > free[:-1]) < n - 1:
                 free = np.unique(free)  # ascending, so that the next lease gets consecutive rows
                 n = len(free)
             end = self._num_free + n

@@ -24,6 +24,7 @@ class SumTree:
         self._running = np.triu(np.ones((FANOUT, FANOUT)))  # block @ this = its running sums
         self._levels: list[np.ndarray] = []  # [leaves, sums of FANOUT leaves, …, root]
         self._cumulative: np.ndarray | None = None
+        self._begins = np.zeros(0, np.int64)
         self._build(np.zeros(capacity))
 
     def _build(self, leaves: np.ndarray) -> None:
@@ -59,7 +60,7 @@ class SumTree:
         """Sets the weights of ``leaves``; of a leaf that is there twice the last one holds."""
         if not len(leaves):
             return
-        highest = int(leaves.max())
+        highest = int(np.maximum.reduce(leaves))
         if highest >= len(self._levels[0]):
             old = self._levels[0]
             grown = np.zeros(max(highest + 1, 2 * len(old)))
@@ -79,7 +80,7 @@ class SumTree:
         > 0."""
         total = self.total
         leaves, weights = self._descend(rng.random(n) * total)
-        while not weights.all():
+        while not np.minimum.reduce(weights) > 0.0:
             # Rounding can end a descent just past the last child that weighs anything. Leaves of weight 0
             # must not be chosen.
             again = np.flatnonzero(weights == 0.0)
@@ -90,22 +91,26 @@ class SumTree:
     def _descend(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The leaf in whose share of the running sum each of ``mass`` falls, and its weight."""
         sums = self._root_sums()
+        order = mass.argsort()  # a search for ascending values is twice as fast, sorting included
+        mass = mass.take(order)
         nodes = sums.searchsorted(mass, side="right")
-        np.minimum(nodes, len(sums) - 1, out=nodes)
-        mass = mass - sums.take(nodes)
-        mass += self._levels[-1].take(nodes)
+        if len(self._begins) < len(mass):
+            self._begins = np.arange(0, FANOUT * len(mass), FANOUT)
+        begins = self._begins[: len(mass)]
+        above, blocks = self._levels[-1], sums
+        at = nodes
         for level in reversed(self._levels[:-1]):
-            running = level.reshape(-1, FANOUT).take(nodes, 0) @ self._running
-            before = running <= mass[:, None]
-            child = before.argmin(
-                1
-            )  # the first whose running sum is above; 0 if none is, caught by the caller
-            if level is not self._levels[0]:
-                mass = mass - running.reshape(-1).take(np.arange(0, running.size, FANOUT) + child)
-                nodes = nodes * FANOUT
-                nodes += child
-                mass += level.take(nodes)
-            else:
-                nodes = nodes * FANOUT
-                nodes += child
-        return nodes, self._levels[0].take(nodes)
+            # What lies before the chosen node: the running sum up to and with it, less itself.
+            mass = mass - blocks.take(at, mode="clip")
+            mass += above.take(nodes, mode="clip")
+            blocks = level.reshape(-1, FANOUT).take(nodes, 0, mode="clip") @ self._running
+            # The first child whose running sum is above; 0 if none is, by rounding, which the caller looks
+            # after.
+            at = (blocks <= mass[:, None]).argmin(1)
+            nodes *= FANOUT
+            nodes += at
+            at += begins
+            above = level
+        leaves = np.empty_like(nodes)
+        leaves[order] = np.minimum(nodes, len(above) - 1, out=nodes)
+        return leaves, above.take(leaves)

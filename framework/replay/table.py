@@ -128,7 +128,7 @@ class Table(TableCore):
                 if self._waiting[1]:
                     self._may_insert.notify_all()
                 parts = self._parts(slots)
-                if sum(part[0].gathered_bytes(len(part[2])) for part in parts) <= _GATHER_UNDER_LOCK:
+                if n * max([part[0].item_bytes for part in parts]) <= _GATHER_UNDER_LOCK:
                     return gather_parts(self.name, info, n, parts, out, pad)
                 delivery = Delivery(self.name, info, slots, parts)
                 delivery.open = False
@@ -154,7 +154,7 @@ class Table(TableCore):
         before = times.take(slots)
         np.add.at(times, slots, _ONE)
         before += _ONE
-        if (times.take(slots) != before).any():  # some item more than once: its k-th sample says k
+        if np.count_nonzero(times.take(slots) != before):  # some item more than once: its k-th sample says k
             before = self._count_up(slots, before)
         size = np.empty(n, np.int64)
         size.fill(items.size - self._limbo)
@@ -351,7 +351,7 @@ class Table(TableCore):
                     self._may_insert.notify_all()
             if len(keys):
                 slots = items.find(keys)
-                if slots.min() < 0:
+                if np.minimum.reduce(slots) < 0:
                     here = slots >= 0
                     slots, priorities = slots[here], priorities[here]
                 if len(slots):
@@ -361,7 +361,7 @@ class Table(TableCore):
     def _update(self, slots: np.ndarray, priorities: np.ndarray) -> int:
         items = self._items
         items.priorities[slots] = priorities
-        high = float(priorities.max())
+        high = float(np.maximum.reduce(priorities))
         if self.max_priority is None or high > self.max_priority:
             self.max_priority = high
         if self._limbo:

@@ -196,7 +196,7 @@ class TableCore:
         if array.shape != (n,):
             raise ValueError(f"table {self.name!r}, priorities: got shape {array.shape}, expected ({n},)")
         if n:
-            low, high = array.min(), array.max()
+            low, high = np.minimum.reduce(array), np.maximum.reduce(array)
             if not (low >= 0.0 and high < np.inf):
                 bad = array[~((array >= 0.0) & (array < np.inf))]
                 raise ValueError(
@@ -312,7 +312,7 @@ class TableCore:
         n = len(index)
         if priorities is None:
             priorities = np.full(n, 1.0 if self.max_priority is None else self.max_priority)
-        high = float(priorities.max())
+        high = float(np.maximum.reduce(priorities))
         if self.max_priority is None or high > self.max_priority:
             self.max_priority = high
         binding = self._bindings[number]
@@ -332,7 +332,7 @@ class TableCore:
                 slots = victims
             else:
                 slots = np.concatenate([items.take(n - evict), victims])
-            named = self._write(slots, number, index, priorities, keys, lengths, episodes, stamps)
+            named = self._write(slots, number, index, priorities, keys, lengths, episodes, stamps, evict < n)
             for selector in (self.sampler, self.remover):
                 if evict < n:
                     new = n - evict
@@ -361,20 +361,26 @@ class TableCore:
                 self._remove(victims)
         return named
 
-    def _write(self, slots, number, index, priorities, keys, lengths, episodes, stamps) -> np.ndarray:
+    def _write(
+        self, slots, number, index, priorities, keys, lengths, episodes, stamps, fresh=True
+    ) -> np.ndarray:
         """Fills the arrays for new items in ``slots``; their keys."""
         items = self._items
-        items.state[slots] = LIVE
-        named = items.name(slots, keys)
-        items.priorities[slots] = priorities
-        items.times[slots] = 0
-        items.pending[slots] = 0
-        items.stamps[slots] = stamps
-        items.layouts[slots] = number
+        at = items.span(slots)
+        if fresh:
+            items.state[at] = LIVE
+        named = items.name(slots, at, keys)
+        items.priorities[at] = priorities
+        items.times[at] = 0
+        if self.max_times_sampled:
+            items.pending[at] = 0
+        items.stamps[at] = stamps
+        if len(self._bindings) > 1:
+            items.layouts[at] = number
         if index.shape[1] == items.index.shape[1]:
-            items.index[slots] = index
+            items.index[at] = index
         else:
-            items.index[slots, : index.shape[1]] = index
+            items.index[at, : index.shape[1]] = index
         if lengths is not None:
             items.set_lengths(slots, lengths)
         if episodes is not None:

@@ -488,3 +488,11 @@ def test_tables_are_checked(tables):
 def test_unknown_table():
     with pytest.raises(RuntimeError, match="'nope' was not found"):
         make().sample_batch("nope", 1)
+
+
+def test_large_tables_grow():
+    client = make(size=5000, sampler=selectors.Fifo(), times=1)
+    writer = client.batch_writer()
+    keys = np.concatenate([insert(client, np.arange(700) + 700 * i, writer=writer) for i in range(9)])
+    assert len(set(keys.tolist())) == 6300
+    assert client.sample_batch("t", 5000).data.tolist() == list(range(1300, 6300))

@@ -30,7 +30,7 @@ class _ByAge(Selector):
         if self._tail + n > len(self._order):
             self._compact(n)
         begin, end = self._tail, self._tail + n
-        self._where = grown(self._where, int(slots.max()) + 1, -1)
+        self._where = grown(self._where, int(np.maximum.reduce(slots)) + 1, -1)
         self._order[begin:end] = slots
         self._stamps[begin:end] = stamps
         self._where[slots] = np.arange(begin, end)
@@ -44,6 +44,19 @@ class _ByAge(Selector):
         self._where[slots] = -1
         self._size -= len(slots)
         self._trim()
+
+    def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        n = len(slots)
+        oldest = self._order[self._head : self._head + n]
+        if n < self._size and np.count_nonzero(oldest == slots) == n:  # what a full table does all the time
+            oldest.fill(-1)
+            self._head += n
+            self._size -= n
+            if self._order[self._head] < 0:
+                self._trim()
+        else:
+            self.delete(slots)
+        self.insert(slots, priorities, stamps)
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         return None
