@@ -23,6 +23,7 @@ from framework.types import Nest
 
 FIRST, MID, LAST = 0, 1, 2
 NO_ROW = -1
+NO_EXTRAS: Nest = ()
 
 # A table's priorities: batched items (leaves [k, ...]) to k priorities; None for the largest so far.
 PriorityFn = Callable[[Nest], Any]
@@ -87,7 +88,10 @@ class BlockAdder(Adder):
         self._lanes: int | None = None  # None: single time steps
         self._width = 1  # lanes, where a single time step has one
         self._kind = NO_ROW  # kind of row _t when time steps are single
-        self._kinds = np.zeros((0, 1), np.int8)
+        self._kinds: np.ndarray = np.zeros((0, 1), np.int8)
+        self._kinds_of_one: np.ndarray = self._kinds
+        self._last = 0  # the greatest time index
+        self._limited = type(self)._check_limit is not BlockAdder._check_limit
         self._observation: Field | None = None
         self._action: Field | None = None
         self._reward: Field | None = None
@@ -118,18 +122,17 @@ class BlockAdder(Adder):
                 )
             self._start(timestep.observation)
 
-    def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
+    def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
         with self._lock:
             if not self._open or self._closed:
                 self._check_usable()
                 raise ValueError("add: there is no open episode; call add_first(timestep) after a reset.")
             t = self._t
-            assert self._observation is not None
-            if self._lanes is None:
-                # The path of one lane: no arrays of one element.
-                kind: Any = int(next_timestep.step_type) if np.ndim(next_timestep.step_type) == 0 else None
-                if kind is None:
-                    self._read_kinds(next_timestep)
+            step_type = next_timestep.step_type
+            kind: Any
+            if self._lanes is None and isinstance(step_type, int):
+                # One lane: no arrays of one element.
+                kind = int(step_type)
                 if kind == FIRST:
                     self._start(next_timestep.observation)
                     return
@@ -144,32 +147,27 @@ class BlockAdder(Adder):
                 over = (self._kinds[t] == LAST) & ~begun
                 if over.any():
                     raise ValueError(
-                        f"add: the episodes of lanes {np.flatnonzero(over).tolist()} are over, "
-                        "got step types "
-                        f"{kind[over].tolist()}; expected FIRST there."
+                        f"add: the episodes of lanes {np.flatnonzero(over).tolist()} are over, got step "
+                        f"types {kind.reshape(-1)[over].tolist()}; expected FIRST there."
                     )
                 if begun.all():
                     self._start(next_timestep.observation)
                     return
-            self._check_limit(kind)
+            if self._limited:
+                self._check_limit(kind)
             if self._action is None:
                 self._declare(action, next_timestep, extras)
-            assert self._action is not None and self._reward is not None and self._discount is not None
-            observation = self._observation.leaves(next_timestep.observation)
-            action = self._action.leaves(action)
-            reward = self._reward.leaves(next_timestep.reward)
-            discount = self._discount.leaves(next_timestep.discount)
+            # Nothing counts until _advance(): what a failed call leaves here the next one overwrites.
+            self._observation.put(t + 1 - self._skip, next_timestep.observation)  # type: ignore[union-attr]
+            self._action.put(t, action)  # type: ignore[union-attr]
+            self._reward.put(t, next_timestep.reward)  # type: ignore[union-attr]
+            self._discount.put(t, next_timestep.discount)  # type: ignore[union-attr]
             if self._extras is not None:
-                self._extras.write(t, self._extras.leaves(extras))
-            elif not is_absent(extras):
+                self._extras.put(t, extras)
+            elif extras is not NO_EXTRAS and not is_absent(extras):
                 raise ValueError(
                     "extras: got some, expected none as in the first step. Pass them from the start."
                 )
-            # All checks are behind us: from here on the step is taken.
-            self._action.write(t, action)
-            self._reward.write(t, reward)
-            self._discount.write(t, discount)
-            self._observation.write(t + 1 - self._skip, observation)
             self._advance(kind)
 
     def reset(self) -> None:
@@ -298,13 +296,12 @@ class BlockAdder(Adder):
         if self._observation is None:
             self._allocate(observation)
         assert self._observation is not None
-        leaves = self._observation.leaves(observation)
         # Before the first action nothing has happened that a row could hold: the open row is replaced.
         if self._open and self._action is not None:
-            self._observation.write(self._t + 1 - self._skip, leaves)
+            self._observation.put(self._t + 1 - self._skip, observation)
             self._advance(FIRST)
         else:
-            self._observation.write(self._t - self._skip, leaves)
+            self._observation.put(self._t - self._skip, observation)
             self._kinds[self._t] = FIRST
             self._kind = FIRST
             self._open = True
@@ -314,11 +311,13 @@ class BlockAdder(Adder):
         """Called when rows exist again, after the start or a ``reset()``."""
 
     def _advance(self, kind: Any) -> None:
-        self._t += 1
-        self._kinds[self._t] = kind
+        self._t = t = self._t + 1
         if self._lanes is None:
             self._kind = kind
-        if self._t == self._history + self._steps or (self._concurrent and time.monotonic() > self._deadline):
+            self._kinds_of_one[t] = kind
+        else:
+            self._kinds[t] = kind
+        if t == self._last or (self._concurrent and time.monotonic() > self._deadline):
             self._emit_block()
 
     def _emit_block(self, timeout: float | None = None) -> None:
@@ -396,7 +395,9 @@ class BlockAdder(Adder):
         self._width = width
         self._steps = max(1, min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // width, _MAX_BLOCK_BYTES // step_bytes))
         length = self._history + self._steps + 1
+        self._last = length - 1
         self._kinds = np.full((length, width), NO_ROW, np.int8)
+        self._kinds_of_one = self._kinds.reshape(-1)
         self._observation = Field("observation", observation, self._lanes, length - self._skip)
         self._begin()
 

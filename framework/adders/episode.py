@@ -129,7 +129,7 @@ class EpisodeAdder(RowAdder):
             places = counts[times, lanes] - 1
             for name, block in columns.items():
                 self._target(name)[lanes, places] = block[times, lanes]
-            for time, lane in zip(*np.nonzero(now & closing)):
+            for time, lane in zip(*np.nonzero(now & closing), strict=True):
                 count = int(counts[time, lane])
                 episode = {name: self._target(name)[lane, :count].copy() for name in columns}
                 self._episodes[lane] = -1
@@ -168,7 +168,7 @@ class EpisodeAdder(RowAdder):
             name: array[: t + 1]
             for field in (self._observation, self._action, self._reward, self._discount, self._extras)
             if field is not None
-            for name, array in zip(field.names, field.arrays)
+            for name, array in zip(field.names, field.arrays, strict=True)
         }
         values[START] = self._kinds[: t + 1] == FIRST
         values[MASK] = real.astype(np.float32)

@@ -51,8 +51,9 @@ class Field:
         self._lone = len(flat) == 1 and flat[0][0] == ()
         self._flatten = _flattener(example)
         self.arrays: list[np.ndarray] = []
-        # What write() assigns to: arrays without the lane axis where the caller has none.
-        self._slots: list[tuple[np.ndarray, tuple[int, ...], np.dtype]] = []
+        # What put() assigns to: arrays without the lane axis where the caller has none; shape and dtype of a
+        # value, and the types of scalars that fit as they are.
+        self._slots: list[tuple[np.ndarray, tuple[int, ...], np.dtype, frozenset[type]]] = []
         for path, leaf in flat:
             dtype: np.dtype = _SCALARS.get(type(leaf), np.asarray(leaf).dtype)
             if to_float:
@@ -65,7 +66,7 @@ class Field:
             shape = np.shape(leaf)
             if lanes is None:
                 array = np.zeros((length, 1, *shape), dtype)
-                self._slots.append((array[:, 0], shape, dtype))
+                self._slots.append((array[:, 0], shape, dtype, _fitting_scalars(shape, dtype)))
             else:
                 if shape[:1] != (lanes,):
                     raise ValueError(
@@ -73,12 +74,24 @@ class Field:
                         f"{lanes} lanes, as in the time step's step_type."
                     )
                 array = np.zeros((length, *shape), dtype)
-                self._slots.append((array, shape, dtype))
+                self._slots.append((array, shape, dtype, frozenset()))
             self.arrays.append(array)
 
-    def leaves(self, value: Nest) -> list[Any]:
-        """The leaves of ``value``, checked: structure, shapes and dtypes are those of the first value."""
+    def put(self, t: int, value: Nest) -> None:
+        """Copies ``value`` to time index ``t``.
+
+        ValueError if its structure, shapes or dtypes are not those of the first value.
+        """
         if self._lone:
+            slot, shape, dtype, scalars = self._slots[0]
+            kind = type(value)
+            if kind is np.ndarray:
+                if value.shape == shape and value.dtype == dtype:
+                    slot[t] = value
+                    return
+            elif kind in scalars:
+                slot[t] = value
+                return
             leaves = [value]
         else:
             leaves = []
@@ -86,19 +99,15 @@ class Field:
                 self._flatten(value, leaves)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise ValueError(
-                    f"{self.name}: got the structure {_outline(value)}, expected "
-                    f"{_outline(self.template)} as "
-                    "in the first step."
+                    f"{self.name}: got the structure {_outline(value)}, expected {_outline(self.template)} "
+                    "as in the first step."
                 ) from error
-        for i, (_, shape, dtype) in enumerate(self._slots):
+        for i, (slot, shape, dtype, scalars) in enumerate(self._slots):
             leaf = leaves[i]
-            if getattr(leaf, "shape", None) != shape or getattr(leaf, "dtype", None) != dtype:
-                leaves[i] = self._convert(i, leaf, shape, dtype)
-        return leaves
-
-    def write(self, t: int, leaves: list[Any]) -> None:
-        """Copies what ``leaves`` returned to time index ``t``."""
-        for (slot, _, _), leaf in zip(self._slots, leaves):
+            if type(leaf) not in scalars and (
+                getattr(leaf, "shape", None) != shape or getattr(leaf, "dtype", None) != dtype
+            ):
+                leaf = self._convert(i, leaf, shape, dtype)
             slot[t] = leaf
 
     def _convert(self, i: int, leaf: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -132,7 +141,7 @@ class Field:
         ``where``: bool ``[last - first, B]``, picks the rows to give; all of them if None.
         """
         columns = {}
-        for name, array in zip(self.names, self.arrays):
+        for name, array in zip(self.names, self.arrays, strict=True):
             block = array[first:last]
             columns[name] = block.reshape(-1, *array.shape[2:]) if where is None else block[where]
         return columns
@@ -162,7 +171,7 @@ def _flattener(template: Nest) -> Callable[[Nest, list[Any]], None]:
         def flatten_sequence(value: Nest, leaves: list[Any]) -> None:
             if len(value) != len(parts):
                 raise ValueError(f"{len(value)} elements, expected {len(parts)}")
-            for part, child in zip(parts, value):
+            for part, child in zip(parts, value, strict=True):
                 part(child, leaves)
 
         return flatten_sequence
@@ -177,6 +186,14 @@ def _flattener(template: Nest) -> Callable[[Nest, list[Any]], None]:
 
         return flatten_mapping
     return lambda value, leaves: leaves.append(value)
+
+
+def _fitting_scalars(shape: tuple[int, ...], dtype: np.dtype) -> frozenset[type]:
+    """The scalar types that numpy assigns to an array of ``dtype`` without losing their kind."""
+    if shape:
+        return frozenset()
+    python = {"f": (float, int, bool), "i": (int, bool), "u": (int, bool), "b": (bool,)}.get(dtype.kind, ())
+    return frozenset((dtype.type, *python))
 
 
 def _outline(value: Nest) -> str:

@@ -157,8 +157,10 @@ class NStepTransitionAdder(BlockAdder):
                 # In the order of time, then lanes; windows of one lane and time the longest first.
                 order = np.lexsort((-length, cell))
                 end, length = end[order], length[order]
-                rewards = [np.concatenate(both)[order] for both in zip(rewards, tail_rewards)]
-                discounts = [np.concatenate(both)[order] for both in zip(discounts, tail_discounts)]
+                rewards = [np.concatenate(both)[order] for both in zip(rewards, tail_rewards, strict=True)]
+                discounts = [
+                    np.concatenate(both)[order] for both in zip(discounts, tail_discounts, strict=True)
+                ]
         if len(end):
             self._write(end - length * width, end, rewards, discounts)
 
@@ -239,13 +241,13 @@ class NStepTransitionAdder(BlockAdder):
                 discounts[i] = factor * discounts[i]
         if not parts:
             return None
-        cells, end_rows, lengths = (np.concatenate(column) for column in zip(*parts))
+        cells, end_rows, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
         return (
             cells,
             end_rows,
             lengths,
-            [np.concatenate(leaf) for leaf in zip(*reward_parts)],
-            [np.concatenate(leaf) for leaf in zip(*discount_parts)],
+            [np.concatenate(leaf) for leaf in zip(*reward_parts, strict=True)],
+            [np.concatenate(leaf) for leaf in zip(*discount_parts, strict=True)],
         )
 
     def _write(
@@ -257,10 +259,10 @@ class NStepTransitionAdder(BlockAdder):
         extras = [] if self._extras is None else self._extras.take(start)
         reward_names = [pair.reward_name for pair in self._pairs]
         discount_names = [pair.discount_name for pair in self._pairs]
-        columns = dict(zip(self._action.names, actions))
-        columns.update(zip(reward_names, rewards))
-        columns.update(zip(discount_names, discounts))
-        columns.update(zip(self._extras_names(), extras))
+        columns = dict(zip(self._action.names, actions, strict=True))
+        columns.update(zip(reward_names, rewards, strict=True))
+        columns.update(zip(discount_names, discounts, strict=True))
+        columns.update(zip(self._extras_names(), extras, strict=True))
         made = self._writer.append(_TRANSITIONS, columns)
         all_rows = self._rows.reshape(-1)
         before, after = all_rows[start], all_rows[end]
@@ -365,7 +367,7 @@ def _pair_up(reward: Field, discount: Field, g: float) -> tuple[list[_Pair], Nes
     discounts = discount.arrays * len(paths) if len(discount.arrays) < len(paths) else discount.arrays
     pairs = [
         _Pair(column_name("reward", path), column_name("discount", path), r, d, g)
-        for path, r, d in zip(paths, rewards, discounts)
+        for path, r, d in zip(paths, rewards, discounts, strict=True)
     ]
     return pairs, template
 

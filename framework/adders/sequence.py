@@ -145,7 +145,7 @@ class RowAdder(BlockAdder):
             (name, array.shape[2:], array.dtype)
             for field in (self._observation, self._action, self._reward, self._discount, self._extras)
             if field is not None
-            for name, array in zip(field.names, field.arrays)
+            for name, array in zip(field.names, field.arrays, strict=True)
         ]
 
     def _slices(self, rows: np.ndarray, lengths: np.ndarray | None, part: slice) -> Step:
@@ -302,7 +302,7 @@ class SequenceAdder(RowAdder):
             if field is not None:
                 # A lane's action after its LAST step was ignored; it stands in the array but not in the row.
                 zero = padded if field is self._observation else ~real
-                for name, value in zip(field.names, field.take(index)):
+                for name, value in zip(field.names, field.take(index), strict=True):
                     value[zero] = 0
                     values[name] = value
         return self._step(values.__getitem__)
