@@ -70,9 +70,9 @@ class Items:
         """A slice if ``slots`` are consecutive, as they mostly are: several times faster to write to."""
         n = len(slots)
         first = int(slots[0])
-        if int(slots[-1]) - first == n - 1:
-            if n == 1 or np.count_nonzero(slots[1:] - slots[:-1] == 1) == n - 1:
-                return slice(first, first + n)
+        consecutive = int(slots[-1]) - first == n - 1
+        if consecutive and (n == 1 or np.count_nonzero(slots[1:] - slots[:-1] == 1) == n - 1):
+            return slice(first, first + n)
         return slots
 
     def take(self, n: int) -> np.ndarray:

@@ -78,7 +78,7 @@ class RateLimiter:
         """Whether ``n`` may be inserted now. Reserved samples do not count: nobody has had them yet."""
         return (
             self.size + n <= self.min_size_to_sample
-            or self.diff + n * self.samples_per_insert <= self.max_diff
+            or (self.inserts + n) * self.samples_per_insert - self.samples <= self.max_diff
         )
 
     def allowed_samples(self, n: int, in_limbo: int = 0) -> int:
