@@ -155,8 +155,11 @@ def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]
     from framework.loggers import ProgressDisplay
 
     options = folder.options
-    display = ProgressDisplay(options.max_actor_steps, options.target_return)
-    with launch.start(program, options.engine, directory=folder.path) as job, _stopping(job) as received:
+    with (
+        ProgressDisplay(options.max_actor_steps, options.target_return) as display,
+        launch.start(program, options.engine, directory=folder.path) as job,
+        _stopping(job) as received,
+    ):
         while not job.over:
             try:
                 job.wait(_POLL_S)
@@ -166,7 +169,6 @@ def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]
                 snapshot = None if received else _snapshot(launch, job)
                 if snapshot is not None:
                     display.update(snapshot)
-        display.close()
         return job.result, (received[0] if received else None)
 
 
@@ -252,7 +254,10 @@ def _explain(error: Exception, path: Path) -> str:
     if node is not None and isinstance(cause, OSError | CheckpointError):
         reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
         return f"node {node!r}: {reason}"  # about the disk: a traceback would only hide it
-    return f"{error}\n\nThe run ended in {path}; logs of its nodes are in {path / 'logs'}."
+    reason, _, traceback = str(error).partition("\n\n")
+    if traceback:
+        print(traceback, file=sys.stderr)  # first: what ends up at the bottom of the screen is the reason
+    return f"{reason}\nThe run ended in {path}; logs of its nodes are in {path / 'logs'}."
 
 
 @contextlib.contextmanager
