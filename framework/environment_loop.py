@@ -31,6 +31,7 @@ class EnvironmentLoop:
     A *step* is one transition of one lane. The call that begins a lane's next episode is no transition
     and is not counted.
 
+    Returns are sums of ``environment.unscaled_reward``, so that normalising rewards does not change scores.
     For each finished episode the logger is given one row: ``episode_return``, ``episode_length``,
     ``lane``, ``steps_per_second`` (of all lanes together, since the last row), the seconds spent since the
     last row in ``reset_duration_sec``, ``select_action_duration_sec``, ``step_duration_sec`` and
@@ -131,11 +132,12 @@ class EnvironmentLoop:
 
         self._lengths += moved
         # FIRST steps have reward 0, so adding all lanes is right.
+        reward = self._environment.unscaled_reward(timestep)
         if self._nested_reward:
-            for total, reward in zip(self._returns, tree.flatten(timestep.reward), strict=True):
-                total += reward
+            for total, part in zip(self._returns, tree.flatten(reward), strict=True):
+                total += part
         else:
-            self._returns[0] += timestep.reward
+            self._returns[0] += reward
         self._num_steps += num_steps
         self._steps_since_row += num_steps
         over = timestep.step_type == LAST

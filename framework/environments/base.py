@@ -101,6 +101,13 @@ class BatchedEnvironment(dm_env.Environment):
             "render_mode='rgb_array' and stepping='inline'."
         )
 
+    def unscaled_reward(self, timestep: dm_env.TimeStep) -> Nest:
+        """The reward of the latest ``timestep`` before normalisation: what scores are made of."""
+        return timestep.reward
+
+    def freeze(self) -> None:
+        """For evaluation: from now on wrappers use their statistics without changing them."""
+
     def save(self) -> dict[str, Any]:
         """What a checkpoint keeps: the statistics of wrappers. The state of the world itself is not kept."""
         return {}

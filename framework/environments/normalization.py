@@ -71,8 +71,8 @@ class RunningStatistics(Saveable):
 class NormalizeObservation(EnvironmentWrapper):
     """Floating observations as float32 (x - mean) / std, clipped; integers (pictures) stay as they are.
 
-    Every lane's observations count, each once. For evaluation make the environment with ``update=False``
-    and give it the training environment's ``save()`` by ``restore``.
+    Every lane's observations count, each once. For evaluation give another environment the training
+    environment's ``save()`` by ``restore``, and ``freeze()`` it.
     """
 
     def __init__(
@@ -121,6 +121,10 @@ class NormalizeObservation(EnvironmentWrapper):
             columns.append(column)
         return timestep._replace(observation=self._build(columns))
 
+    def freeze(self) -> None:
+        self.update = False
+        super().freeze()
+
     def own_state(self) -> dict[str, Any]:
         return {str(i): item.save() for i, item in enumerate(self.statistics) if item is not None}
 
@@ -134,8 +138,8 @@ class NormalizeReward(EnvironmentWrapper):
     """Rewards divided by the standard deviation of the running discounted return, and clipped.
 
     With G_t = discount · G_{t-1} + r_t within an episode, the reward becomes r_t / sqrt(var(G) + epsilon):
-    the scale changes, the sign does not. Episode returns that are logged outside of this wrapper are in the
-    new scale; evaluate without it.
+    the scale changes, the sign does not. The environment loop's episode returns stay in the environment's own
+    scale: it sums ``unscaled_reward``.
     """
 
     def __init__(
@@ -167,13 +171,17 @@ class NormalizeReward(EnvironmentWrapper):
         self._epsilon = epsilon
         self.statistics = RunningStatistics()
         self._returns = np.zeros(self.num_lanes)
+        self._unscaled = np.zeros(self.num_lanes, np.float32)
 
     def reset(self) -> dm_env.TimeStep:
         self._returns[:] = 0.0
-        return self._environment.reset()
+        timestep = self._environment.reset()
+        self._unscaled = timestep.reward
+        return timestep
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         timestep = self._environment.step(action)
+        self._unscaled = timestep.reward
         moved = timestep.step_type != FIRST
         if self.update:
             self._returns = self._discount * self._returns + timestep.reward
@@ -182,6 +190,13 @@ class NormalizeReward(EnvironmentWrapper):
         scale = 1.0 / np.sqrt(float(self.statistics.variance) + self._epsilon)
         reward = np.clip(timestep.reward * scale, -self._clip, self._clip).astype(np.float32)
         return timestep._replace(reward=reward)
+
+    def unscaled_reward(self, timestep: dm_env.TimeStep) -> Nest:
+        return self._unscaled
+
+    def freeze(self) -> None:
+        self.update = False
+        super().freeze()
 
     def reward_spec(self) -> Nest:
         return specs.BoundedArray((), np.float32, -self._clip, self._clip, name="reward")

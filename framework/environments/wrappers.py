@@ -69,6 +69,12 @@ class EnvironmentWrapper(BatchedEnvironment):
     def render(self, lane: int = 0) -> np.ndarray:
         return self._environment.render(lane)
 
+    def unscaled_reward(self, timestep: dm_env.TimeStep) -> Nest:
+        return self._environment.unscaled_reward(timestep)
+
+    def freeze(self) -> None:
+        self._environment.freeze()
+
     def close(self) -> None:
         self._environment.close()
 

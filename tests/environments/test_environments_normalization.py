@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from framework import environments, specs
+from framework.environment_loop import EnvironmentLoop
 from framework.environments import FIRST, LAST, testing
 from framework.environments.normalization import RunningStatistics
 
@@ -148,11 +149,34 @@ def test_the_checkpoint_continues_exactly_and_evaluation_does_not_learn():
     other.reset()
     assert other.save()["1:NormalizeObservation"]["0"]["count"] == 48
 
-    frozen = _make(lambda e: environments.NormalizeObservation(e, update=False), spec=_SPEC)
-    frozen.restore({"1:NormalizeObservation": state["1:NormalizeObservation"]})
+    frozen = _make(*wrappers, spec=_SPEC)
+    frozen.restore(state)
+    frozen.freeze()
     frozen.reset()
     frozen.step(np.zeros(4, np.int64))
-    np.testing.assert_equal(frozen.save()["1:NormalizeObservation"], state["1:NormalizeObservation"])
+    np.testing.assert_equal(frozen.save(), state)
+
+
+def test_returns_of_the_loop_are_in_the_environments_own_scale():
+    class Actor:
+        def select_action(self, observation):
+            return np.zeros(4, np.int64)
+
+        def observe_first(self, timestep):
+            pass
+
+        def observe(self, action, timestep):
+            self.scaled = timestep.reward
+
+        def update(self, wait=False):
+            pass
+
+    actor = Actor()
+    plain = EnvironmentLoop(_make(episode_length=3), actor).run_episodes(8)
+    wrappers = (environments.NormalizeReward, lambda e: environments.FrameStack(e, 2))
+    scaled = EnvironmentLoop(_make(*wrappers, episode_length=3), actor).run_episodes(8)
+    np.testing.assert_array_equal(plain["episode_return"], scaled["episode_return"])
+    assert actor.scaled.any()
 
 
 def test_a_checkpoint_of_other_wrappers_is_refused():
