@@ -107,7 +107,6 @@ class ProgressDisplay:
 
     def render(self) -> Any:
         """The bar and the table, for rich."""
-        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -121,7 +120,10 @@ class ProgressDisplay:
             return table
         counts = (self._shown or {}).get("counts", {})
         bar = ProgressBar(self._max_steps, counts.get("actor_steps", 0), width=_BAR_WIDTH)
-        return Group(bar, table)
+        view = Table.grid()
+        view.add_row(bar)
+        view.add_row(table)
+        return view
 
     def _live_view(self) -> Any:
         if self._live is None:
