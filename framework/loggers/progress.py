@@ -53,7 +53,7 @@ class ProgressDisplay:
         self._meter.update(snapshot.get("counts", {}))
         if self._console.is_terminal:
             self._live_view().update(self.render())
-        elif self._last_line is None or self._clock() - self._last_line >= self._line_every:
+        elif self._is_due(snapshot):
             self._last_line = self._clock()
             self._console.print(self.line(), highlight=False, soft_wrap=True, markup=False)
 
@@ -124,6 +124,12 @@ class ProgressDisplay:
         view.add_row(bar)
         view.add_row(table)
         return view
+
+    def _is_due(self, snapshot: Mapping[str, Any]) -> bool:
+        """The first line comes with the first environment steps."""
+        if self._last_line is None:
+            return bool(snapshot.get("counts", {}).get("actor_steps"))
+        return self._clock() - self._last_line >= self._line_every
 
     def _live_view(self) -> Any:
         if self._live is None:

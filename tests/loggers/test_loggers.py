@@ -337,6 +337,8 @@ class TestProgress:
 
     def test_lines_now_and_then_where_there_is_no_terminal(self):
         display, clock, out = self.display(line_every=10.0)
+        display.update({"counts": {"actor_steps": 0}, "labels": {}})
+        assert out.getvalue() == ""  # still starting
         for _ in range(25):
             display.update(self.SNAPSHOT)
             clock.now += 1.0
