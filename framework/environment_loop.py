@@ -109,8 +109,9 @@ class EnvironmentLoop:
         if self._timestep is None:
             self._begin()
         assert self._timestep is not None
+        before, self._timestep = self._timestep, None  # if anything below fails, begin with a reset
         start = clock()
-        action = self._actor.select_action(self._timestep.observation)
+        action = self._actor.select_action(before.observation)
         chosen = clock()
         timestep = self._environment.step(action)
         stepped = clock()

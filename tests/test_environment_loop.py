@@ -263,10 +263,13 @@ def test_nested_rewards_give_nested_returns():
 
 def test_a_fault_of_the_environment_leaves_the_loop():
     environment = environments.make(testing.FaultyEnvironment, options={"fault": "raise", "at": 4})
-    loop = EnvironmentLoop(environment, RecordingActor())
+    actor = RecordingActor()
+    loop = EnvironmentLoop(environment, actor)
     with pytest.raises(environments.EnvironmentFault, match="lane 0"):
         loop.run(num_steps=10)
     assert loop.num_steps == 3
+    assert loop.run(num_steps=2) == 2  # from a reset
+    assert len(actor.firsts) == 2
 
 
 def test_last_steps_reach_the_actor():

@@ -67,9 +67,7 @@ class InlineEnvironment(BatchedEnvironment):
         self._single_action = not tree.is_nested(self.spec.actions)
         self._columns = specs.leaves(self.spec.observations)
         self._single_observation = not tree.is_nested(self.spec.observations)
-        self._scalar_reward = self.spec.rewards == specs.Array((), np.float32, name="reward") or (
-            not tree.is_nested(self.spec.rewards) and self.spec.rewards.shape == ()
-        )
+        self._scalar_reward = not tree.is_nested(self.spec.rewards) and self.spec.rewards.shape == ()
         self._scalar_discount = not tree.is_nested(self.spec.discounts) and self.spec.discounts.shape == ()
         # dtypes seen before that may be stored in a column without loss of kind.
         self._accepted = [{leaf.dtype} for _, leaf in self._columns]

@@ -210,6 +210,24 @@ def test_a_timestep_limit_across_processes():
     assert kinds == [[kind] * 3 for kind in (1, LAST, 0, 1, LAST, 0)]
 
 
+class Marking(testing.EchoEnvironment):
+    def __init__(self, folder, seed):
+        super().__init__()
+        self._file = folder / str(seed)
+
+    def close(self):
+        self._file.touch()
+
+
+def test_the_lanes_are_closed_in_the_children(tmp_path):
+    environment = environments.make(
+        Marking, num_lanes=3, seed=0, stepping="processes", num_processes=2, options={"folder": tmp_path}
+    )
+    environment.reset()
+    environment.close()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_render_of_a_lane():
     with environments.make(
         CARTPOLE, num_lanes=3, stepping="processes", num_processes=2, render_mode="rgb_array"
