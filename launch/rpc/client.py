@@ -31,6 +31,9 @@ from launch.rpc import sockets, wire
 # While a call waits, the client asks every so often whether the node still has it (seconds).
 PROBE_INTERVAL = 1.0
 _SILENT_PROBES_AFTER_STOP = 2
+# What is sent waits inside the socket for a node that is not there (yet). Sending itself waits only on a
+# socket that was refused.
+_REFUSED_AFTER_MS = 2000
 
 
 class Connection:
@@ -70,7 +73,7 @@ class Connection:
         number = next(self._numbers)
         socket = self._take()
         try:
-            _send(socket, wire.head(wire.CALL, number, len(buffers)) + data, buffers, copy=False)
+            _send(socket, wire.head(wire.CALL, number, len(buffers)) + data, buffers, self._name)
             kind, body, frames = self._receive(socket, number, method, timeout)
         except BaseException:
             socket.close(linger=0)  # an answer may be on its way in it
@@ -105,6 +108,7 @@ class Connection:
     def _connect(self) -> zmq.Socket:
         socket = sockets.make_client_socket(self._address, self._curve)
         socket.rcvtimeo = int(PROBE_INTERVAL * 1000)
+        socket.sndtimeo = _REFUSED_AFTER_MS
         return socket
 
     def _take(self) -> zmq.Socket:
@@ -274,7 +278,10 @@ class _FutureCalls:
             if not entry[0].set_running_or_notify_cancel():
                 self._done(number)
                 continue
-            _send(self._socket, body, frames, copy=False)
+            try:
+                _send(self._socket, body, frames, self._name)
+            except LaunchError as error:
+                _fail(self._done(number)[0], error)
 
     def _receive(self) -> None:
         kind, number, body, buffers = wire.receive(self._socket)
@@ -325,17 +332,21 @@ def _readable(socket: zmq.Socket) -> bool:
     return bool(int(events) & zmq.POLLIN)
 
 
-def _send(socket: zmq.Socket, body: bytes, buffers: Any, copy: bool) -> None:
-    if not buffers:
-        if len(body) < 65536:
-            socket.send(body)
-        else:
-            socket.send(body, copy=False)
-        return
-    socket.send(body, zmq.SNDMORE)
-    for buffer in buffers[:-1]:
-        socket.send(buffer, zmq.SNDMORE, copy=copy)
-    socket.send(buffers[-1], copy=copy)
+def _send(socket: zmq.Socket, body: bytes, buffers: Any, name: str) -> None:
+    """Sends a message without copying its buffers."""
+    try:
+        if not buffers:
+            if len(body) < 65536:
+                socket.send(body)
+            else:
+                socket.send(body, copy=False)
+            return
+        socket.send(body, zmq.SNDMORE)
+        for buffer in buffers[:-1]:
+            socket.send(buffer, zmq.SNDMORE, copy=False)
+        socket.send(buffers[-1], copy=False)
+    except zmq.Again:
+        raise LaunchError(f"node {name!r} refused this client: it belongs to another program") from None
 
 
 def _result(kind: int, body: bytes, buffers: Any, name: str) -> Any:

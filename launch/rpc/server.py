@@ -110,6 +110,9 @@ class Server:
                 return
             self._closed = True
             started = self._threads > 0
+            if self._turn % 2:  # the leader is at a call that may take for ever; it will not come back
+                self._leader = None
+                self._ended.set()
             self._condition.notify_all()
         self._busy.set()
         self._ring()
@@ -252,6 +255,8 @@ class Server:
             return False
         self._pending.add((identity, number))
         self._turn += 1
+        if self._closed:
+            return False
         if not self._watching:
             self._busy.set()
         answer = self._carry_out(method, args, kwargs)

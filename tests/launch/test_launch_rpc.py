@@ -1,0 +1,438 @@
+"""Calls between processes, here with both ends in one: answers, losses, strangers and broken messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import stat
+import threading
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import launch as lp
+from launch.rpc import sockets, wire
+from launch.rpc.client import Connection
+from launch.rpc.server import Server
+
+PATIENCE = 30.0
+
+
+class Thing:
+    def __init__(self):
+        self.array = np.zeros(100_000, np.float32)
+        self.entered = threading.Semaphore(0)
+        self.release = threading.Event()
+
+    def echo(self, *args, **kwargs):
+        return args[0] if args else kwargs
+
+    def block(self):
+        self.entered.release()
+        return self.release.wait(PATIENCE)
+
+    def hand_out(self):
+        """An array of its own, which it changes right afterwards."""
+        threading.Thread(target=self._scribble).start()
+        return self.array
+
+    def _scribble(self):
+        self.array += 1
+
+    def unpicklable(self):
+        return threading.Lock()
+
+
+@pytest.fixture
+def keys():
+    return sockets.CurveKeys.generate()
+
+
+@pytest.fixture
+def directory():
+    path = sockets.make_private_directory()
+    yield path
+    sockets.remove_private_directory(path)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def served(request, keys, directory):
+    """(object, server, connection)"""
+    address = f"ipc://{directory}/s" if request.param == "ipc" else "tcp://127.0.0.1:*"
+    thing = Thing()
+    server = Server(thing, address, keys, name="thing").start()
+    connection = Connection(server.address, keys, name="thing")
+    yield thing, server, connection
+    thing.release.set()
+    connection.close()
+    server.close()
+
+
+def ask(connection, *args, timeout=PATIENCE):
+    return connection.call("echo", args, {}, timeout)
+
+
+VALUES = {
+    "none": None,
+    "scalars": [1, 2.5, "text", b"bytes", True],
+    "empty array": np.zeros((0, 3)),
+    "small array": np.arange(12).reshape(3, 4),
+    "large array": np.arange(500_000, dtype=np.float32),
+    "fortran order": np.asfortranarray(np.arange(200_000.0).reshape(400, 500)),
+    "strided": np.arange(400_000)[::2],
+    "big bytes": os.urandom(300_000),
+    "function": lambda x: x + 1,
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_values_come_back_equal(served, value):
+    _, _, connection = served
+    for back in (ask(connection, value), connection.submit("echo", (value,), {}, PATIENCE).result(PATIENCE)):
+        if callable(value):
+            assert back(1) == value(1)
+        else:
+            np.testing.assert_equal(back, value)
+        if isinstance(value, np.ndarray):
+            assert back.dtype == value.dtype
+            assert back.flags.writeable
+
+
+def test_keyword_arguments(served):
+    assert served[2].call("echo", (), {"a": 1}, PATIENCE) == {"a": 1}
+
+
+def test_arguments_of_futures_are_taken_at_once(served):
+    _, _, connection = served
+    futures = []
+    array = np.zeros(50_000)
+    for i in range(20):
+        array[:] = i
+        futures.append(connection.submit("echo", (array,), {}, PATIENCE))
+    array[:] = -1
+    for i, future in enumerate(futures):
+        assert (future.result(PATIENCE) == i).all()
+
+
+def test_answers_are_taken_before_the_object_goes_on(served):
+    for _ in range(20):
+        answer = served[2].call("hand_out", (), {}, PATIENCE)
+        assert len(np.unique(answer)) <= 2  # the copy may meet the first scribble, but never a later one
+        before = answer.copy()
+        ask(served[2], 0)
+        np.testing.assert_array_equal(answer, before)
+
+
+def test_answer_that_cannot_be_sent_is_an_error(served):
+    with pytest.raises(TypeError, match="pickle"):
+        served[2].call("unpicklable", (), {}, PATIENCE)
+
+
+def test_argument_that_cannot_be_sent_is_an_error_at_once(served):
+    for call in (served[2].call, served[2].submit):
+        with pytest.raises(TypeError, match="pickle"):
+            call("echo", (threading.Lock(),), {}, PATIENCE)
+
+
+def test_more_blocking_calls_than_threads_wait_their_turn(keys, directory):
+    thing = Thing()
+    server = Server(thing, f"ipc://{directory}/s", keys, max_threads=3).start()
+    connection = Connection(server.address, keys)
+    futures = [connection.submit("block", (), {}, None) for _ in range(6)]
+    for _ in range(2):
+        assert thing.entered.acquire(timeout=PATIENCE)
+    thing.release.set()
+    assert all(future.result(PATIENCE) for future in futures)
+    assert ask(connection, 1) == 1
+    connection.close()
+    server.close()
+
+
+def test_max_in_flight_holds_the_caller_back(keys, directory):
+    thing = Thing()
+    server = Server(thing, f"ipc://{directory}/s", keys).start()
+    connection = Connection(server.address, keys, max_in_flight=2)
+    first = [connection.submit("block", (), {}, None) for _ in range(2)]
+    done = threading.Event()
+
+    def third():
+        connection.submit("echo", (1,), {}, None).result(PATIENCE)
+        done.set()
+
+    threading.Thread(target=third).start()
+    assert not done.wait(0.1)
+    thing.release.set()
+    assert done.wait(PATIENCE)
+    assert all(future.result(PATIENCE) for future in first)
+    connection.close()
+    server.close()
+
+
+def test_timeout(served):
+    _, _, connection = served
+    with pytest.raises(lp.CallTimeout, match=r"thing\.block"):
+        connection.call("block", (), {}, 0.05)
+    with pytest.raises(lp.CallTimeout):
+        connection.submit("block", (), {}, 0.05).result(PATIENCE)
+    assert ask(connection, "later") == "later"
+
+
+def test_call_waits_for_a_server_that_comes_later(keys, directory):
+    connection = Connection(f"ipc://{directory}/s", keys)
+    future = connection.submit("echo", (1,), {}, PATIENCE)
+    with pytest.raises(lp.CallTimeout):
+        ask(connection, 2, timeout=0.05)
+    server = Server(Thing(), f"ipc://{directory}/s", keys).start()
+    assert future.result(PATIENCE) == 1
+    connection.close()
+    server.close()
+
+
+def test_restart_of_the_server_loses_its_calls_and_no_others(keys, directory):
+    address = f"ipc://{directory}/s"
+    thing = Thing()
+    server = Server(thing, address, keys).start()
+    connection = Connection(address, keys)
+    lost = connection.submit("block", (), {}, None)
+    assert thing.entered.acquire(timeout=PATIENCE)
+    server.close()
+    again = Server(Thing(), address, keys).start()
+    assert isinstance(lost.exception(PATIENCE), lp.CallLost)
+    assert ask(connection, 3) == 3
+    assert connection.submit("echo", (4,), {}, None).result(PATIENCE) == 4
+    thing.release.set()
+    connection.close()
+    again.close()
+
+
+def test_close_wakes_waiting_calls(served):
+    thing, _, connection = served
+    future = connection.submit("block", (), {}, None)
+    errors = []
+
+    def wait():
+        try:
+            connection.call("block", (), {}, None)
+        except lp.ClientClosed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    for _ in range(2):
+        assert thing.entered.acquire(timeout=PATIENCE)
+    connection.close()
+    assert isinstance(future.exception(PATIENCE), lp.ClientClosed)
+    thread.join(PATIENCE)
+    assert len(errors) == 1
+    with pytest.raises(lp.ClientClosed):
+        ask(connection, 1)
+
+
+def test_many_threads_share_a_client(served):
+    _, _, connection = served
+    wrong = []
+
+    def work(seed):
+        for i in range(50):
+            if ask(connection, (seed, i)) != (seed, i):
+                wrong.append((seed, i))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not wrong
+
+
+# Strangers.
+
+
+@pytest.mark.parametrize("stranger", ["no keys", "other keys"])
+def test_strangers_are_not_heard(served, stranger):
+    _, server, connection = served
+    refused = sockets.refused_peers()
+    curve = None if stranger == "no keys" else sockets.CurveKeys.generate()
+    socket = sockets.make_client_socket(server.address, curve)
+    with contextlib.suppress(zmq.Again):  # refused already: there is nowhere to send to
+        socket.send(call_frames()[0], zmq.NOBLOCK)
+    assert not socket.poll(300)
+    assert ask(connection, 1) == 1
+    assert server.calls == 1
+    assert server.malformed == 0
+    if stranger == "other keys" and server.address.startswith("ipc"):
+        assert sockets.refused_peers() > refused
+    socket.close(linger=0)
+
+
+def test_client_of_another_program_is_told(served):
+    other = Connection(served[1].address, sockets.CurveKeys.generate(), name="thing")
+    with pytest.raises((lp.LaunchError, TimeoutError)):
+        other.call("echo", (1,), {}, 1.0)
+    assert served[1].calls == 0
+    other.close()
+
+
+def test_client_with_the_public_key_only_is_refused(keys):
+    """Knowing the server is not enough: the program's own key has to be shown."""
+    server = Server(Thing(), "tcp://127.0.0.1:*", keys).start()
+    public, secret = zmq.curve_keypair()
+    socket = sockets.context().socket(zmq.DEALER)
+    socket.linger = 0
+    socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = keys.public, public, secret
+    socket.connect(server.address)
+    with contextlib.suppress(zmq.Again):
+        socket.send(call_frames()[0], zmq.NOBLOCK)
+    assert not socket.poll(300)
+    assert server.calls == 0
+    socket.close()
+    server.close()
+
+
+def test_server_wants_keys(directory):
+    with pytest.raises(ValueError, match="keys"):
+        Server(Thing(), f"ipc://{directory}/s", None)
+
+
+def test_keys_do_not_show(keys):
+    assert keys.secret.decode() not in repr(keys)
+    assert keys.public.decode() not in repr(keys)
+    assert pickle.loads(pickle.dumps(keys)) == keys
+
+
+ADDRESSES = {
+    "open interface without keys": ("tcp://0.0.0.0:*", None, "keys"),
+    "any interface without keys": ("tcp://*:*", None, "keys"),
+    "unknown transport": ("udp://127.0.0.1:1", True, "expected ipc"),
+    "no transport": ("127.0.0.1:1", True, "expected ipc"),
+    "relative path": ("ipc://socket", True, "absolute"),
+    "long path": ("ipc:///" + "x" * 200, True, "107"),
+    "directory is not there": ("ipc:///nonexistent/s", True, "not there"),
+}
+
+
+@pytest.mark.parametrize("address, with_keys, message", ADDRESSES.values(), ids=ADDRESSES.keys())
+def test_unsafe_addresses_are_errors(keys, address, with_keys, message):
+    with pytest.raises(ValueError, match=message):
+        sockets.make_server_socket(address, keys if with_keys else None)
+
+
+def test_private_directory(directory, keys):
+    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+    os.chmod(directory, 0o755)
+    for make in (sockets.make_server_socket, sockets.make_client_socket):
+        with pytest.raises(PermissionError, match="0755"):
+            make(f"ipc://{directory}/s", keys)
+
+
+def test_loopback_needs_no_keys():
+    server = sockets.make_server_socket("tcp://127.0.0.1:*", None)
+    client = sockets.make_client_socket(sockets.bound_address(server), None)
+    client.send(b"hello")
+    assert server.poll(int(PATIENCE * 1000))
+    assert server.recv_multipart()[1] == b"hello"
+    client.close()
+    server.close()
+
+
+# Broken messages from a peer that has the key.
+
+
+def call_frames(value=1):
+    data, buffers = wire.encode(("echo", (value,), {}))
+    return [wire.head(wire.CALL, 1, len(buffers)) + data, *[bytes(b.raw()) for b in buffers]]
+
+
+BROKEN = {
+    "empty": [b""],
+    "short": [b"abc"],
+    "unknown kind": [wire.head(99, 1)],
+    "reply to a server": [wire.head(wire.REPLY, 1) + pickle.dumps(1)],
+    "fewer buffers than said": [wire.head(wire.CALL, 1, 3) + pickle.dumps(("echo", (1,), {}))],
+    "more frames than said": [*call_frames(), b"more"],
+}
+
+
+@pytest.mark.parametrize("frames", BROKEN.values(), ids=BROKEN.keys())
+def test_broken_message_is_counted_and_its_sender_ignored(served, keys, frames):
+    _, server, connection = served
+    socket = sockets.make_client_socket(server.address, keys)
+    socket.send_multipart(frames)
+    socket.send_multipart(call_frames())  # proper, but nobody listens any more
+    assert not socket.poll(200)
+    assert ask(connection, 5) == 5
+    assert server.malformed == 1
+    socket.close(linger=0)
+
+
+NOT_CALLS = {
+    "no pickle": b"\x80\x05junk",
+    "truncated pickle": pickle.dumps(("echo", (1,), {}), 5)[:-4],
+    "not a call": pickle.dumps(7),
+    "strange method": pickle.dumps((b"echo", (1,), {})),
+    "arguments of the wrong kind": pickle.dumps(("echo", 5, 5)),
+    "class that is not here": b"cnowhere_at_all\nThing\n.",
+}
+
+
+@pytest.mark.parametrize("data", NOT_CALLS.values(), ids=NOT_CALLS.keys())
+def test_content_that_makes_no_sense_is_answered_with_an_error(served, keys, data):
+    _, server, connection = served
+    socket = sockets.make_client_socket(server.address, keys)
+    socket.send(wire.head(wire.CALL, 1) + data)
+    assert socket.poll(int(PATIENCE * 1000))
+    kind, number, _, _ = wire.receive(socket)
+    assert (kind, number) == (wire.ERROR, 1)
+    assert ask(connection, 5) == 5
+    socket.close(linger=0)
+
+
+def test_oversized_frame_ends_the_connection(keys, directory):
+    server = Server(Thing(), f"ipc://{directory}/s", keys, max_frame_bytes=100_000).start()
+    connection = Connection(server.address, keys)
+    with pytest.raises((lp.CallTimeout, lp.CallLost)):
+        ask(connection, np.zeros(200_000, np.uint8), timeout=0.5)
+    assert ask(connection, np.zeros(50_000, np.uint8)).nbytes == 50_000
+    connection.close()
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def fuzzed():
+    keys, directory = sockets.CurveKeys.generate(), sockets.make_private_directory()
+    server = Server(Thing(), f"ipc://{directory}/s", keys).start()
+    connection = Connection(server.address, keys)
+    yield server, connection, keys
+    connection.close()
+    server.close()
+    sockets.remove_private_directory(directory)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=64),
+            st.builds(
+                lambda kind, number, count, data: wire.head(kind, number, count) + data,
+                st.integers(0, 255),
+                st.integers(0, 2**64 - 1),
+                st.integers(0, 4),
+                st.one_of(st.binary(max_size=32), st.just(call_frames()[0][wire.HEAD.size :])),
+            ),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_any_frames_leave_the_server_alive(fuzzed, frames):
+    server, connection, keys = fuzzed
+    socket = sockets.make_client_socket(server.address, keys)
+    socket.send_multipart(frames)
+    socket.send_multipart(frames[::-1])
+    assert ask(connection, len(frames)) == len(frames)
+    socket.close(linger=0)
