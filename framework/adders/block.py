@@ -7,8 +7,6 @@ items only when the arrays are full, when somebody in this process reads, or aft
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +16,7 @@ import numpy as np
 
 from framework.adders.base import DEFAULT_TABLE, Adder
 from framework.adders.fields import Field, is_absent
+from framework.adders.outbox import Items, Outbox
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.types import Nest
 
@@ -102,9 +101,7 @@ class BlockAdder(Adder):
         self._skip = 0 if self._needs_data else history
         # Episodes of which something was not written: see reset() and each adder.
         self.num_dropped_episodes = 0
-        # Items that a limiter refused to a call that must not wait, and the rows that they need.
-        self._kept: collections.deque[_Items] = collections.deque()
-        self._unreleased: list[tuple[str, np.ndarray]] = []
+        self._outbox = Outbox(self._writer, self._concurrent)
         self._timeout: float | None = None
         if hasattr(client, "register_pending"):
             client.register_pending(self)
@@ -179,7 +176,7 @@ class BlockAdder(Adder):
             open_rows = self._kinds[self._history]
             self.num_dropped_episodes += int(np.count_nonzero(open_rows != LAST))
             self._forget()
-            self._release_rows()
+            self._outbox.release_rows()
             self._kinds[:] = NO_ROW
             self._kind = NO_ROW
             self._t = self._history
@@ -207,7 +204,7 @@ class BlockAdder(Adder):
                 return False
             self._emit_block(timeout=0)
             most = self._items_per_step * self._width
-            return not self._kept and all(
+            return not self._outbox.num_kept and all(
                 self._writer.can_insert(table, most) for table in self._priority_fns
             )
 
@@ -216,9 +213,12 @@ class BlockAdder(Adder):
         with self._lock:
             self._check_usable()
             self._emit_block(timeout)
-            if self._kept:
-                self._insert_kept(timeout)
-        self._writer.flush(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            kept = self._outbox.num_kept
+            if kept:
+                raise DeadlineExceededError(
+                    f"{kept} items are still waiting for room: {self._outbox.refusal}"
+                )
+        self._writer.flush(timeout=_left(deadline))
 
     def close(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -234,13 +234,11 @@ class BlockAdder(Adder):
                 self._open = False
                 if hasattr(self._client, "unregister_pending"):
                     self._client.unregister_pending(self)
-            dropped = sum(items.count for items in self._kept)
-            self._kept.clear()
+            dropped = self._outbox.clear()
             if self._observation is not None:
                 self._forget()
-            self._release_rows()
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return dropped + int(self._writer.close(timeout=left) or 0)
+            self._outbox.release_rows()
+        return dropped + int(self._writer.close(timeout=_left(deadline)) or 0)
 
     def __enter__(self) -> BlockAdder:
         return self
@@ -325,8 +323,7 @@ class BlockAdder(Adder):
 
         With a ``timeout`` items that a limiter refuses for longer are kept for the next call.
         """
-        if self._kept and (timeout is None or self._t > self._history):
-            self._insert_kept(timeout)
+        self._outbox.insert_kept(timeout)
         t, history = self._t, self._history
         if self._open and t > history:
             self._timeout = timeout
@@ -344,49 +341,14 @@ class BlockAdder(Adder):
                 self._observation.shift(by, history - self._skip + 1)
                 self._t = history
                 self._shifted(by)
-                self._release_rows()
+                self._outbox.release_rows()
         if self._concurrent:
             self._deadline = time.monotonic() + self._max_delay
-
-    def _insert_kept(self, timeout: float | None) -> None:
-        while self._kept:
-            items = self._kept.popleft()
-            self._insert(items, timeout, first=True)
-            if items.count:
-                return
-        self._release_rows()
-
-    def _insert(self, items: _Items, timeout: float | None, first: bool = False) -> None:
-        """Inserts items, or keeps those that do not go in within ``timeout``."""
-        if self._kept and not first:
-            self._kept.append(items)
-            return
-        part = slice(items.done, None)
-        priorities = None if items.priorities is None else items.priorities[part]
-        try:
-            self._writer.create_items(items.table, items.make(part), priorities=priorities, timeout=timeout)
-            items.done = items.total
-        except DeadlineExceededError as error:
-            items.done += int(error.args[1]) if len(error.args) > 1 else 0
-        finally:
-            # Whatever went wrong, order is kept and close() can say what was dropped.
-            if items.count:
-                if first:
-                    self._kept.appendleft(items)
-                else:
-                    self._kept.append(items)
-
-    def _release(self, stream: str, rows: np.ndarray) -> None:
-        """The writer will not refer to ``rows`` again, but for items that are kept."""
-        rows = rows[rows >= 0]
-        if len(rows):
-            self._unreleased.append((stream, rows))
-
-    def _release_rows(self) -> None:
-        if not self._kept:
-            for stream, rows in self._unreleased:
-                self._writer.release(stream, rows)
-            self._unreleased.clear()
+        elif timeout is None and self._outbox.num_kept:
+            raise WouldBlockError(
+                f"{self._outbox.num_kept} items wait for room and nothing else runs in this thread: "
+                f"{self._outbox.refusal}. Ask ready() before each add(), and sample meanwhile."
+            )
 
     def _allocate(self, observation: Nest) -> None:
         width = self._lanes if self._lanes is not None else 1
@@ -430,22 +392,11 @@ class BlockAdder(Adder):
             if fn is not None:
                 batch = data() if batch is None else batch
                 priorities = _as_priorities(fn(batch), count, table)
-            self._insert(_Items(table, make, count, priorities), self._timeout)
+            self._outbox.insert(Items(table, make, count, priorities), self._timeout)
 
 
-@dataclasses.dataclass
-class _Items:
-    """Items on their way into a table; the first ``done`` are there."""
-
-    table: str
-    make: Callable[[slice], Nest]
-    total: int
-    priorities: np.ndarray | None
-    done: int = 0
-
-    @property
-    def count(self) -> int:
-        return self.total - self.done
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:

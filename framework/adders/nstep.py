@@ -119,12 +119,12 @@ class NStepTransitionAdder(BlockAdder):
 
     def _shifted(self, by: int) -> None:
         history = self._history
-        self._release(_OBSERVATIONS, self._rows[:by])
+        self._outbox.release(_OBSERVATIONS, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
         self._rows[history + 1 :] = -1
 
     def _forget(self) -> None:
-        self._release(_OBSERVATIONS, self._rows)
+        self._outbox.release(_OBSERVATIONS, self._rows)
         self._rows[:] = -1
 
     def _emit(self, t: int) -> None:
@@ -297,7 +297,7 @@ class NStepTransitionAdder(BlockAdder):
             )
 
         self._write_items(make, len(start), data)
-        self._release(_TRANSITIONS, made)
+        self._outbox.release(_TRANSITIONS, made)
 
     def _nest_result(self, leaves: list[Any]) -> Nest:
         if len(leaves) == 1 and not tree.is_nested(self._result_nest):

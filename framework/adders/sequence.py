@@ -111,16 +111,16 @@ class RowAdder(BlockAdder):
 
     def _shifted(self, by: int) -> None:
         history = self._history
-        self._release(STREAM, self._rows[:by])
+        self._outbox.release(STREAM, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
         self._rows[history + 1 :] = -1
         self._origin -= by
 
     def _forget(self) -> None:
-        self._release(STREAM, self._rows)
+        self._outbox.release(STREAM, self._rows)
         self._rows[:] = -1
         if self._padding is not None:
-            self._release(STREAM, self._padding)
+            self._outbox.release(STREAM, self._padding)
             self._padding = None
 
     def _opened(self) -> None:
