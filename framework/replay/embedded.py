@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.replay.batch_writer import BatchWriter
+from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
 from framework.replay.errors import ServerClosed, UnknownTableError
 from framework.replay.store import RowStore
 from framework.replay.table import Table
@@ -30,7 +31,7 @@ class EmbeddedClient:
       concurrent: whether other threads use the tables too. If not, a call that would wait for ever is a
       ``WouldBlockError``.
       store: where rows live; a new one in plain memory if None.
-      checkpointer: what ``checkpoint`` writes to.
+      checkpointer: what ``checkpoint`` writes to, and what the tables are restored from now.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class EmbeddedClient:
         tables: Sequence[Table],
         concurrent: bool = True,
         store: RowStore | None = None,
-        checkpointer: Any = None,
+        checkpointer: CheckpointerBase | None = None,
     ):
         if not tables:
             raise ValueError("tables: got none, expected at least one replay.Table")
@@ -149,6 +150,13 @@ class EmbeddedClient:
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """What is to be known of each table. It never waits here, so ``timeout`` does not matter."""
         return {name: table.info for name, table in self.tables.items()}
+
+    def checkpoint(self) -> str:
+        """Writes a checkpoint with the server's checkpointer, by default to a temporary directory; its
+        path."""
+        if self.checkpointer is None:
+            self.checkpointer = default_checkpointer()
+        return self.checkpointer.save(self.tables, self.store)
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that could, ends with

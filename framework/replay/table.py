@@ -129,19 +129,24 @@ class Table(TableCore):
                     self._may_insert.notify_all()
                 parts = self._parts(slots)
                 if n * max([part[0].item_bytes for part in parts]) <= _GATHER_UNDER_LOCK:
-                    return gather_parts(self.name, info, n, parts, out, pad)
+                    try:
+                        return gather_parts(self.name, info, n, parts, out, pad)
+                    except BaseException:
+                        limiter.samples -= n
+                        np.subtract.at(self._items.times, slots, _ONE)
+                        raise
                 delivery = Delivery(self.name, info, slots, parts)
-                delivery.open = False
+                limiter.samples -= n
+                limiter.reserved += n
+                np.add.at(self._items.pending, slots, _ONE)
                 delivery.pin()
         try:
             sample = delivery.gather(out, pad)
         except BaseException:
-            if delivery.open:
-                self.give_back(delivery)
+            self.give_back(delivery)
             raise
         else:
-            if delivery.open:
-                self.commit(delivery)
+            self.commit(delivery)
             return sample
         finally:
             delivery.unpin()
@@ -207,8 +212,7 @@ class Table(TableCore):
                 self._to_limbo(spent)
         slots = drawn[0]
         limiter.reserved += len(slots)
-        if limit:
-            np.add.at(items.pending, slots, _ONE)
+        np.add.at(items.pending, slots, _ONE)
         return drawn
 
     def _draw_until_removal(self, n: int, limit: int) -> tuple[np.ndarray, SampleInfo]:
@@ -306,8 +310,8 @@ class Table(TableCore):
             slots = slots[same]  # the others were removed in the meantime
         if not handed_out:
             np.subtract.at(items.times, slots, _ONE)
+        np.subtract.at(items.pending, slots, _ONE)
         if self.max_times_sampled:
-            np.subtract.at(items.pending, slots, _ONE)
             mine = np.unique(slots[items.state.take(slots) == LIMBO])
             if handed_out:
                 spent = mine[items.pending.take(mine) == 0]

@@ -372,8 +372,7 @@ class TableCore:
         named = items.name(slots, at, keys)
         items.priorities[at] = priorities
         items.times[at] = 0
-        if self.max_times_sampled:
-            items.pending[at] = 0
+        items.pending[at] = 0
         items.stamps[at] = stamps
         if len(self._bindings) > 1:
             items.layouts[at] = number

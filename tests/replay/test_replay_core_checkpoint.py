@@ -1,0 +1,219 @@
+"""Checkpoints: exact, atomic, verified, and nobody else's files."""
+
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay import checkpointers, selectors
+from framework.replay import rate_limiters as rl
+
+
+def tables(max_size=300, sampler="Prioritized"):
+    options = {"Prioritized": (0.7,)}.get(sampler, ())
+    main = replay.Table(
+        "main",
+        getattr(selectors, sampler)(*options),
+        selectors.Fifo(),
+        max_size,
+        rl.SampleToInsertRatio(8.0, 2, 100_000.0),
+        seed=3,
+    )
+    return [
+        main,
+        replay.Table.queue("queue", 5),
+        replay.Table("idle", selectors.MaxHeap(), selectors.Lifo(), 9, rl.MinSize(1)),
+    ]
+
+
+def work(client, steps, seed):
+    """Inserts, samples and changes; what was sampled."""
+    rng = np.random.default_rng(seed)
+    writer = client.batch_writer()
+    seen = []
+    for step in range(steps):
+        rows = writer.append("a", {"x": rng.random((20, 3)), "n": np.arange(20) + 20 * step})
+        other = writer.append("b", {"image": rng.integers(0, 255, (20, 2, 2), dtype=np.uint8)})
+        leaf = {"x": writer.slice("a", "x", rows), "image": writer.slice("b", "image", other)}
+        keys = writer.create_items("main", leaf, rng.random(20))
+        client.mutate_priorities("main", {int(keys[0]): 3.0}, [int(key) for key in keys[3:5]])
+        stacked = np.stack([rows[:4], rows[4:8]])
+        writer.create_items("queue", [writer.slice("a", "n", stacked[:1])], timeout=0)
+        if step % 2:
+            if isinstance(
+                client.tables["main"].sampler, selectors.Prioritized
+            ):  # never sampled, another kind
+                writer.create_items("main", [writer.slice("a", "n", stacked)], [0.0, 0.0])
+            seen.append(client.sample_batch("queue", 2, timeout=0).data[0])
+        writer.release("a", rows)
+        writer.release("b", other)
+        sample = client.sample_batch("main", 16)
+        seen += [sample.data["x"], sample.data["image"], *sample.info]
+    return seen
+
+
+def same(first, second):
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def info(client):
+    return {name: each._replace(table_worker_time=None) for name, each in client.server_info().items()}
+
+
+@pytest.mark.parametrize("sampler", ["Prioritized", "Uniform", "MaxHeap", "Fifo"])
+def test_continues_exactly(tmp_path, sampler):
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    client = replay.EmbeddedClient(tables(sampler=sampler), checkpointer=checkpointer)
+    work(client, 31, seed=1)
+    path = client.checkpoint()
+    again = replay.EmbeddedClient(tables(sampler=sampler), checkpointer=checkpointer)
+    assert info(again) == info(client)
+    assert again.store.streams["a"].num_rows == client.store.streams["a"].num_rows
+    same(work(again, 11, seed=2), work(client, 11, seed=2))
+    assert os.path.dirname(path) == str(tmp_path)
+
+
+def test_larger_table_keeps_keys(tmp_path):
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
+    work(client, 31, seed=1)
+    keys = client.sample_batch("main", 64).info.key
+    client.checkpoint()
+    again = replay.EmbeddedClient(tables(max_size=50_000), checkpointer=checkpointer)
+    again.update_priorities("main", keys, np.full(64, 2.5))
+    sample = again.sample_batch("main", 500).info
+    known = np.isin(sample.key, keys)
+    assert known.any() and (sample.priority[known] == 2.5).all()
+    table = again.tables["main"]
+    before = len(table)
+    live = set(table._items.keys[table._items.in_order()].tolist())
+    writer = again.batch_writer()
+    rows = writer.append("a", {"x": np.zeros((500, 3)), "n": np.zeros(500, int)})
+    new = writer.create_items("main", writer.slice("a", "n", rows))
+    assert not live & set(new.tolist()) and len(table) == before + 500
+
+
+def test_smaller_table_drops_the_oldest(tmp_path):
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+    client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
+    work(client, 31, seed=1)
+    client.checkpoint()
+    again = replay.EmbeddedClient(tables(max_size=10), checkpointer=checkpointer)
+    assert again.server_info()["main"].current_size == 10
+
+
+@pytest.mark.parametrize("restore_config", ["constructor", "checkpoint"])
+def test_whose_configuration_wins(tmp_path, caplog, restore_config):
+    client = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    work(client, 5, seed=1)
+    client.checkpoint()
+    with caplog.at_level(logging.WARNING):
+        again = replay.EmbeddedClient(
+            tables(max_size=77, sampler="Uniform"),
+            checkpointer=checkpointers.DefaultCheckpointer(tmp_path, restore_config=restore_config),
+        )
+    got = again.server_info()["main"]
+    wins = restore_config == "checkpoint"
+    assert (got.max_size, got.sampler_options["kind"]) == ((300, "Prioritized") if wins else (77, "Uniform"))
+    assert f"the {restore_config}'s is used" in caplog.text and "max_size" in caplog.text
+    again.sample_batch("queue", 1)
+
+
+def test_reserved_samples_are_as_if_never_drawn(tmp_path):
+    client = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    work(client, 3, seed=1)
+    before = info(client)["queue"]
+    delivery = client.tables["queue"].sample(1)
+    client.checkpoint()
+    again = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    assert info(again)["queue"] == before
+    first = again.sample_batch("queue", 1)
+    np.testing.assert_array_equal(first.data[0], delivery.gather().data[0])
+
+
+def test_keeps_the_last_and_nothing_else_is_touched(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoint-old").mkdir()
+    (tmp_path / ".unfinished-checkpoint-000000000001-999999999").mkdir()
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path, keep=2)
+    client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
+    work(client, 3, seed=1)
+    paths = [client.checkpoint() for _ in range(4)]
+    assert checkpointer.checkpoints() == paths[2:]
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        ["notes.txt", "checkpoint-old", *map(os.path.basename, paths[2:])]
+    )
+
+
+def damage(path, how):
+    files = sorted(os.listdir(path), key=lambda name: os.path.getsize(os.path.join(path, name)))
+    largest = os.path.join(path, files[-1])
+    if how == "truncated":
+        os.truncate(largest, os.path.getsize(largest) - 1)
+    elif how == "altered":
+        with open(largest, "r+b") as file:
+            byte = file.read(1)
+            file.seek(0)
+            file.write(bytes([byte[0] ^ 1]))
+    elif how == "file missing":
+        os.remove(largest)
+    elif how == "not done":
+        os.remove(os.path.join(path, "DONE"))
+    elif how == "manifest":
+        with open(os.path.join(path, "manifest.json"), "ab") as file:
+            file.write(b" ")
+
+
+@pytest.mark.parametrize("how", ["truncated", "altered", "file missing", "not done", "manifest"])
+def test_damage_is_refused_or_passed_over(tmp_path, how):
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path, keep=2)
+    client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
+    work(client, 3, seed=1)
+    client.checkpoint()
+    before = info(client)
+    work(client, 2, seed=2)
+    damage(client.checkpoint(), how)
+    fresh = tables()
+    with pytest.raises(replay.CheckpointError, match="checkpoint-000000000002"):
+        replay.EmbeddedClient(fresh, checkpointer=checkpointer)
+    assert len(fresh[0]) == 0, "nothing is restored from a damaged one"
+    asked = checkpointers.DefaultCheckpointer(tmp_path, use_previous=True)
+    assert info(replay.EmbeddedClient(tables(), checkpointer=asked)) == before
+
+
+def test_unknown_table_in_the_checkpoint(tmp_path):
+    client = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    client.checkpoint()
+    with pytest.raises(replay.CheckpointError, match=r"\['idle', 'queue'\]"):
+        replay.EmbeddedClient(tables()[:1], checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+
+
+def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    client = replay.EmbeddedClient(tables(), checkpointer=checkpointers.DefaultCheckpointer(tmp_path))
+    work(client, 3, seed=1)
+    rows = client.store.streams["a"].num_rows
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checkpointers, "_blocks", full)
+    with pytest.raises(OSError, match="no space"):
+        client.checkpoint()
+    assert os.listdir(tmp_path) == []
+    client.reset("main")
+    client.reset("queue")
+    assert client.store.streams["a"].num_rows == 0 < rows
+
+
+def test_fallback_and_default(tmp_path):
+    client = replay.EmbeddedClient(tables())
+    work(client, 3, seed=1)
+    path = client.checkpoint()
+    other = checkpointers.DefaultCheckpointer(tmp_path, group="g", fallback_checkpoint_path=path)
+    again = replay.EmbeddedClient(tables(), checkpointer=other)
+    assert info(again) == info(client)
+    assert os.path.dirname(again.checkpoint()) == str(tmp_path / "g")
