@@ -303,6 +303,7 @@ class BlockAdder(Adder):
             self._kinds[self._t] = FIRST
             self._kind = FIRST
             self._open = True
+            self._deadline = time.monotonic() + self._max_delay
             self._opened()
 
     def _opened(self) -> None:

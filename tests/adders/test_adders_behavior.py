@@ -1,0 +1,456 @@
+"""What adders refuse, what they survive, and how they behave when a table is full."""
+
+import threading
+
+import dm_env
+import numpy as np
+import pytest
+from dm_env import specs
+
+from framework import adders, replay
+from framework.specs import EnvironmentSpec
+
+TABLE = adders.DEFAULT_TABLE
+FIRST, MID, LAST = 0, 1, 2
+
+MAKERS = {
+    "transitions": lambda client, **options: adders.NStepTransitionAdder(client, 2, 0.9, **options),
+    "sequences": lambda client, **options: adders.SequenceAdder(client, 2, 1, **options),
+    "episodes": lambda client, **options: adders.EpisodeAdder(client, 10, **options),
+}
+each_adder = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def make_client(table=None, **options):
+    return replay.EmbeddedClient([table or replay.Table.queue(TABLE, 1000)], **options)
+
+
+def step(kind, observation, reward=1.0, discount=None, lanes=None):
+    """A time step of one lane, or of ``lanes`` equal ones; ``kind`` may differ between lanes."""
+    discount = (0.0 if kind is LAST else 1.0) if discount is None else discount
+    if lanes is None:
+        return dm_env.TimeStep(
+            dm_env.StepType(kind), np.float32(reward), np.float32(discount), np.float32(observation)
+        )
+    full = [np.full(lanes, value, np.float32) for value in (reward, discount, observation)]
+    return dm_env.TimeStep(np.broadcast_to(np.asarray(kind), (lanes,)), *full)
+
+
+def play(adder, length, start=1):
+    adder.add_first(step(FIRST, start))
+    for i in range(length):
+        adder.add(0, step(LAST if i == length - 1 else MID, start + i + 1))
+
+
+def observations(client):
+    """The observations of all items, in order."""
+    result = []
+    while client.can_sample(TABLE, 1):
+        sample = client.sample_batch(TABLE, 1, timeout=0, pad=True)
+        observation = sample.data.observation[0]
+        if hasattr(sample.data, "next_observation"):
+            observation = np.array([observation, sample.data.next_observation[0]])
+        elif hasattr(sample, "lengths"):
+            observation = observation[: sample.lengths.observation[0]]
+        result.append(observation.tolist())
+    return result
+
+
+# --- the order of calls ---
+
+
+@each_adder
+def test_add_before_add_first_is_an_error(make):
+    with pytest.raises(ValueError, match="add_first"):
+        make(make_client()).add(0, step(MID, 1))
+
+
+@each_adder
+@pytest.mark.parametrize("kind", [MID, LAST])
+def test_a_first_call_that_is_no_first_step_is_an_error(make, kind):
+    adder = make(make_client())
+    with pytest.raises(ValueError, match="FIRST"):
+        adder.add_first(step(kind, 1))
+    play(adder, 2)
+
+
+@each_adder
+def test_add_after_the_end_of_an_episode_is_an_error(make):
+    client = make_client()
+    adder = make(client)
+    play(adder, 2)
+    with pytest.raises(ValueError, match="over"):
+        adder.add(0, step(MID, 9))
+    before = observations(client)
+    assert before and 9.0 not in np.ravel(before[-1])
+    play(adder, 2)
+    assert observations(client) == before
+
+
+@each_adder
+def test_one_lane_after_its_end_is_an_error_that_names_it(make):
+    adder = make(make_client())
+    adder.add_first(step(FIRST, 1, lanes=3))
+    adder.add(np.zeros(3), step([MID, LAST, MID], 2, lanes=3))
+    with pytest.raises(ValueError, match=r"lanes \[1\]"):
+        adder.add(np.zeros(3), step([MID, MID, MID], 3, lanes=3))
+    adder.add(np.zeros(3), step([MID, FIRST, LAST], 3, lanes=3))
+
+
+@each_adder
+def test_a_closed_adder_refuses_calls(make):
+    adder = make(make_client())
+    play(adder, 1)
+    assert adder.close() == 0
+    assert adder.close() == 0
+    for call in (lambda: adder.add_first(step(FIRST, 1)), lambda: adder.add(0, step(MID, 1)), adder.reset):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    assert not adder.ready()
+
+
+ABORTED = {
+    # name: (after an episode 1, 2, 3 that does not end: reset() or FIRST, what is in replay of it)
+    "transitions-reset": ("transitions", True, [[1, 2], [1, 3]]),
+    "transitions-first": ("transitions", False, [[1, 2], [1, 3], [2, 3]]),
+    "sequences-reset": ("sequences", True, [[1, 2]]),
+    "sequences-first": ("sequences", False, [[1, 2], [2, 3]]),
+    "episodes-reset": ("episodes", True, []),
+    "episodes-first": ("episodes", False, []),
+}
+
+
+@pytest.mark.parametrize("kind, resets, expected", ABORTED.values(), ids=ABORTED)
+def test_an_episode_that_is_given_up(kind, resets, expected):
+    client = make_client()
+    adder = MAKERS[kind](client)
+    adder.add_first(step(FIRST, 1))
+    adder.add(0, step(MID, 2))
+    adder.add(0, step(MID, 3))
+    if resets:
+        adder.reset()
+    play(adder, 2, start=11)
+    found = observations(client)
+    complete = make_client()
+    play(MAKERS[kind](complete), 2, start=11)
+    assert found == expected + observations(complete)
+    assert adder.num_dropped_episodes == (1 if resets or kind == "episodes" else 0)
+
+
+def test_reset_before_anything_and_twice():
+    client = make_client()
+    adder = MAKERS["transitions"](client)
+    adder.reset()
+    adder.add_first(step(FIRST, 1))
+    adder.add_first(step(FIRST, 2))
+    adder.reset()
+    adder.reset()
+    play(adder, 1, start=5)
+    assert observations(client) == [[5, 6]]
+
+
+# --- values ---
+
+
+@each_adder
+def test_what_the_caller_does_to_its_arrays_afterwards_changes_nothing(make):
+    client = make_client()
+    adder = make(client)
+    observation = np.zeros(3, np.float32)
+    adder.add_first(dm_env.restart(observation))
+    for i in range(3):
+        observation[:] = i + 1
+        adder.add(0, dm_env.truncation(1.0, observation) if i == 2 else dm_env.transition(1.0, observation))
+    observation[:] = 99
+    rows = np.concatenate([np.reshape(item, (-1, 3)) for item in observations(client)])
+    assert rows.max() == 3
+    assert {tuple(row) for row in rows} == {(i, i, i) for i in range(4)}
+
+
+BAD = {
+    "shape": (np.zeros(4, np.float32), "observation/x.*shape"),
+    "dtype": (np.zeros(3, np.float64), "observation/x.*float64.*float32"),
+    "text": ("north", "observation/x"),
+}
+
+
+@pytest.mark.parametrize("value, message", BAD.values(), ids=BAD)
+def test_a_leaf_that_changes_is_an_error_that_names_it(value, message):
+    client = make_client()
+    adder = MAKERS["transitions"](client)
+    good = {"x": np.zeros(3, np.float32), "y": np.float32(0)}
+    adder.add_first(dm_env.restart(good))
+    adder.add(0, dm_env.transition(1.0, good))
+    with pytest.raises(ValueError, match=message):
+        adder.add(0, dm_env.transition(1.0, {**good, "x": value}))
+    with pytest.raises(ValueError, match="structure"):
+        adder.add(0, dm_env.transition(1.0, {"x": good["x"]}))
+    with pytest.raises(ValueError, match="extras"):
+        adder.add(0, dm_env.transition(1.0, good), extras=np.float32(1))
+    # None of these calls counts.
+    adder.add(0, dm_env.termination(1.0, good))
+    assert client.server_info()[TABLE].current_size == 3
+
+
+def test_numbers_of_another_kind_are_taken_as_rewards():
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder.add_first(step(FIRST, 1))
+    for reward in (0, 0.5, np.float64(2), np.int64(3), True):
+        adder.add(0, dm_env.transition(reward, np.float32(1), discount=1))
+    rewards = client.sample_batch(TABLE, 5).data.reward
+    assert rewards.dtype == np.float32
+    np.testing.assert_array_equal(rewards, [0, 0.5, 2, 3, 1])
+
+
+def test_lanes_must_stay_the_same_number():
+    adder = MAKERS["transitions"](make_client())
+    adder.add_first(step(FIRST, 1, lanes=3))
+    with pytest.raises(ValueError, match=r"\(2,\).*\(3,\)"):
+        adder.add(np.zeros(2), step(MID, 1, lanes=2))
+    with pytest.raises(ValueError, match=r"action.*3 lanes"):
+        adder.add(np.zeros(4), step(MID, 1, lanes=3))
+
+
+ARGUMENTS = {
+    "n of zero": lambda c: adders.NStepTransitionAdder(c, 0, 0.9),
+    "fraction of n": lambda c: adders.NStepTransitionAdder(c, 1.5, 0.9),
+    "discount above one": lambda c: adders.NStepTransitionAdder(c, 1, 1.1),
+    "period above length": lambda c: adders.SequenceAdder(c, 3, 4),
+    "period of zero": lambda c: adders.SequenceAdder(c, 3, 0),
+    "length of zero": lambda c: adders.SequenceAdder(c, 0, 1),
+    "unknown behavior": lambda c: adders.SequenceAdder(c, 3, 1, "PAD"),
+    "episodes of one row": lambda c: adders.EpisodeAdder(c, 1),
+    "no table": lambda c: adders.EpisodeAdder(c, 5, priority_fns={}),
+    "no adder": lambda c: adders.ForkingAdder([]),
+}
+
+
+@pytest.mark.parametrize("make", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments_that_make_no_sense(make):
+    with pytest.raises(ValueError, match="expected"):
+        make(make_client())
+
+
+# --- the mask, and the rows that a loss bootstraps from ---
+
+
+@pytest.mark.parametrize("length", [3, 4, 6])
+def test_the_closing_row_of_a_truncated_episode_is_there_to_bootstrap_from(length):
+    """Two steps, then truncated; rewards 1, 1; V = 4, 4, 10: advantages 5.73 and 6 wherever it ends."""
+    client = make_client()
+    adder = adders.SequenceAdder(client, length, 1)
+    adder.add_first(step(FIRST, 4))
+    adder.add(7, step(MID, 4, discount=1.0))
+    adder.add(7, step(LAST, 10, discount=1.0))
+    play(adder, 3, start=50)
+    item = client.sample_batch(TABLE, 1).data
+    np.testing.assert_array_equal(item.mask[0], [1, 1, 0] + [0] * (length - 3))
+    np.testing.assert_array_equal(item.reward[0], [1, 1, 0] + [0] * (length - 3))
+    np.testing.assert_array_equal(item.discount[0], [1, 1, 0] + [0] * (length - 3))
+    values, gamma, lambda_ = item.observation[0], 0.9, 0.95
+    advantage, advantages = 0.0, []
+    for t in reversed(range(2)):
+        delta = item.reward[0, t] + gamma * item.discount[0, t] * values[t + 1] - values[t]
+        advantage = delta + gamma * lambda_ * item.discount[0, t] * item.mask[0, t + 1] * advantage
+        advantages.append(advantage)
+    np.testing.assert_allclose(advantages, [6.0, 5.73], rtol=1e-6)
+
+
+# --- tables, priorities ---
+
+
+def test_priorities_come_from_the_tables_own_functions():
+    tables = [
+        replay.Table(
+            name, replay.selectors.MaxHeap(), replay.selectors.Fifo(), 10, replay.rate_limiters.MinSize(1)
+        )
+        for name in ("by_reward", "plain")
+    ]
+    client = replay.EmbeddedClient(tables)
+    adder = adders.NStepTransitionAdder(
+        client, 1, 0.9, priority_fns={"by_reward": lambda items: items.reward * 2, "plain": None}
+    )
+    adder.add_first(step(FIRST, 1))
+    for reward in (1, 5, 3):
+        adder.add(0, step(MID, reward, reward=reward))
+    best = client.sample_batch("by_reward", 1)
+    assert best.data.reward[0] == 5 and best.info.priority[0] == 10
+    assert client.sample_batch("plain", 1).info.priority[0] == 1
+    assert client.server_info()["plain"].current_size == 3
+
+
+def test_a_priority_function_may_return_one_number_for_all_but_no_array_of_another_shape():
+    adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, priority_fns={TABLE: lambda items: 2.5})
+    play(adder, 3)
+    adder.flush()
+    adder = adders.NStepTransitionAdder(
+        make_client(),
+        1,
+        0.9,
+        priority_fns={TABLE: lambda items: np.max(items.reward, keepdims=True)},
+        max_delay=1e9,
+    )
+    play(adder, 3)
+    with pytest.raises(ValueError, match=r"priority_fns\['priority_table'\].*\(3,\)"):
+        adder.flush()
+
+
+def test_forking_and_ignoring_extras():
+    tables = [replay.Table.queue(name, 100) for name in ("a", "b")]
+    client = replay.EmbeddedClient(tables)
+    inner = [adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={name: None}) for name in ("a", "b")]
+    adder = adders.ForkingAdder([inner[0], adders.IgnoreExtrasAdder(inner[1])])
+    adder.add_first(step(FIRST, 1))
+    adder.add(0, step(LAST, 2), extras={"logits": np.zeros(2, np.float32)})
+    assert adder.ready()
+    adder.reset()
+    adder.flush(timeout=5)
+    assert client.sample_batch("a", 1).data.extras["logits"].shape == (1, 2)
+    assert client.sample_batch("b", 1).data.extras == ()
+    assert adder.close(timeout=5) == 0
+
+
+@each_adder
+def test_a_table_with_the_adders_signature_takes_its_items(make):
+    one = specs.Array((), np.float32)
+    spec = EnvironmentSpec(one, specs.DiscreteArray(5, np.int32), one, one)
+    adder_class = type(make(make_client()))
+    signature = adder_class.signature(spec, {"state": specs.Array((2,), np.float32)})
+    client = make_client(replay.Table.queue(TABLE, 10, signature=signature))
+    adder = make(client)
+    adder.add_first(step(FIRST, 1))
+    adder.add(np.int32(1), step(LAST, 2), {"state": np.zeros(2, np.float32)})
+    adder.flush()
+    assert client.server_info()[TABLE].current_size >= 1
+    other = make(make_client(replay.Table.queue(TABLE, 10, signature=signature)), max_delay=1e9)
+    other.add_first(step(FIRST, 1))
+    other.add(np.int64(1), step(LAST, 2), {"state": np.zeros(2, np.float32)})
+    with pytest.raises(ValueError, match="action"):
+        other.flush()
+
+
+# --- rows are given back, tables that are full, threads ---
+
+
+@each_adder
+def test_no_row_stays_behind(make):
+    client = make_client()
+    adder = make(client)
+    for i in range(30):
+        play(adder, 1 + i % 7)
+        if i % 5 == 0:
+            adder.add_first(step(FIRST, 1))
+            adder.add(0, step(MID, 2))
+            adder.reset()
+    observations(client)
+    adder.close()
+    assert {name: stream.num_rows for name, stream in client.store.streams.items()} == dict.fromkeys(
+        client.store.streams, 0
+    )
+
+
+def test_a_reader_sees_every_step_at_once():
+    client = make_client(
+        replay.Table(
+            TABLE, replay.selectors.Uniform(), replay.selectors.Fifo(), 50, replay.rate_limiters.MinSize(1)
+        )
+    )
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=1e9)
+    adder.add_first(step(FIRST, 0))
+    for i in range(1, 20):
+        adder.add(0, step(MID, i))
+        assert client.server_info()[TABLE].current_size == i
+
+
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_a_reader_never_waits_for_the_room_that_its_reading_makes(concurrent):
+    client = make_client(replay.Table.queue(TABLE, 3), concurrent=concurrent)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=1e9)
+    adder.add_first(step(FIRST, 0))
+    for i in range(1, 9):
+        adder.add(0, step(MID, i))
+    # Three of the eight go in; each sample makes room for more, in order.
+    assert client.server_info()[TABLE].current_size == 3
+    assert not adder.ready()
+    assert observations(client) == [[i, i + 1] for i in range(8)]
+    assert adder.ready()
+
+
+def test_ready_means_room_for_the_most_that_one_step_can_make():
+    client = make_client(replay.Table.queue(TABLE, 8), concurrent=False)
+    adder = adders.NStepTransitionAdder(client, 3, 0.9)
+    adder.add_first(step(FIRST, 0, lanes=2))
+    steps = 0
+    while adder.ready():
+        adder.add(np.zeros(2), step(MID, 1, lanes=2))
+        steps += 1
+    # Two items per step; six could come from the last one.
+    assert steps == 2
+    assert client.server_info()[TABLE].current_size == 4
+
+
+def test_where_nothing_else_runs_waiting_is_an_error_and_loses_nothing():
+    client = make_client(replay.Table.queue(TABLE, 2), concurrent=False)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder.add_first(step(FIRST, 0))
+    for i in range(1, 6):
+        adder.add(0, step(MID, i))
+    with pytest.raises(replay.WouldBlockError, match=r"ready\(\)"):
+        adder.flush()
+    assert observations(client) == [[i, i + 1] for i in range(5)]
+
+
+def test_flush_and_close_say_what_found_no_room():
+    client = make_client(replay.Table.queue(TABLE, 2))
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=1e9)
+    adder.add_first(step(FIRST, 0))
+    for i in range(1, 6):
+        adder.add(0, step(MID, i))
+    with pytest.raises(replay.DeadlineExceededError, match="3 items"):
+        adder.flush(timeout=0.01)
+    assert adder.close(timeout=0.01) == 3
+    assert observations(client) == [[0, 1], [1, 2]]
+    assert all(stream.num_rows == 0 for stream in client.store.streams.values())
+
+
+def test_a_writer_that_waits_is_woken_by_a_reader_in_another_thread():
+    client = make_client(replay.Table.queue(TABLE, 4))
+    adder = adders.NStepTransitionAdder(client, 2, 0.9, max_delay=0.0)
+    count = 200
+
+    def write():
+        adder.add_first(step(FIRST, 0))
+        for i in range(1, count + 1):
+            adder.add(0, step(MID, i))
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    got = [client.sample_batch(TABLE, 1, timeout=30).data.next_observation[0] for _ in range(count)]
+    writer.join(timeout=30)
+    assert not writer.is_alive()
+    assert got == list(range(1, count + 1))
+
+
+def test_an_interrupted_client_ends_the_wait():
+    client = make_client(replay.Table.queue(TABLE, 1))
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.0)
+    adder.add_first(step(FIRST, 0))
+    waiting = threading.Event()
+    errors = []
+
+    def write():
+        try:
+            for i in range(1, 100):
+                waiting.set()
+                adder.add(0, step(MID, i))
+        except replay.ServerClosed as error:
+            errors.append(error)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    assert waiting.wait(30)
+    client.interrupt()
+    writer.join(timeout=30)
+    assert len(errors) == 1
+    assert adder.close(timeout=1) >= 0
