@@ -155,7 +155,8 @@ class SGDLearner(core.Learner):
         """One optimizer step on ``batch``, a ``ReplaySample``.
 
         Metrics hold what the loss function gave, and ``loss``, ``gradient_norm`` (before clipping) and
-        ``learning_rate``. They and the priorities are tensors on the device.
+        ``learning_rate``. They stay on the device, so that a step waits for nothing; priorities come to the
+        CPU.
         """
         with self._lock:
             batch = self._on_device(batch)
@@ -187,7 +188,8 @@ class SGDLearner(core.Learner):
             metrics["loss"] = output.loss.detach()
             metrics["gradient_norm"] = norm
             metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
-        priorities = None if output.priorities is None else output.priorities.detach()
+        # Replay takes them on the host, so whoever called would have to wait for them there and then.
+        priorities = None if output.priorities is None else output.priorities.detach().cpu()
         return StepResult(metrics, priorities)
 
     def publish(self) -> None:
