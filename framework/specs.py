@@ -54,6 +54,8 @@ def from_space(space: Any, name: str = "observation") -> Nest:
     space that starts at k != 0 becomes values 0 ... n-1: the environments add and subtract k (see
     ``discrete_offsets``), so that networks and one-hot codes need not know of it.
 
+    Bounds may be one number for all elements: broadcast them.
+
     Args:
       space: any gymnasium space.
       name: what the space describes, for the specs' names and for errors.
@@ -67,6 +69,8 @@ def from_space(space: Any, name: str = "observation") -> Nest:
         low, high = np.asarray(space.low), np.asarray(space.high)
         if not np.isfinite(low).any() and not np.isfinite(high).any():
             return Array(space.shape, space.dtype, name=name)
+        if len(space.shape) > 1 and (low == low.flat[0]).all() and (high == high.flat[0]).all():
+            low, high = low.flat[0], high.flat[0]  # pictures: one bound for all, readable when printed
         return BoundedArray(space.shape, space.dtype, minimum=low, maximum=high, name=name)
     if isinstance(space, spaces.Discrete):
         return DiscreteArray(int(space.n), dtype=space.dtype, name=name)

@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from framework import specs
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.inline import InlineEnvironment
 from framework.environments.lanes import Lane, call_factory, lane_seeds, make_lane
-from framework.environments.vector import VectorEnvironment
+from framework.environments.vector import VectorEnvironment, autoreset_mode
 
 STEPPING = ("auto", "inline", "vector", "processes")
 
@@ -46,8 +47,8 @@ def make(
       stepping: how the lanes are stepped. ``inline``: one after the other in this thread. ``vector``: by
         gymnasium's vector environment, computed together where the environment has such an implementation.
         ``processes``: by ``num_processes`` children, for slow environments. ``auto``: ``vector`` if there is
-        an implementation for all lanes together, num_lanes > 1 and no wrapper that treats lanes apart
-        (``ActionRepeat``, ``StepLimit``), else ``inline``.
+        an implementation for all lanes together, with the same specs, num_lanes > 1 and no wrapper that
+        treats lanes apart (``ActionRepeat``, ``StepLimit``); else ``inline``.
       num_processes: with ``processes``: how many, by default one per CPU core but at most one per lane.
       options: keyword arguments of the environment's constructor (for Atari: of ``AtariOptions``).
       wrappers: applied in this order to the batched environment, the first innermost.
@@ -64,10 +65,11 @@ def make(
     if num_processes is not None and stepping != "processes":
         raise ValueError(f"num_processes={num_processes} needs stepping='processes', got {stepping!r}")
     source = suites.find(environment, dict(options or {}), render_mode)
-    if stepping == "auto":
-        fast = source.has_fast_vector and num_lanes > 1 and not any(map(_needs_lanes, wrappers))
-        stepping = "vector" if fast else "inline"
-    batched = _batch(source, num_lanes, seed, stepping, num_processes)
+    batched: BatchedEnvironment | None = None
+    if stepping == "auto" and source.has_fast_vector and num_lanes > 1:
+        batched = None if any(map(_needs_lanes, wrappers)) else _fast_vector(source, num_lanes, seed)
+    if batched is None:
+        batched = _batch(source, num_lanes, seed, stepping, num_processes)
     try:
         for wrapper in wrappers:
             batched = wrapper(batched)
@@ -102,6 +104,24 @@ def _batch(
 
 def _needs_lanes(wrapper: Any) -> bool:
     return bool(getattr(getattr(wrapper, "func", wrapper), "needs_lanes", False))
+
+
+def _fast_vector(source: suites.Source, num_lanes: int, seed: int | None) -> VectorEnvironment | None:
+    """The environment's own vector version, if it is the same environment in all that can be seen."""
+    lane = build_lane(source, None)
+    lane.close()
+    assert source.make_vector is not None
+    try:
+        environment = source.make_vector(num_lanes)
+    except TypeError:
+        return None  # it does not know one of the options
+    if autoreset_mode(environment) == "NextStep":
+        vector = VectorEnvironment(source.name, environment, seed)
+        # ALE's, for one, gives other pictures than the single environment does.
+        if specs.make_environment_spec(vector) == lane.spec:
+            return vector
+    environment.close()
+    return None
 
 
 def _adopt_vector(name: str, environment: Any, num_lanes: int, seed: int | None) -> VectorEnvironment:

@@ -143,6 +143,46 @@ def test_auto_chooses_how_to_step(num_lanes, wrappers, expected):
         assert isinstance(environments.make(CARTPOLE, num_lanes=num_lanes), expected)
 
 
+class _OwnVector(gymnasium.vector.VectorEnv):
+    """A vector environment that differs from its single one in the shape or in how it resets."""
+
+    def __init__(self, num_envs, size, mode, max_episode_steps=None):
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": mode}
+        self.single_observation_space = spaces.Box(-1, 1, (size,))
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = self.action_space = None
+
+
+class _Single(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (3,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, size=3, mode=None, known_to_one=0):
+        pass
+
+
+_NEXT_STEP, _SAME_STEP = (gymnasium.vector.AutoresetMode[name] for name in ("NEXT_STEP", "SAME_STEP"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"size": 3, "mode": _NEXT_STEP}, VectorEnvironment),
+        ({"size": 4, "mode": _NEXT_STEP}, InlineEnvironment),
+        ({"size": 3, "mode": _SAME_STEP}, InlineEnvironment),
+        ({"size": 3, "mode": _NEXT_STEP, "known_to_one": 1}, InlineEnvironment),
+    ],
+    ids=["alike", "other shape", "other autoreset", "unknown option"],
+)
+def test_auto_takes_a_vector_version_only_if_it_is_the_same_environment(options, expected):
+    gymnasium.register("Own-v0", entry_point=_Single, vector_entry_point=_OwnVector)
+    try:
+        assert isinstance(environments.make("gymnasium:Own-v0", num_lanes=2, options=options), expected)
+    finally:
+        gymnasium.registry.pop("Own-v0")
+
+
 def test_vector_stepping_of_an_environment_without_its_own_vector_version():
     actions = np.random.default_rng(0).uniform(-2, 2, (10, 3, 1)).astype(np.float32)
     environment = environments.make(
