@@ -29,7 +29,7 @@ def from_wire(value: dict[str, Any]) -> TableInfo:
         **{
             **value,
             "rate_limiter_info": RateLimiterInfo(
-                *limiter[:4], CallStats(*limiter[4]), CallStats(*limiter[5])
+                *limiter[:4], insert_stats=CallStats(*limiter[4]), sample_stats=CallStats(*limiter[5])
             ),
             "table_worker_time": TableWorkerTime(*value["table_worker_time"]),
             "signature": _signature_from_wire(value["signature"]),

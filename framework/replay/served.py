@@ -235,7 +235,7 @@ class ServedClient:
         for holder in pending:
             holder.flush_pending()
         for writer in writers:
-            writer.settle_if_idle()
+            writer.settle_unless_waiting()
 
     # The rest.
 

@@ -87,6 +87,7 @@ class ServedWriter:
         self._failure: BaseException | None = None
         self._num_failed = 0
         self._closed = False
+        self._waits = False  # somebody in here waits for the server
         self._lock = threading.RLock()
         self._hurry = threading.Condition(self._lock)
         self._flusher: threading.Thread | None = None
@@ -186,13 +187,16 @@ class ServedWriter:
             self._send_pending()
             self._request({"op": "sync"})
 
-    def settle_if_idle(self) -> None:
-        """`settle` unless another thread is inside this writer: what that one has created is on its way already."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self.settle()
-            finally:
-                self._lock.release()
+    def settle_unless_waiting(self) -> None:
+        """`settle`, unless another thread waits in this writer for room that perhaps only the caller can make: what
+        that one has created is on its way already."""
+        while not self._lock.acquire(timeout=0.05):
+            if self._waits:
+                return
+        try:
+            self.settle()
+        finally:
+            self._lock.release()
 
     def close(self, timeout: float | None = None) -> int:
         with self._lock:
@@ -364,7 +368,11 @@ class ServedWriter:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not done():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            came = self._in_session(lambda left=left: self._connection.poll(left))
+            self._waits = True
+            try:
+                came = self._in_session(lambda left=left: self._connection.poll(left))
+            finally:
+                self._waits = False
             if not came and deadline is not None and time.monotonic() >= deadline:
                 if self._connection.interrupted:
                     raise ServerClosed("this client was interrupted: its program stops")

@@ -26,6 +26,7 @@ import zmq
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+from launch.rpc import sockets
 
 _LOG = logging.getLogger(__name__)
 _ROUND = 64  # messages of one socket before the others and the parked requests have their turn
@@ -181,11 +182,11 @@ class Service(threading.Thread):
                 listener.disable_monitor()
                 monitor.close(linger=0)
 
-    def _time_left(self) -> float | None:
+    def _time_left(self) -> int | None:
         moments = [entry[0] for entry in self._deadlines[:1]] + self._probes[:1]
         if not moments:
             return None
-        return max(0.0, (min(moments) - time.monotonic()) * 1000 + 0.5)
+        return max(0, int((min(moments) - time.monotonic()) * 1000 + 0.999))
 
     def _receive(self, listener: zmq.Socket) -> None:
         for _ in range(_ROUND):
@@ -359,7 +360,7 @@ class Service(threading.Thread):
         for listener in self._listeners:
             # The address is free at once; what was said last is still delivered.
             with contextlib.suppress(zmq.ZMQError):
-                listener.unbind(listener.last_endpoint)
+                listener.unbind(sockets.bound_address(listener))
             listener.close(linger=1000)
         with self._bell:
             os.close(self._wake_read)

@@ -323,6 +323,9 @@ class Table(TableCore):
                 self._limbo -= len(mine)
                 for selector in (self.sampler, self.remover):
                     selector.insert(mine, items.priorities.take(mine), items.stamps.take(mine))
+                over = items.size - self._limbo - self.max_size
+                for _ in range(max(0, over)):  # others have taken their places
+                    self._remove(self.remover.sample(1, self._rng)[0])
         if self._waiting[1] and handed_out:
             self._may_insert.notify_all()
         if self._waiting[0] and not handed_out:

@@ -319,7 +319,7 @@ class TableCore:
         binding.acquire(index)
         stamps = np.arange(self._stamp, self._stamp + n)
         self._stamp += n
-        evict = items.size + n - self.max_size
+        evict = items.size - self._limbo + n - self.max_size  # items in limbo are as good as gone
         if evict <= 0:
             slots = items.take(n)
             named = self._write(slots, number, index, priorities, keys, lengths, episodes, stamps)
@@ -356,7 +356,7 @@ class TableCore:
             named[one] = self._write(slots, number, index[one], priorities[one], *given, stamps[one])
             self.sampler.insert(slots, priorities[one], stamps[one])
             self.remover.insert(slots, priorities[one], stamps[one])
-            if self._items.size > self.max_size:
+            if self._items.size - self._limbo > self.max_size:
                 victims, _ = self.remover.sample(1, self._rng)
                 self._remove(victims)
         return named

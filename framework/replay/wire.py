@@ -130,7 +130,7 @@ def _pack_array(array: np.ndarray, frames: list[Any]) -> msgpack.ExtType:
         return msgpack.ExtType(_INLINE, head + array.tobytes())
     if len(frames) > MAX_ARRAYS:
         raise ValueError(f"more than {MAX_ARRAYS} large arrays in one message; send fewer at a time")
-    frames.append(memoryview(array.reshape(-1).view(np.uint8)))
+    frames.append(array.reshape(-1).view(np.uint8).data)
     return msgpack.ExtType(_FRAME, head + struct.pack("<I", len(frames) - 1))
 
 
