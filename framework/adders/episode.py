@@ -82,24 +82,32 @@ class EpisodeAdder(RowAdder):
         self._values: dict[str, np.ndarray] = {}
         # Rows of the open episode of each lane, the open row included.
         self._counted = np.zeros(self._width, np.int64)
+        self._longest = 0
 
     def _opened(self) -> None:
         super()._opened()
         self._counted[:] = 1
+        self._longest = 1
 
     def _check_limit(self, kind: Any) -> None:
+        if self._longest < self._max:
+            return
         over = (self._counted >= self._max) & (kind != FIRST)
         if over.any():
             raise ValueError(
                 f"max_sequence_length: the episodes of lanes {np.flatnonzero(over).tolist()} have "
-                f"{self._max} "
-                "observations already, which is the limit. Give a larger max_sequence_length or limit the "
-                "environment's steps; reset() or add_first() drops these episodes and goes on."
+                f"{self._max} observations already, which is the limit. Give a larger max_sequence_length or "
+                "limit the environment's steps; reset() or add_first() drops these episodes and goes on."
             )
 
     def _advance(self, kind: Any) -> None:
-        self._counted += 1
-        self._counted[np.equal(kind, FIRST) & np.ones(self._width, np.bool_)] = 1
+        if self._lanes is None:
+            self._longest = 1 if kind == FIRST else self._longest + 1
+            self._counted[0] = self._longest
+        else:
+            self._counted += 1
+            self._counted[kind == FIRST if isinstance(kind, np.ndarray) else slice(None)] = 1
+            self._longest = int(self._counted.max())
         super()._advance(kind)
 
     def _forget(self) -> None:
