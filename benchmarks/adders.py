@@ -3,10 +3,9 @@
     python benchmarks/adders.py [--seconds 0.5] [--lanes 1 8 64 256]
 
 Ours does the whole way of an environment step: time step and action in, n-step maths, rows and items in a
-full table of 100,000 items (so each item also evicts one). Buffers of other libraries get arrays that are ready
-to be stored, which is the least they can be asked. Observations are float32[4]. Each figure is the best of
-three runs; ratios within one table are worth more than the figures, which move with what else the machine
-does.
+full table of 100,000 items (so each item also evicts one). Buffers of other libraries get arrays that are
+ready to be stored, which is the least they can be asked. Observations are float32[4]. Each figure is the best
+of three runs; ratios within one table are worth more than the figures, which move with the machine's load.
 """
 
 from __future__ import annotations
