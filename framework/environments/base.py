@@ -175,31 +175,39 @@ class ActionChecker:
         self._spec = spec
         self._leaves = specs.leaves(spec)
         self._single = len(self._leaves) == 1 and self._leaves[0][0] == ()
+        # A spec's properties are Python calls: read once, not at every step.
+        self._expected = [((num_lanes, *leaf.shape), leaf.dtype, leaf.dtype.kind) for _, leaf in self._leaves]
+        self._bounds = [
+            (leaf.minimum, leaf.maximum) if isinstance(leaf, specs.BoundedArray) else None
+            for _, leaf in self._leaves
+        ]
 
     def __call__(self, action: Nest) -> list[np.ndarray]:
         """One array per leaf of the spec, in the order of ``tree.flatten``; possibly the caller's own."""
         if self._single:
-            return [self._leaf(action, (), self._leaves[0][1])]
+            return [self._leaf(action, 0)]
         try:
-            return [self._leaf(specs.pick(action, path), path, leaf) for path, leaf in self._leaves]
+            return [
+                self._leaf(specs.pick(action, path), index) for index, (path, _) in enumerate(self._leaves)
+            ]
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentFault(
                 f"{self._name}: the action's structure is {tree.map_structure(type, action)}, which lacks "
                 f"a part of the action spec {self._spec}; the policy must return one array per leaf of it."
             ) from error
 
-    def _leaf(self, value: Any, path: specs.Path, spec: specs.Array) -> np.ndarray:
+    def _leaf(self, value: Any, index: int) -> np.ndarray:
         array = np.asarray(value)
-        expected = (self._num_lanes, *spec.shape)
+        expected, dtype, kind = self._expected[index]
+        path = self._leaves[index][0]
         if array.shape != expected:
             raise self._fault(
                 path, f"has shape {array.shape}, expected {expected}", "return one action per lane"
             )
-        kind = spec.dtype.kind
-        if array.dtype != spec.dtype:
+        if array.dtype != dtype:
             if kind in "iu" and array.dtype.kind not in "iub":
-                raise self._fault(path, f"has dtype {array.dtype}, expected {spec.dtype}", "return integers")
-            array = array.astype(spec.dtype)
+                raise self._fault(path, f"has dtype {array.dtype}, expected {dtype}", "return integers")
+            array = array.astype(dtype)
         if kind == "f":
             if not all_finite(array):
                 lane = _first_bad_lane(array)
@@ -208,13 +216,14 @@ class ActionChecker:
                     f"of lane {lane} is {array[lane]!r}, which is not finite",
                     "check the policy's parameters and losses for NaN",
                 )
-        elif isinstance(spec, specs.BoundedArray):
-            bad = (array < spec.minimum) | (array > spec.maximum)
+        elif (bounds := self._bounds[index]) is not None:
+            minimum, maximum = bounds
+            bad = (array < minimum) | (array > maximum)
             if np.count_nonzero(bad):
                 lane = int(np.nonzero(bad.reshape(self._num_lanes, -1).any(axis=1))[0][0])
                 raise self._fault(
                     path,
-                    f"of lane {lane} is {array[lane]!r}, outside {spec.minimum} ... {spec.maximum}",
+                    f"of lane {lane} is {array[lane]!r}, outside {minimum} ... {maximum}",
                     "size the policy's output by action_spec()",
                 )
         return array

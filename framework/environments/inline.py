@@ -62,13 +62,19 @@ class InlineEnvironment(BatchedEnvironment):
             raise
         self.spec = self._lanes[0].spec
         self._check_action = ActionChecker(name, self.spec.actions, self.num_lanes)
-        self._action_leaves = [leaf for _, leaf in specs.leaves(self.spec.actions)]
+        self._discrete = [
+            leaf.shape == () and leaf.dtype.kind in "iu" for _, leaf in specs.leaves(self.spec.actions)
+        ]
         self._build_action = specs.unflattener(self.spec.actions)
         self._single_action = not tree.is_nested(self.spec.actions)
         self._columns = specs.leaves(self.spec.observations)
         self._single_observation = not tree.is_nested(self.spec.observations)
-        self._scalar_reward = not tree.is_nested(self.spec.rewards) and self.spec.rewards.shape == ()
-        self._scalar_discount = not tree.is_nested(self.spec.discounts) and self.spec.discounts.shape == ()
+        # Leaves of rewards and discounts that are nested or arrays; None for plain numbers.
+        self._parts = {
+            field: specs.leaves(spec) if tree.is_nested(spec) or spec.shape != () else None
+            for field, spec in (("reward", self.spec.rewards), ("discount", self.spec.discounts))
+        }
+        self._shapes = [leaf.shape for _, leaf in self._columns]
         # dtypes seen before that may be stored in a column without loss of kind.
         self._accepted = [{leaf.dtype} for _, leaf in self._columns]
         self._buffers = Buffers(self.spec, self.num_lanes, allocate)
@@ -108,8 +114,8 @@ class InlineEnvironment(BatchedEnvironment):
         """The action of each lane. Copied, since environments may keep it and policies may reuse theirs."""
         arrays = self._check_action(action)
         per_leaf: list[Sequence[Any]] = [
-            array.tolist() if leaf.shape == () and leaf.dtype.kind in "iu" else list(array.copy())
-            for array, leaf in zip(arrays, self._action_leaves, strict=True)
+            array.tolist() if discrete else list(array.copy())
+            for array, discrete in zip(arrays, self._discrete, strict=True)
         ]
         if self._single_action:
             return list(per_leaf[0])
@@ -146,68 +152,69 @@ class InlineEnvironment(BatchedEnvironment):
                             "observation_spec()",
                         ) from error
                     self._store(slot, column, lane, value)
-        self._store_scalars(slot, rewards, discounts, lanes)
+        self._store_results(slot, rewards, discounts, lanes)
         for (path, _), column_array in zip(self._columns, self._buffers.observations[slot], strict=True):
             check_finite(self.name, "observation", path, column_array, self._first_lane)
         return self._buffers.timestep()
 
     def _store(self, slot: int, column: int, lane: int, value: Any) -> None:
-        path, leaf = self._columns[column]
         array = value if type(value) is np.ndarray else np.asarray(value)
+        if array.shape == self._shapes[column] and array.dtype in self._accepted[column]:
+            self._buffers.observations[slot][column][lane] = array
+            return
+        path, leaf = self._columns[column]
         if array.shape != leaf.shape:
             raise self._fault(
                 lane,
                 f"{specs.path_name('observation', path)} has shape {array.shape}, expected {leaf.shape} as "
                 "in observation_spec(); make the two agree",
             )
-        if array.dtype not in self._accepted[column]:
-            if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-                # Python's ints and bools have no dtype of their own to insist on.
-                if type(value) not in (int, bool) or leaf.dtype.kind not in "iuf":
-                    raise self._fault(
-                        lane,
-                        f"{specs.path_name('observation', path)} has dtype {array.dtype}, which does not fit "
-                        f"{leaf.dtype} of observation_spec(); convert it in the environment",
-                    )
-            else:
-                self._accepted[column].add(array.dtype)
+        if np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+            self._accepted[column].add(array.dtype)
+        # Python's ints and bools have no dtype of their own to insist on.
+        elif type(value) not in (int, bool) or leaf.dtype.kind not in "iuf":
+            raise self._fault(
+                lane,
+                f"{specs.path_name('observation', path)} has dtype {array.dtype}, which does not fit "
+                f"{leaf.dtype} of observation_spec(); convert it in the environment",
+            )
         self._buffers.observations[slot][column][lane] = array
 
-    def _store_scalars(self, slot: int, rewards: list, discounts: list, lanes: Sequence[int]) -> None:
-        everyone = len(lanes) == self.num_lanes
-        rows: Any = slice(None) if everyone else lanes
+    def _store_results(self, slot: int, rewards: list, discounts: list, lanes: Sequence[int]) -> None:
+        rows: Any = slice(None) if len(lanes) == self.num_lanes else lanes
         self._buffers.step_types[slot][:] = self._step_types
-        for field, values, scalar, columns, spec in (
-            ("reward", rewards, self._scalar_reward, self._buffers.rewards[slot], self.spec.rewards),
-            (
-                "discount",
-                discounts,
-                self._scalar_discount,
-                self._buffers.discounts[slot],
-                self.spec.discounts,
-            ),
+        for field, values, columns in (
+            ("reward", rewards, self._buffers.rewards[slot]),
+            ("discount", discounts, self._buffers.discounts[slot]),
         ):
-            if scalar:
-                try:
-                    columns[0][rows] = values
-                except (TypeError, ValueError) as error:
-                    raise self._find_bad_scalar(field, values, lanes) from error
-                check_finite(self.name, field, (), columns[0], self._first_lane)
+            parts = self._parts[field]
+            if parts is not None:
+                self._store_parts(field, parts, values, columns, lanes)
                 continue
-            for (path, leaf), column in zip(specs.leaves(spec), columns, strict=True):
-                for lane, value in zip(lanes, values, strict=True):
-                    if self._step_types[lane] == FIRST:
-                        column[lane] = 0.0 if field == "reward" else 1.0
-                        continue
-                    array = np.asarray(specs.pick(value, path))
-                    if array.shape != leaf.shape:
-                        raise self._fault(
-                            lane,
-                            f"{specs.path_name(field, path)} has shape {array.shape}, expected {leaf.shape} "
-                            f"as in {field}_spec(); make the two agree",
-                        )
-                    column[lane] = array
-                check_finite(self.name, field, path, column, self._first_lane)
+            try:
+                columns[0][rows] = values
+            except (TypeError, ValueError) as error:
+                raise self._find_bad_scalar(field, values, lanes) from error
+            check_finite(self.name, field, (), columns[0], self._first_lane)
+
+    def _store_parts(
+        self, field: str, parts: list, values: list, columns: list[np.ndarray], lanes: Sequence[int]
+    ) -> None:
+        """Stores rewards or discounts that are nested or arrays."""
+        for (path, leaf), column in zip(parts, columns, strict=True):
+            for lane, value in zip(lanes, values, strict=True):
+                if self._step_types[lane] == FIRST:
+                    column[lane] = 0.0 if field == "reward" else 1.0
+                    continue
+                array = np.asarray(specs.pick(value, path))
+                if array.shape != leaf.shape:
+                    raise self._fault(
+                        lane,
+                        f"{specs.path_name(field, path)} has shape {array.shape}, expected {leaf.shape} "
+                        f"as in {field}_spec(); make the two agree",
+                    )
+                column[lane] = array
+            check_finite(self.name, field, path, column, self._first_lane)
 
     def _find_bad_scalar(self, field: str, values: list, lanes: Sequence[int]) -> EnvironmentFault:
         for lane, value in zip(lanes, values, strict=True):
