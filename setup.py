@@ -25,7 +25,7 @@ setup(
         "numpy>=1.23",
         "dm-env>=1.6",
         "dm-tree>=0.1.8",
-        "torch>=2.4",
+        "torch>=2.6",
         "gymnasium[classic-control]>=1.0",
         "pyzmq>=26",
         "msgpack>=1",

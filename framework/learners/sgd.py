@@ -165,7 +165,8 @@ class SGDLearner(core.Learner):
                 for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                     group["lr"] = rate * factor
             output = self._loss(batch)
-            self.optimizer.zero_grad(set_to_none=True)
+            for parameter in self._parameters:
+                parameter.grad = None  # optimizer.zero_grad, without its hooks for profilers.
             self._scaler.scale(output.loss).backward()
             self._scaler.unscale_(self.optimizer)
             norm = self._gradient_norm()
