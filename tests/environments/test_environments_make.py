@@ -1,14 +1,14 @@
-"""``make``: batching in line and by gymnasium's vector environments, seeds, faults, bad arguments."""
+"""``make``: batching in line, by gymnasium's vector environments and in processes; seeds, bad arguments."""
 
+import functools
 import sys
 
-import dm_env
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from framework import environments, specs
+from framework import environments
 from framework.environments import FIRST, LAST, MID, testing
 from framework.environments.inline import InlineEnvironment
 from framework.environments.vector import VectorEnvironment
@@ -126,21 +126,20 @@ def test_the_previous_time_step_stays_intact_for_one_more_step():
     [
         (1, [], InlineEnvironment),
         (2, [], VectorEnvironment),
-        (2, [lambda e: environments.StepLimit(e, 3)], VectorEnvironment),
+        (2, [functools.partial(environments.FrameStack, num_frames=2)], VectorEnvironment),
+        (2, [functools.partial(environments.StepLimit, limit=3)], InlineEnvironment),
+        (2, [functools.partial(environments.ActionRepeat, num_repeats=3)], InlineEnvironment),
     ],
 )
 def test_auto_chooses_how_to_step(num_lanes, wrappers, expected):
-    if wrappers:
-        import functools
+    environment = environments.make(CARTPOLE, num_lanes=num_lanes, wrappers=wrappers)
+    assert isinstance(environment.wrapped if wrappers else environment, expected)
 
-        limited = environments.make(
-            CARTPOLE, num_lanes=2, wrappers=[functools.partial(environments.StepLimit, limit=3)]
-        )
-        assert isinstance(limited.wrapped, InlineEnvironment)
-        with pytest.raises(NotImplementedError, match="stepping='inline'"):
-            environments.make(CARTPOLE, num_lanes=2, wrappers=wrappers)
-    else:
-        assert isinstance(environments.make(CARTPOLE, num_lanes=num_lanes), expected)
+
+@pytest.mark.parametrize("wrapper", [environments.StepLimit, environments.ActionRepeat])
+def test_a_wrapper_that_vector_stepping_cannot_serve_says_what_to_do(wrapper):
+    with pytest.raises(NotImplementedError, match="stepping='inline'"):
+        environments.make(CARTPOLE, num_lanes=2, stepping="vector", wrappers=[lambda e: wrapper(e, 3)])
 
 
 class _OwnVector(gymnasium.vector.VectorEnv):
@@ -217,81 +216,6 @@ def test_a_vector_environment_in_another_autoreset_mode_is_refused():
         environments.make(same_step, num_lanes=2)
 
 
-class _Nested(gymnasium.Env):
-    """Observes the action taken, through spaces of every kind."""
-
-    observation_space = spaces.Dict(
-        {
-            "seen": spaces.Discrete(3, start=10),
-            "both": spaces.Tuple((spaces.Box(-1, 1, (2,), np.float64), spaces.MultiDiscrete([2, 3]))),
-        }
-    )
-    action_space = spaces.Dict({"pick": spaces.Discrete(3, start=-1), "push": spaces.Box(-1, 1, (2,))})
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self._observe(-1, np.zeros(2)), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        return self._observe(action["pick"], action["push"]), float(action["pick"]), False, False, {}
-
-    def _observe(self, pick, push):
-        observation = {
-            "seen": np.int64(pick + 11),
-            "both": (np.asarray(push, np.float64), np.array([1, 2], np.int64)),
-        }
-        assert self.observation_space.contains(observation)
-        return observation
-
-
-@pytest.mark.parametrize("stepping", ["inline", "processes"])
-def test_nested_spaces_and_discrete_starts(stepping):
-    with environments.make(_Nested, num_lanes=3, stepping=stepping, **_few(stepping)) as environment:
-        assert environment.action_spec()["pick"].num_values == 3
-        environment.reset()
-        push = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
-        timestep = environment.step({"pick": np.array([0, 1, 2]), "push": push})
-        assert timestep.observation["seen"].tolist() == [0, 1, 2]
-        assert timestep.reward.tolist() == [-1, 0, 1]
-        np.testing.assert_array_equal(timestep.observation["both"][0], push)
-        assert timestep.observation["both"][0].dtype == np.float64
-        assert timestep.observation["both"][1].tolist() == [[1, 2]] * 3
-
-
-def test_vector_stepping_knows_discrete_starts():
-    class Shifted(gymnasium.Env):
-        observation_space = spaces.Discrete(3, start=7)
-        action_space = spaces.Discrete(3, start=7)
-
-        def reset(self, *, seed=None, options=None):
-            return 7, {}
-
-        def step(self, action):
-            return action, 0.0, False, False, {}
-
-    environment = environments.make(
-        lambda: gymnasium.vector.SyncVectorEnv([Shifted, Shifted]), num_lanes=2, stepping="auto"
-    )
-    assert environment.reset().observation.tolist() == [0, 0]
-    assert environment.step(np.array([2, 1])).observation.tolist() == [2, 1]
-
-
-def test_dm_env_with_nested_rewards_and_discounts():
-    spec = testing.make_spec(
-        rewards={"a": specs.Array((2,), np.float64), "b": specs.Array((), np.float32)},
-        discounts={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},
-    )
-    environment = environments.make(testing.FakeEnvironment, num_lanes=2, seed=0, options={"spec": spec})
-    timestep = environment.reset()
-    assert timestep.reward["a"].shape == (2, 2) and timestep.reward["a"].dtype == np.float32
-    assert (timestep.discount["a"] == 1).all()
-    for _ in range(5):
-        timestep = environment.step(np.zeros(2, np.int64))
-    assert (timestep.step_type == LAST).all()
-    assert (timestep.reward["a"] != 0).all() and (timestep.discount["b"] == 0).all()
-
-
 def test_echo_environment_pairs_reward_with_observation_and_action():
     environment = environments.make(testing.EchoEnvironment, num_lanes=3, options={"truncate": True})
     before = environment.reset().observation[:, 0].copy()
@@ -314,108 +238,6 @@ def test_memory_environment_pays_for_the_cue_only():
         timestep = environment.step(cue if time == 10 else 1 - cue)
         assert (timestep.observation[:, :2] == 0).all()
     assert (timestep.reward == 1).all() and (timestep.step_type == LAST).all()
-
-
-_FAULTS = {
-    "raise": r"FaultyEnvironment, lane 0: step\(1\) raised RuntimeError: the simulator exploded",
-    "nan_observation": r"FaultyEnvironment, lane 0: observation holds NaN",
-    "nan_reward": r"FaultyEnvironment, lane 0: reward holds NaN",
-    "shape": r"FaultyEnvironment, lane 0: observation has shape \(2,\), expected \(1,\)",
-    "dtype": r"FaultyEnvironment, lane 0: observation has dtype <U1",
-}
-
-
-@pytest.mark.parametrize("fault", _FAULTS)
-@pytest.mark.parametrize("stepping", ["inline", "processes"])
-def test_a_fault_in_mid_episode_names_environment_lane_and_field(fault, stepping):
-    with environments.make(
-        testing.FaultyEnvironment, num_lanes=2, stepping=stepping, options={"fault": fault}, **_few(stepping)
-    ) as environment:
-        environment.reset()
-        for _ in range(2):
-            environment.step(np.array([1, 1]))
-        with pytest.raises(environments.EnvironmentFault, match=_FAULTS[fault]):
-            environment.step(np.array([1, 1]))
-
-
-def test_the_faulty_lane_is_named_not_the_first():
-    built = []
-
-    def make():
-        built.append(None)
-        return testing.FaultyEnvironment("nan_observation", at=9 if len(built) < 3 else 2)
-
-    environment = environments.make(make, num_lanes=3)
-    environment.reset()
-    environment.step(np.zeros(3, np.int64))
-    with pytest.raises(environments.EnvironmentFault, match="lane 2"):
-        environment.step(np.zeros(3, np.int64))
-
-
-class _OddReward(testing.EchoEnvironment):
-    def __init__(self, reward):
-        super().__init__()
-        self._reward = reward
-
-    def step(self, action):
-        return super().step(action)._replace(reward=self._reward)
-
-
-@pytest.mark.parametrize("reward", [None, "much", np.zeros(2)], ids=["None", "text", "array"])
-def test_a_reward_that_is_no_number_is_named(reward):
-    environment = environments.make(_OddReward, num_lanes=2, options={"reward": reward})
-    environment.reset()
-    with pytest.raises(
-        environments.EnvironmentFault, match=r"lane 0: reward.*expected one number|reward holds"
-    ):
-        environment.step(np.zeros(2, np.int64))
-
-
-def test_a_missing_part_of_the_observation_is_named():
-    class Forgetful(_Nested):
-        def step(self, action):
-            observation, *rest = super().step(action)
-            del observation["seen"]
-            return observation, *rest
-
-    environment = environments.make(Forgetful)
-    environment.reset()
-    # The offset of "seen" is taken off before the batch sees it, so both places may notice.
-    with pytest.raises(environments.EnvironmentFault, match=r"lane 0.*seen"):
-        environment.step({"pick": np.array([0]), "push": np.zeros((1, 2), np.float32)})
-
-
-_BAD_ACTIONS = {
-    "shape": (np.zeros((2, 1), np.int64), r"action has shape \(2, 1\), expected \(2,\)"),
-    "lanes": (np.zeros(3, np.int64), r"action has shape \(3,\), expected \(2,\)"),
-    "range": (np.array([0, 2]), r"action of lane 1 is .*2.* outside 0 \.\.\. 1"),
-    "dtype": (np.array([0.0, 1.0]), "action has dtype float64, expected int64"),
-}
-
-
-@pytest.mark.parametrize("name", _BAD_ACTIONS)
-@pytest.mark.parametrize("stepping", ["inline", "vector"])
-def test_an_action_that_does_not_fit_is_refused(name, stepping):
-    action, message = _BAD_ACTIONS[name]
-    environment = environments.make(CARTPOLE, num_lanes=2, stepping=stepping)
-    environment.reset()
-    with pytest.raises(environments.EnvironmentFault, match=message):
-        environment.step(action)
-    assert environment.step(np.array([0, 1])).reward.tolist() == [1, 1]  # nothing was stepped
-
-
-def test_a_nan_action_is_refused():
-    environment = environments.make("gymnasium:Pendulum-v1", num_lanes=2)
-    environment.reset()
-    with pytest.raises(environments.EnvironmentFault, match=r"action of lane 1 is .*nan.*not finite"):
-        environment.step(np.array([[0.0], [np.nan]], np.float32))
-
-
-def test_a_nested_action_with_a_part_missing_is_refused():
-    environment = environments.make(_Nested)
-    environment.reset()
-    with pytest.raises(environments.EnvironmentFault, match="lacks a part of the action spec"):
-        environment.step({"pick": np.array([0])})
 
 
 @pytest.fixture
@@ -447,15 +269,6 @@ def test_a_module_may_register_its_environment(registered, stepping):
         environments.make("gymnasium:no_such_module:Walk-v0")
 
 
-def test_an_environment_registered_here_works_in_processes():
-    gymnasium.register("Nested-v0", entry_point=_Nested)
-    try:
-        with environments.make("gymnasium:Nested-v0", stepping="processes") as environment:
-            assert environment.reset().observation["seen"].tolist() == [0]
-    finally:
-        gymnasium.registry.pop("Nested-v0")
-
-
 def test_bad_arguments():
     for arguments, message in (
         (("CartPole-v1",), "Did you mean 'gymnasium:CartPole-v1'"),
@@ -479,36 +292,6 @@ def test_bad_arguments():
         environments.make(lambda: 7)
 
 
-def test_lanes_that_differ_are_refused():
-    sizes = iter([3, 3, 4])
-
-    def make():
-        size = next(sizes)
-        return testing.FakeEnvironment(testing.make_spec(specs.Array((size,), np.float32)))
-
-    with pytest.raises(environments.EnvironmentFault, match="lane 2"):
-        environments.make(make, num_lanes=3)
-
-
-def test_close_closes_every_lane_even_if_one_fails():
-    closed = []
-
-    class Closing(testing.EchoEnvironment):
-        def __init__(self, seed):
-            super().__init__()
-            self._seed = seed
-
-        def close(self):
-            closed.append(self._seed)
-            if len(closed) == 1:
-                raise OSError("cannot close")
-
-    environment = environments.make(Closing, num_lanes=3, seed=0)
-    with pytest.raises(OSError, match="cannot close"):
-        environment.close()
-    assert len(set(closed)) == 3
-
-
 @pytest.mark.filterwarnings("ignore:.*render method")
 def test_render():
     for stepping in ("inline", "vector"):
@@ -520,14 +303,3 @@ def test_render():
         environment = environments.make(CARTPOLE, stepping="inline")
         environment.reset()
         environment.render()
-
-
-def test_a_dm_env_environment_that_skips_last_is_reported():
-    class Skipping(testing.EchoEnvironment):
-        def step(self, action):
-            return dm_env.restart(np.zeros(1, np.float32))
-
-    environment = environments.make(Skipping)
-    environment.reset()
-    with pytest.raises(environments.EnvironmentFault, match="FIRST although the step before was not LAST"):
-        environment.step(np.array([0]))

@@ -1,0 +1,118 @@
+"""Nested spaces, Discrete spaces that start elsewhere than at 0, nested rewards."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from framework import environments, specs
+from framework.environments import LAST, testing
+
+
+class _Nested(gymnasium.Env):
+    """Observes the action taken, through spaces of every kind."""
+
+    observation_space = spaces.Dict(
+        {
+            "seen": spaces.Discrete(3, start=10),
+            "both": spaces.Tuple((spaces.Box(-1, 1, (2,), np.float64), spaces.MultiDiscrete([2, 3]))),
+        }
+    )
+    action_space = spaces.Dict({"pick": spaces.Discrete(3, start=-1), "push": spaces.Box(-1, 1, (2,))})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(-1, np.zeros(2)), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self._observe(action["pick"], action["push"]), float(action["pick"]), False, False, {}
+
+    def _observe(self, pick, push):
+        observation = {
+            "seen": np.int64(pick + 11),
+            "both": (np.asarray(push, np.float64), np.array([1, 2], np.int64)),
+        }
+        assert self.observation_space.contains(observation)
+        return observation
+
+
+def _few(stepping):
+    return {"num_processes": 2} if stepping == "processes" else {}
+
+
+@pytest.mark.parametrize("stepping", ["inline", "processes"])
+def test_nested_spaces_and_discrete_starts(stepping):
+    with environments.make(_Nested, num_lanes=3, stepping=stepping, **_few(stepping)) as environment:
+        assert environment.action_spec()["pick"].num_values == 3
+        environment.reset()
+        push = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
+        timestep = environment.step({"pick": np.array([0, 1, 2]), "push": push})
+        assert timestep.observation["seen"].tolist() == [0, 1, 2]
+        assert timestep.reward.tolist() == [-1, 0, 1]
+        np.testing.assert_array_equal(timestep.observation["both"][0], push)
+        assert timestep.observation["both"][0].dtype == np.float64
+        assert timestep.observation["both"][1].tolist() == [[1, 2]] * 3
+
+
+def test_vector_stepping_knows_discrete_starts():
+    class Shifted(gymnasium.Env):
+        observation_space = spaces.Discrete(3, start=7)
+        action_space = spaces.Discrete(3, start=7)
+
+        def reset(self, *, seed=None, options=None):
+            return 7, {}
+
+        def step(self, action):
+            return action, 0.0, False, False, {}
+
+    environment = environments.make(
+        lambda: gymnasium.vector.SyncVectorEnv([Shifted, Shifted]), num_lanes=2, stepping="auto"
+    )
+    assert environment.reset().observation.tolist() == [0, 0]
+    assert environment.step(np.array([2, 1])).observation.tolist() == [2, 1]
+
+
+def test_dm_env_with_nested_rewards_and_discounts():
+    spec = testing.make_spec(
+        rewards={"a": specs.Array((2,), np.float64), "b": specs.Array((), np.float32)},
+        discounts={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},
+    )
+    environment = environments.make(testing.FakeEnvironment, num_lanes=2, seed=0, options={"spec": spec})
+    timestep = environment.reset()
+    assert timestep.reward["a"].shape == (2, 2) and timestep.reward["a"].dtype == np.float32
+    assert (timestep.discount["a"] == 1).all()
+    for _ in range(5):
+        timestep = environment.step(np.zeros(2, np.int64))
+    assert (timestep.step_type == LAST).all()
+    assert (timestep.reward["a"] != 0).all() and (timestep.discount["b"] == 0).all()
+
+
+def test_a_missing_part_of_the_observation_is_named():
+    class Forgetful(_Nested):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            del observation["seen"]
+            return observation, *rest
+
+    environment = environments.make(Forgetful)
+    environment.reset()
+    # The offset of "seen" is taken off before the batch sees it, so both places may notice.
+    with pytest.raises(environments.EnvironmentFault, match=r"lane 0.*seen"):
+        environment.step({"pick": np.array([0]), "push": np.zeros((1, 2), np.float32)})
+
+
+def test_a_nested_action_with_a_part_missing_is_refused():
+    environment = environments.make(_Nested)
+    environment.reset()
+    with pytest.raises(environments.EnvironmentFault, match="lacks a part of the action spec"):
+        environment.step({"pick": np.array([0])})
+
+
+def test_an_environment_registered_here_works_in_processes():
+    gymnasium.register("Nested-v0", entry_point=_Nested)
+    try:
+        with environments.make("gymnasium:Nested-v0", stepping="processes") as environment:
+            assert environment.reset().observation["seen"].tolist() == [0]
+    finally:
+        gymnasium.registry.pop("Nested-v0")
