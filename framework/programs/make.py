@@ -232,9 +232,9 @@ def _make_counter(max_actor_steps: int | None, directory: pathlib.Path | None) -
 
 
 def _make_logger(directory: pathlib.Path) -> Any:
-    from framework.loggers import JsonlLogger
+    from framework.loggers import JSONLLogger
 
-    return JsonlLogger(directory / "metrics.jsonl")
+    return JSONLLogger(directory / "metrics.jsonl")
 
 
 def _make_monitor(logger_factory: Any, on_write: Any, *, replay: Any, counter: Any) -> Monitor:
