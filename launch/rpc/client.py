@@ -71,7 +71,10 @@ class Connection:
         """Calls ``method`` over there and waits for the answer, at most ``timeout`` seconds."""
         data, buffers = wire.encode((method, args, kwargs))
         number = next(self._numbers)
-        socket = self._take()
+        try:
+            socket = self._stock.pop()
+        except IndexError:
+            socket = self._connect()
         try:
             _send(socket, wire.head(wire.CALL, number, len(buffers)) + data, buffers, self._name)
             kind, body, frames = self._receive(socket, number, method, timeout)
@@ -81,7 +84,9 @@ class Connection:
         self._stock.append(socket)
         if self._closed:
             self._close_stock()
-        return _result(kind, body, frames, self._name)
+        if kind == wire.REPLY:
+            return wire.decode(body, frames)
+        raise _error(body, frames, self._name)
 
     def submit(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
         """Calls ``method`` over there; the arguments are copied before this returns."""
@@ -106,18 +111,12 @@ class Connection:
             self.close()
 
     def _connect(self) -> zmq.Socket:
+        if self._closed:
+            raise ClientClosed(f"the client of node {self._name!r} is closed")
         socket = sockets.make_client_socket(self._address, self._curve)
         socket.rcvtimeo = int(PROBE_INTERVAL * 1000)
         socket.sndtimeo = _REFUSED_AFTER_MS
         return socket
-
-    def _take(self) -> zmq.Socket:
-        if self._closed:
-            raise ClientClosed(f"the client of node {self._name!r} is closed")
-        try:
-            return self._stock.pop()
-        except IndexError:
-            return self._connect()
 
     def _close_stock(self) -> None:
         while self._stock:
@@ -128,7 +127,7 @@ class Connection:
 
     def _receive(
         self, socket: zmq.Socket, number: int, method: str, timeout: float | None
-    ) -> tuple[int, bytes, Any]:
+    ) -> tuple[int, memoryview, Any]:
         deadline = None if timeout is None else time.monotonic() + timeout
         silent = 0
         try:
@@ -143,14 +142,14 @@ class Connection:
                 except zmq.Again:
                     silent += 1
                     self._check_waiting(silent, method)
-                    socket.send(wire.head(wire.PROBE, number))
+                    _send(socket, wire.head(wire.PROBE, number), (), self._name)
                     continue
+                if answered == number and kind <= wire.ERROR:
+                    return kind, body, buffers
                 silent = 0
                 if answered != number or kind == wire.PENDING:
                     continue
-                if kind == wire.LOST:
-                    raise _lost(self._name, method)
-                return kind, body, buffers
+                raise _lost(self._name, method)
         finally:
             if deadline is not None:
                 socket.rcvtimeo = int(PROBE_INTERVAL * 1000)
@@ -291,10 +290,15 @@ class _FutureCalls:
         if kind == wire.LOST:
             future.set_exception(_lost(self._name, method))
             return
+        if kind == wire.ERROR:
+            future.set_exception(_error(body, buffers, self._name))
+            return
         try:
-            future.set_result(_result(kind, body, buffers, self._name))
-        except BaseException as error:
+            result = wire.decode(body, buffers)
+        except Exception as error:  # of a class that cannot be imported here
             future.set_exception(error)
+            return
+        future.set_result(result)
 
     def _done(self, number: int) -> tuple[Future, str, float | None]:
         entry = self._open.pop(number)
@@ -315,12 +319,11 @@ class _FutureCalls:
         for number, (future, method, _) in list(self._open.items()):
             try:
                 _check_stopped(silent, self._name, method, self._stopped)
-            except ProgramStopped as error:
+                if future.running():
+                    _send(self._socket, wire.head(wire.PROBE, number), (), self._name)
+            except LaunchError as error:  # stopped or refused
                 self._done(number)
                 _fail(future, error)
-                continue
-            if future.running():
-                self._socket.send(wire.head(wire.PROBE, number))
 
     def _fail_all(self, error: LaunchError) -> None:
         for number in list(self._open):
@@ -349,14 +352,13 @@ def _send(socket: zmq.Socket, body: bytes, buffers: Any, name: str) -> None:
         raise LaunchError(f"node {name!r} refused this client: it belongs to another program") from None
 
 
-def _result(kind: int, body: bytes, buffers: Any, name: str) -> Any:
-    value = wire.decode(body, buffers)
-    if kind == wire.REPLY:
-        return value
-    error = wire.rebuild_error(value)
+def _error(body: memoryview, buffers: Any, name: str) -> BaseException:
+    failure = wire.decode(body, buffers)
+    error = wire.rebuild_error(failure)
     if error is None:
-        error = RemoteError(value["kind"], value["message"])
-    raise error from RemoteTraceback(name, value["traceback"])
+        error = RemoteError(failure["kind"], failure["message"])
+    error.__cause__ = RemoteTraceback(name, failure["traceback"])
+    return error
 
 
 def _lost(name: str, method: str) -> CallLost:

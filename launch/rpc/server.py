@@ -81,9 +81,11 @@ class Server:
         self._pending: set[tuple[bytes, int]] = set()
         self._slow: dict[str, int] = {}
         # Guards who leads. ``_turn`` grows when the leader starts and ends a call: odd while it is busy.
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._leader: threading.Thread | None = None
         self._turn = 0
+        self._at = (b"", 0)  # the call that the leader is at
         self._threads = 0
         self._standby = 0
         self._closed = False
@@ -100,7 +102,7 @@ class Server:
 
     @property
     def in_flight(self) -> int:
-        """Calls taken in and not answered yet."""
+        """Calls that are carried out in the background."""
         return len(self._pending)
 
     def close(self, timeout: float = 5.0) -> None:
@@ -183,6 +185,7 @@ class Server:
                     if self._turn == turn and (self._standby or self._threads < self._max_threads):
                         self._leader = None
                         self._turn += 1
+                        self._pending.add(self._at)
                         self._need_thread()
             quiet = quiet + 1 if turn == last and not turn % 2 else 0
             last = turn
@@ -191,19 +194,19 @@ class Server:
     # Messages.
 
     def _lead(self, me: threading.Thread) -> None:
-        socket = self._socket
+        socket, wake_name, ignored = self._socket, self._wake_name, self._ignored
         while True:
             identity = socket.recv()
             assert isinstance(identity, bytes)
-            if identity == self._wake_name:
-                wire.drain(socket)
+            if identity == wake_name:
+                socket.recv()
                 self._send_outbox()
                 if self._closed:
                     return
                 continue
             try:
                 kind, number, body, buffers = wire.receive(socket)
-                if identity in self._ignored:
+                if identity in ignored:
                     continue
                 if kind == wire.CALL:
                     name, args, kwargs = wire.decode(body, buffers)
@@ -253,22 +256,25 @@ class Server:
             # Others were served meanwhile, so it was worth it; else the method is less slow than thought.
             self._slow[name] = slow - 1 if self._turn - before < 2 else slow
             return False
-        self._pending.add((identity, number))
+        self._at = identity, number
         self._turn += 1
         if self._closed:
             return False
         if not self._watching:
             self._busy.set()
-        answer = self._carry_out(method, args, kwargs)
-        with self._condition:
+        try:
+            kind, (data, buffers) = wire.REPLY, wire.encode(method(*args, **kwargs))
+        except BaseException as error:
+            kind, data, buffers = _encode_error(error)
+        with self._lock:
             leads = self._leader is me
             if leads:
                 self._turn += 1
         if leads:
-            self._send(identity, number, *answer)
+            self._send_frames(identity, wire.head(kind, number, len(buffers)) + data, buffers)
             return True
         self._slow[name] = min(_MAX_SLOWNESS, slow + 4)
-        self._outbox.append((identity, number, *answer))
+        self._outbox.append((identity, number, kind, data, buffers))
         self._ring()
         return False
 
@@ -313,10 +319,13 @@ class Server:
     def _send_frames(self, identity: bytes, body: bytes, buffers: list[Any]) -> None:
         try:
             self._socket.send(identity, zmq.SNDMORE)
+            if not buffers:
+                self._socket.send(body)
+                return
             # Buffers are copied here: the object may change its arrays as soon as the method has returned.
-            for frame in (body, *buffers)[:-1]:
+            for frame in (body, *buffers[:-1]):
                 self._socket.send(frame, zmq.SNDMORE)
-            self._socket.send(buffers[-1] if buffers else body)
+            self._socket.send(buffers[-1])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -23,6 +23,11 @@ CALL, REPLY, ERROR, PROBE, PENDING, LOST = range(1, 7)
 IN_BAND_BYTES = 1 << 14
 _MAX_BUFFERS = 0xFFFF
 _MAIN = b"__main__"
+_HEAD_BYTES = HEAD.size
+_unpack = HEAD.unpack_from
+_pack = HEAD.pack
+_loads = pickle.loads
+_dumps = pickle.dumps
 
 
 class MalformedMessage(ValueError):
@@ -40,7 +45,7 @@ def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
         return False
 
     try:
-        data = pickle.dumps(value, 5, buffer_callback=keep_out)
+        data = _dumps(value, 5, buffer_callback=keep_out)
         if _MAIN not in data:
             return data, buffers
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -52,41 +57,44 @@ def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     return cloudpickle.dumps(value, 5, buffer_callback=keep_out), buffers
 
 
-def decode(body: bytes, buffers: Sequence[Any]) -> Any:
+def decode(body: memoryview, buffers: Sequence[Any]) -> Any:
     """The value of a received message; its large arrays use the memory of the frames."""
-    return pickle.loads(memoryview(body)[HEAD.size :], buffers=buffers)
+    return _loads(body[_HEAD_BYTES:], buffers=buffers)
 
 
-def receive(socket: zmq.Socket) -> tuple[int, int, bytes, Sequence[Any]]:
+def receive(socket: zmq.Socket) -> tuple[int, int, memoryview, Sequence[Any]]:
     """``(kind, call number, body, buffers)`` of the next message (behind the identity, on a ROUTER).
 
     Raises:
       MalformedMessage: the frames do not fit the head; the whole message has been taken off the socket.
       zmq.Again: nothing came within the socket's receive timeout.
     """
-    body = socket.recv()
-    assert isinstance(body, bytes)
-    if len(body) < HEAD.size:
-        drain(socket)
+    frame = socket.recv(copy=False)
+    body = frame.buffer
+    if len(body) < _HEAD_BYTES:
+        drain(socket, frame)
         raise MalformedMessage(f"a message of {len(body)} bytes")
-    kind, count, number = HEAD.unpack_from(body)
+    kind, count, number = _unpack(body)
+    if not (count or frame.more):
+        return kind, number, body, ()
     buffers: list[Any] = []
-    while len(buffers) < count and socket.getsockopt(zmq.RCVMORE):
-        buffers.append(socket.recv(copy=False).buffer)
-    if len(buffers) < count or socket.getsockopt(zmq.RCVMORE):
-        drain(socket)
+    while len(buffers) < count and frame.more:
+        frame = socket.recv(copy=False)
+        buffers.append(frame.buffer)
+    if len(buffers) < count or frame.more:
+        drain(socket, frame)
         raise MalformedMessage(f"a message of kind {kind} with other buffers than its head says ({count})")
     return kind, number, body, buffers
 
 
-def drain(socket: zmq.Socket) -> None:
-    """Takes the rest of a multi-part message off the socket."""
-    while socket.getsockopt(zmq.RCVMORE):
-        socket.recv(copy=False)
+def drain(socket: zmq.Socket, frame: zmq.Frame) -> None:
+    """Takes what follows ``frame`` in its message off the socket."""
+    while frame.more:
+        frame = socket.recv(copy=False)
 
 
 def head(kind: int, number: int, buffers: int = 0) -> bytes:
-    return HEAD.pack(kind, buffers, number)
+    return _pack(kind, buffers, number)
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
