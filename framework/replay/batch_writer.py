@@ -7,25 +7,45 @@
     writer.release("steps", rows)                                   # no later item will point at them
     writer.close()
 
-Single items are held back and go in together, unless somebody waits for them or the rate limiter may refuse;
-whatever
-reads a table in this process puts them in first, so nobody can tell but by the clock.
+What the rate limiter refuses waits in ``create_items``, or in the writer with ``offer_items``.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.replay.errors import ServerClosed
-from framework.replay.layout import LayoutBuilder, Slice
+from framework.replay.binding import Binding
+from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+from framework.replay.items import make_keys
+from framework.replay.layout import LayoutBuilder, Referenced, Slice
+from framework.replay.selectors.base import grown
 from framework.replay.store import Stream
+from framework.replay.table import Table
 from framework.types import Nest
 
 if TYPE_CHECKING:
     from framework.replay.embedded import EmbeddedClient
+
+
+@dataclasses.dataclass(eq=False)
+class _Kept:
+    """Items that the limiter has refused so far, but for the first ``done``; their rows are pinned."""
+
+    table: Table
+    items: Referenced
+    binding: Binding
+    priorities: Any
+    keys: np.ndarray
+    episodes: np.ndarray | None
+    done: int = 0
 
 
 class BatchWriter:
@@ -35,7 +55,9 @@ class BatchWriter:
         self._client = client
         self._builder = LayoutBuilder()
         self._streams: dict[str, Stream] = {}
-        self._leased: dict[str, dict[int, np.ndarray]] = {}
+        self._held: dict[str, np.ndarray] = {}  # of each stream, which rows this writer has not released
+        self._kept: collections.deque[_Kept] = collections.deque()
+        self._lock = threading.RLock()  # of _kept; writers go before tables
         self._closed = False
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
@@ -89,9 +111,16 @@ class BatchWriter:
             arrays.append((column, array))
         if n < 0:
             raise ValueError(f"stream {stream!r}: got no columns, expected at least one")
+        leased = rows is None
         if rows is None:
             rows = space.lease(n)
         at = space.span(rows)
+        if leased:
+            held = self._held.get(stream)
+            if held is None or (n and int(rows.max()) >= len(held)):
+                held = np.zeros(0, bool) if held is None else held
+                held = self._held[stream] = grown(held, max(1024, int(rows.max(initial=0)) + 1))
+            held[at] = True
         for column, array in arrays:
             column[at] = array
         return rows
@@ -117,6 +146,8 @@ class BatchWriter:
           uint64 ``[k]``: the items' keys.
         """
         self._check_open()
+        if self._kept:
+            self.flush(timeout)
         referenced = self._builder.build(trajectory)
         return self._client.table(table).insert(
             referenced.layout,
@@ -128,23 +159,117 @@ class BatchWriter:
             cancelled=self._client.is_interrupted,
         )
 
+    def offer_items(
+        self, table: str, trajectory: Nest, priorities: Any = None, episodes: np.ndarray | None = None
+    ) -> np.ndarray:
+        """``create_items`` that never waits: what the limiter refuses is kept here until it lets it
+        through."""
+        self._check_open()
+        into = self._client.table(table)
+        items = self._builder.build(trajectory)
+        n = len(items.index)
+        if priorities is not None:
+            priorities = into.check_priorities(priorities, n)
+        number = into.bind(items.layout)
+        kept = _Kept(into, items, into._bindings[number], priorities, make_keys(n), episodes)
+        with self._lock:
+            if not self._kept and self._insert(kept):
+                return kept.keys
+            kept.binding.acquire(items.index)
+            self._kept.append(kept)
+            if len(self._kept) == 1:
+                self._client.register_pending(self)
+        return kept.keys
+
+    def _insert(self, kept: _Kept) -> bool:
+        """Whether all of ``kept`` is in its table now."""
+        rest = slice(kept.done, None)
+        parts = [kept.priorities, kept.keys, kept.items.lengths, kept.episodes]
+        parts = [None if part is None else part[rest] for part in parts]
+        try:
+            kept.table.insert(kept.items.layout, kept.items.index[rest], *parts, timeout=0)
+        except DeadlineExceededError as error:
+            kept.done += error.args[1]
+            return False
+        return True
+
+    def flush_pending(self) -> None:
+        """Inserts what is kept as far as the limiters let it, without waiting; called before a table is
+        read."""
+        with self._lock:
+            if not self._kept:
+                return
+            while self._kept and self._insert(self._kept[0]):
+                kept = self._kept.popleft()
+                kept.binding.drop(kept.items.index)
+            if not self._kept:
+                self._client.unregister_pending(self)
+
+    @property
+    def num_kept(self) -> int:
+        """Items that are not in their tables yet."""
+        with self._lock:
+            return sum(len(kept.keys) - kept.done for kept in self._kept)
+
     def release(self, stream: str, rows: Any) -> None:
-        """No later item of this writer will point at ``rows``."""
-        self._streams[stream].release(np.asarray(rows, np.int64))
+        """No later item of this writer will point at ``rows``; ValueError if they are not the writer's."""
+        rows = np.asarray(rows, np.int64)
+        if not len(rows):
+            return
+        held = self._held.get(stream)
+        if held is None or rows.min() < 0 or rows.max() >= len(held) or not held.take(rows).all():
+            raise ValueError(f"release of stream {stream!r}: got rows that this writer does not hold")
+        held[rows] = False
+        self._streams[stream].release(rows)
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Whether ``create_items`` with n items would go through without waiting."""
         return self._client.table(table).can_insert(n)
 
-    def flush(self, timeout: float | None = None) -> None:
-        """Waits until every item is in its table."""
+    def flush(self, timeout: float | None = None, keep: int = 0) -> None:
+        """Waits until at most ``keep`` items are not in their tables; DeadlineExceededError after ``timeout``
+        seconds."""
         self._check_open()
+        self._flush(timeout, keep)
+
+    def _flush(self, timeout: float | None, keep: int = 0) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self.flush_pending()
+            with self._lock:
+                if self.num_kept <= keep:
+                    return
+                table = self._kept[0].table
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            table.wait_to_insert(left, self._client.is_interrupted)
 
     def close(self, timeout: float | None = None) -> int:
-        """Flushes, and ends the writer; how many items did not get into their table in time and were
-        dropped."""
+        """Flushes, and ends the writer; how many items did not get into their table in time and were dropped.
+
+        Rows that were not released go back too.
+        """
+        if self._closed:
+            return 0
         self._closed = True
-        return 0
+        with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
+            self._flush(timeout)
+        with self._lock:
+            dropped = self.num_kept
+            if self._kept:
+                self._client.unregister_pending(self)
+            while self._kept:
+                kept = self._kept.popleft()
+                kept.binding.drop(kept.items.index)
+        for stream, held in self._held.items():
+            self._streams[stream].release(np.flatnonzero(held))
+        self._held.clear()
+        return dropped
+
+    def __enter__(self) -> BatchWriter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

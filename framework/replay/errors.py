@@ -31,5 +31,5 @@ class CheckpointError(ReverbError):
     """A checkpoint is missing, incomplete, altered, or does not fit the tables."""
 
 
-class UnknownTableError(ReverbError, RuntimeError):
+class UnknownTableError(ReverbError, RuntimeError, ValueError):
     """There is no table of that name."""

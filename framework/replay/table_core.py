@@ -442,6 +442,15 @@ class TableCore:
 
     # Waiting.
 
+    def wait_to_insert(self, timeout: float | None, cancelled: Callable[[], bool] | None = None) -> None:
+        """Waits until one item could be inserted; DeadlineExceededError if the timeout is over first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            while not self.rate_limiter.can_insert(1):
+                if self._closed is not None:
+                    raise ServerClosed(f"table {self.name!r}: {self._closed}")
+                self._wait(1, deadline, cancelled, 0, 1)
+
     def _wait(
         self,
         side: int,

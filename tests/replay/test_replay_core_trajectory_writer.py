@@ -1,0 +1,308 @@
+"""TrajectoryWriter and Reverb's client methods, embedded."""
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay import rate_limiters as rl
+from framework.replay import selectors
+
+
+def make(limiter=None, size=100, times=1, **options):
+    tables = [
+        replay.Table("t", selectors.Fifo(), selectors.Fifo(), size, limiter or rl.MinSize(1), times),
+        replay.Table("u", selectors.Fifo(), selectors.Fifo(), size, rl.MinSize(1), times),
+    ]
+    return replay.EmbeddedClient(tables, **options)
+
+
+def fill(writer, n, begin=0):
+    for i in range(begin, begin + n):
+        writer.append({"a": i, "x": np.full(3, i, np.float32)})
+
+
+def one(client, table="t"):
+    return next(client.sample(table, emit_timesteps=False, unpack_as_table_signature=True, timeout=0)).data
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (-1, 4),
+        (0, 0),
+        (slice(-3, None), [2, 3, 4]),
+        (slice(None, None, 2), [0, 2, 4]),
+        (slice(None, None, -1), [4, 3, 2, 1, 0]),
+        ([2, 1, 0], [2, 1, 0]),
+        ([0, 0, -1], [0, 0, 4]),
+        (slice(1, 2), [1]),
+    ],
+    ids=str,
+)
+def test_any_reference_reads_what_it_says(index, expected):
+    client = make()
+    writer = client.trajectory_writer(5)
+    fill(writer, 5)
+    column = writer.history["a"][index]
+    assert column.numpy().tolist() == expected
+    assert column.shape == np.shape(expected) and column.dtype == np.int64
+    writer.create_item("t", 1.0, {"v": column, "w": [writer.history["x"][index]]})
+    data = one(client)
+    assert data["v"].tolist() == expected
+    assert data["w"][0].tolist() == np.multiply.outer(expected, np.ones(3)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        (0, ValueError, "no longer kept: num_keep_alive_refs is 3"),
+        (slice(None), ValueError, "no longer kept"),
+        (slice(2, 2), ValueError, "selects none"),
+        (7, IndexError, "not among 5 steps"),
+        (-6, IndexError, "not among"),
+    ],
+    ids=str,
+)
+def test_wrong_references(index, error, message):
+    writer = make().trajectory_writer(3)
+    fill(writer, 5)
+    assert len(writer.history["a"]) == 5
+    with pytest.raises(error, match=message):
+        writer.history["a"][index]
+
+
+def test_reference_that_expires_later_is_refused():
+    client = make()
+    writer = client.trajectory_writer(2)
+    fill(writer, 2)
+    old = writer.history["a"][:]
+    fill(writer, 1)
+    with pytest.raises(ValueError, match="no longer kept"):
+        writer.create_item("t", 1.0, old)
+    assert client.store.streams[writer._stream].num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "message"),
+    [
+        (lambda w: {"a": 1}, "leaf 'a': got int"),
+        (lambda w: [w.history["a"]], "whole history"),
+        (lambda w: {}, "without leaves"),
+    ],
+)
+def test_wrong_trajectories(trajectory, message):
+    writer = make().trajectory_writer(2)
+    fill(writer, 2)
+    with pytest.raises(ValueError, match=message):
+        writer.create_item("t", 1.0, trajectory(writer))
+
+
+@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf")])
+def test_wrong_priorities(priority):
+    client = make()
+    writer = client.trajectory_writer(2)
+    fill(writer, 2)
+    with pytest.raises(ValueError, match="priorities"):
+        writer.create_item("t", priority, writer.history["a"][-1:])
+    assert not client.can_sample("t")
+
+
+def test_unknown_table():
+    writer = make().trajectory_writer(2)
+    fill(writer, 2)
+    with pytest.raises(ValueError, match="'nope' was not found"):
+        writer.create_item("nope", 1.0, writer.history["a"][-1:])
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"a": 1.0}, "'a': got dtype float64, expected int64"),
+        ({"a": np.array([1, 2])}, r"'a': got shape \(2,\), expected \(\)"),
+        ({"a": {"b": 1}}, "structure changed at /a"),
+        ({"a": None}, "without data"),
+        ({"z": object()}, "'z': got object"),
+    ],
+)
+def test_append_checks_and_writes_nothing(step, message):
+    client = make()
+    writer = client.trajectory_writer(2)
+    fill(writer, 2)
+    rows = client.store.streams[writer._stream].num_rows
+    with pytest.raises(ValueError, match=message):
+        writer.append(step)
+    assert (writer.episode_steps, client.store.streams[writer._stream].num_rows) == (2, rows)
+    fill(writer, 1)
+
+
+def test_structure_may_grow_and_have_gaps():
+    client = make()
+    writer = client.trajectory_writer(9)
+    writer.append({"o": 0})
+    writer.append({"o": 1, "r": {"x": 10.0}})
+    writer.append({"o": None, "r": {"x": 20.0}})
+    writer.append({"o": 3})
+    history = writer.history
+    assert [len(history["o"]), len(history["r"]["x"])] == [4, 4]
+    assert history["o"][[0, 1, 3]].numpy().tolist() == [0, 1, 3]
+    assert history["r"]["x"][1:3].numpy().tolist() == [10.0, 20.0]
+    for column, step in ((history["o"], 2), (history["r"]["x"], 0), (history["r"]["x"], -1)):
+        with pytest.raises(ValueError, match=r"has no data in this column \(None\)"):
+            column[step]
+    writer.create_item("t", 1.0, [history["r"]["x"][1:3], history["o"][0]])
+    data = one(client)
+    assert [data[0].tolist(), data[1].tolist()] == [[10.0, 20.0], 0]
+
+
+def test_partial_steps():
+    client = make()
+    writer = client.trajectory_writer(4)
+    writer.append({"o": 1}, partial_step=True)
+    assert (writer.episode_steps, len(writer.history["o"])) == (0, 1)
+    with pytest.raises(ValueError, match="'o' is in this step already"):
+        writer.append({"o": 2})
+    writer.append({"a": 5})
+    assert writer.episode_steps == 1
+    writer.append({"o": 2}, partial_step=True)
+    writer.create_item("t", 1.0, {"o": writer.history["o"][-2:], "a": writer.history["a"][-1]})
+    assert one(client)["o"].tolist() == [1, 2]
+    assert client.store.streams[writer._stream].num_rows == 2
+
+
+def test_configure_keeps_a_column_longer():
+    writer = make().trajectory_writer(2)
+    writer.configure("a", num_keep_alive_refs=4)
+    fill(writer, 6)
+    assert writer.history["a"][-4:].numpy().tolist() == [2, 3, 4, 5]
+    with pytest.raises(ValueError, match="no longer kept"):
+        writer.history["x"][-3:]
+    with pytest.raises(ValueError, match="has data already"):
+        writer.configure(("a",), 9)
+
+
+def test_items_share_rows_and_free_them():
+    client = make(times=0, size=2)
+    writer = client.trajectory_writer(3)
+    for i in range(50):
+        fill(writer, 1, i)
+        if i >= 2:
+            item = {"a": writer.history["a"][-3:], "x": writer.history["x"][-1]}
+            keys = [writer.create_item(table, 1.0, item) for table in "tu"]
+            assert keys[0] != keys[1]
+    assert client.store.streams[writer._stream].num_rows == 4
+    writer.close()
+    client.reset("t")
+    client.reset("u")
+    assert client.store.streams[writer._stream].num_rows == 0
+
+
+def test_keys_can_be_used():
+    client = make(times=0)
+    writer = client.trajectory_writer(1)
+    fill(writer, 1)
+    key = writer.create_item("t", 1.0, writer.history["a"][-1])
+    client.mutate_priorities("t", {key: 7.0})
+    assert next(client.sample("t", emit_timesteps=False)).info.priority == 7.0
+
+
+def test_create_item_does_not_wait_and_flush_does():
+    client = make(limiter=rl.Queue(2))
+    writer = client.trajectory_writer(1)
+    for i in range(5):
+        fill(writer, 1, i)
+        writer.create_item("t", 1.0, writer.history["a"][-1])
+    with pytest.raises(replay.DeadlineExceededError):
+        writer.flush(timeout=0)
+    with pytest.raises(replay.DeadlineExceededError):
+        writer.flush(2, timeout_ms=0)
+    writer.flush(3, timeout=0)
+    assert client.server_info()["t"].current_size == 2
+    got = [int(one(client)) for _ in range(4)]
+    assert got == [0, 1, 2, 3], "what waits in the writer goes in before a read, in order"
+    writer.flush(timeout=0)
+    assert one(client) == 4
+    writer.close()
+    assert client.store.streams[writer._stream].num_rows == 0
+
+
+def test_close_says_what_it_dropped():
+    client = make(limiter=rl.Queue(2))
+    writer = client.trajectory_writer(1)
+    for i in range(5):
+        fill(writer, 1, i)
+        writer.create_item("t", 1.0, writer.history["a"][-1])
+    assert writer.close(timeout=0) == 3
+    assert [int(one(client)) for _ in range(2)] == [0, 1]
+    assert not client.can_sample("t")
+    assert client.store.streams[writer._stream].num_rows == 0
+    with pytest.raises(replay.ServerClosed):
+        writer.append({"a": 1})
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_end_episode(clear):
+    client = make(times=0)
+    writer = client.trajectory_writer(3)
+    fill(writer, 2)
+    writer.create_item("t", 1.0, writer.history["a"][:])
+    writer.end_episode(clear_buffers=clear)
+    assert writer.episode_steps == 0
+    fill(writer, 1, 7)
+    assert len(writer.history["a"]) == (1 if clear else 3)
+    if not clear:
+        assert writer.history["a"][:].numpy().tolist() == [0, 1, 7]
+    writer.create_item("t", 1.0, writer.history["a"][-1:])
+    assert client.server_info()["t"].num_episodes == 2
+    client.reset("t")
+    assert client.server_info()["t"].num_episodes == 0
+
+
+def test_end_episode_resets_even_if_the_flush_times_out():
+    client = make(limiter=rl.Queue(1))
+    writer = client.trajectory_writer(3)
+    fill(writer, 2)
+    for _ in range(2):
+        writer.create_item("t", 1.0, writer.history["a"][:])
+    with pytest.raises(replay.DeadlineExceededError):
+        writer.end_episode(timeout=0)
+    assert writer.episode_steps == 0 and len(writer.history["a"]) == 0
+    assert [one(client).tolist() for _ in range(2)] == [[0, 1]] * 2
+
+
+def test_episode_counts():
+    client = make(times=0, size=3)
+    writer = client.trajectory_writer(1)
+    for episode in range(4):
+        fill(writer, 1, episode)
+        writer.create_item("t", 1.0, writer.history["a"][-1])
+        writer.create_item("t", 1.0, writer.history["a"][-1])
+        writer.end_episode()
+    info = client.server_info()["t"]
+    assert (info.num_episodes, info.num_deleted_episodes) == (2, 2)
+
+
+def test_insert_into_several_tables():
+    client = make(times=0)
+    client.insert({"x": np.arange(3), "y": 2.0}, {"t": 1.5, "u": 2.5})
+    for table, priority in (("t", 1.5), ("u", 2.5)):
+        (steps,) = client.sample(table, unpack_as_table_signature=True)
+        assert len(steps) == 1
+        assert (steps[0].data["x"].tolist(), steps[0].data["y"]) == ([0, 1, 2], 2.0)
+        assert steps[0].info.priority == priority
+    (flat,) = client.sample("t", emit_timesteps=False)
+    assert [leaf.tolist() for leaf in flat.data] == [[[0, 1, 2]], [2.0]]
+    with pytest.raises(ValueError, match="priorities"):
+        client.insert({"x": 1}, {})
+
+
+def test_sample_checks():
+    client = make(times=0)
+    writer = client.trajectory_writer(3)
+    fill(writer, 3)
+    writer.create_item("t", 1.0, [writer.history["a"][-3:], writer.history["x"][-2:]])
+    with pytest.raises(ValueError, match="Can't split non timestep trajectory"):
+        list(client.sample("t"))
+    with pytest.raises(ValueError, match="num_samples"):
+        client.sample("t", 0)
+    with pytest.raises(replay.DeadlineExceededError):
+        list(client.sample("u", timeout=0))
