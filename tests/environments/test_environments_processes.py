@@ -137,10 +137,10 @@ def test_a_killed_child_is_noticed():
 
 def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed():
     source = suites.Source("Hanging", testing.FaultyEnvironment, {"fault": "hang", "at": 1})
-    environment = ProcessEnvironment(source, [None, None], 1, step_timeout=0.5, close_timeout=0.5)
+    environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0, close_timeout=0.5)
     pids = _pids(environment)
     environment.reset()
-    with pytest.raises(EnvironmentFault, match=r"lanes 0 to 1: step\(\) took longer than 0.5 s"):
+    with pytest.raises(EnvironmentFault, match=r"lanes 0 to 1: step\(\) took longer than 2.0 s"):
         environment.step(np.zeros(2, np.int64))
     environment.close()
     assert _gone(pids, 0)
