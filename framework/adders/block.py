@@ -362,7 +362,11 @@ class BlockAdder(Adder):
         self._kinds = np.full((length, width), NO_ROW, np.int8)
         self._kinds_of_one = self._kinds.reshape(-1)
         self._observation = Field("observation", observation, self._lanes, length - self._skip)
-        self._begin()
+        try:
+            self._begin()
+        except ValueError:
+            self._observation = None
+            raise
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         length = self._history + self._steps + 1

@@ -10,9 +10,9 @@ from dm_env import specs as dm_specs
 
 from framework.adders.block import FIRST, LAST, BlockAdder, PriorityFns
 from framework.adders.fields import Field, column_name, is_absent, result_dtype
+from framework.adders.observations import ObservationRows, StackedRows
 from framework.types import Nest, Transition
 
-_OBSERVATIONS = "observations"
 _TRANSITIONS = "transitions"
 
 
@@ -50,6 +50,7 @@ class NStepTransitionAdder(BlockAdder):
         priority_fns: PriorityFns | None = None,
         max_in_flight_items: int | None = None,
         max_delay: float = 0.05,
+        frame_stack: int | None = None,
     ):
         """Makes an adder for one batched environment.
 
@@ -64,7 +65,14 @@ class NStepTransitionAdder(BlockAdder):
           leaves
             it to the client.
           max_delay: seconds; see ``BlockAdder``.
+          frame_stack: the number k of pictures that observations ``[k, ...]`` are stacks of, oldest first.
+            Each picture is then stored once instead of k times; readers get the same items. None stores
+            observations as they are.
         """
+        if frame_stack is not None and (frame_stack != int(frame_stack) or frame_stack < 2):
+            raise ValueError(
+                f"frame_stack: got {frame_stack!r}, expected a whole number of at least 2, or None."
+            )
         if n_step != int(n_step) or n_step < 1:
             raise ValueError(f"n_step: got {n_step!r}, expected a whole number of at least 1.")
         if not 0.0 <= discount <= 1.0:
@@ -74,7 +82,7 @@ class NStepTransitionAdder(BlockAdder):
         # One row more than the longest window needs: the windows that end an episode which is cut short are
         # known one step late.
         history = self._n if self._n > 1 else 0
-        self._rows = np.zeros((0, 1), np.int64)  # ids of the observations' rows; -1: not in replay
+        self._frame_stack = frame_stack
         self._pairs: list[_Pair] = []
         self._result_nest: Nest = None
         super().__init__(
@@ -109,7 +117,18 @@ class NStepTransitionAdder(BlockAdder):
         )
 
     def _begin(self) -> None:
-        self._rows = np.full(self._kinds.shape, -1, np.int64)
+        assert self._observation is not None
+        made_of = (self._writer, self._outbox, self._observation, self._kinds, self._history, self._skip)
+        if self._frame_stack is None:
+            self._rows: ObservationRows = ObservationRows(*made_of)
+            return
+        for name, array in zip(self._observation.names, self._observation.arrays, strict=True):
+            if array.shape[2:3] != (self._frame_stack,):
+                raise ValueError(
+                    f"frame_stack: got {self._frame_stack} and {name} of shape {array.shape[2:]}, expected "
+                    "that many pictures along the first axis of each observation."
+                )
+        self._rows = StackedRows(*made_of)
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         _broadcast_structures(timestep.reward, timestep.discount)
@@ -117,20 +136,21 @@ class NStepTransitionAdder(BlockAdder):
         assert self._reward is not None and self._discount is not None
         self._pairs, self._result_nest = _pair_up(self._reward, self._discount, self._g)
 
+    def _advance(self, kind: Any) -> None:
+        if isinstance(self._rows, StackedRows):
+            self._rows.check(self._t + 1, np.equal(kind, FIRST))
+        super()._advance(kind)
+
     def _shifted(self, by: int) -> None:
-        history = self._history
-        self._outbox.release(_OBSERVATIONS, self._rows[:by])
-        self._rows[: history + 1] = self._rows[by : by + history + 1]
-        self._rows[history + 1 :] = -1
+        self._rows.shift(by)
 
     def _forget(self) -> None:
-        self._outbox.release(_OBSERVATIONS, self._rows)
-        self._rows[:] = -1
+        self._rows.forget()
 
     def _emit(self, t: int) -> None:
         history, width, n = self._history, self._width, self._n
         assert self._observation is not None and self._action is not None
-        self._append_observations(t)
+        self._rows.append(t)
         kinds = self._kinds[: t + 1]
         # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
         real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
@@ -163,14 +183,6 @@ class NStepTransitionAdder(BlockAdder):
                 ]
         if len(end):
             self._write(end - length * width, end, rewards, discounts)
-
-    def _append_observations(self, t: int) -> None:
-        """Rows up to ``t``: the newest observation too, because the newest items end there."""
-        assert self._observation is not None
-        first = self._history + (self._rows[self._history, 0] >= 0)
-        columns = self._observation.columns(first - self._skip, t + 1 - self._skip)
-        rows = self._writer.append(_OBSERVATIONS, columns)
-        self._rows[first : t + 1] = rows.reshape(-1, self._width)
 
     def _windows(self, real: np.ndarray, t: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
         """For each step of the block the longest window that ends with it.
@@ -264,24 +276,23 @@ class NStepTransitionAdder(BlockAdder):
         columns.update(zip(discount_names, discounts, strict=True))
         columns.update(zip(self._extras_names(), extras, strict=True))
         made = self._writer.append(_TRANSITIONS, columns)
-        all_rows = self._rows.reshape(-1)
-        before, after = all_rows[start], all_rows[end]
+        before, after = self._rows.at(start), self._rows.at(end)
 
-        observation = self._observation
+        observation, stream = self._observation, self._rows.stream
 
         def make(part: slice) -> Transition:
             assert self._action is not None
             at, to, own = before[part], after[part], made[part]
 
-            def slices(stream: str, names: list[str], rows: np.ndarray) -> list[Any]:
-                return [self._writer.slice(stream, name, rows) for name in names]
+            def slices(of: str, names: list[str], rows: np.ndarray) -> list[Any]:
+                return [self._writer.slice(of, name, rows) for name in names]
 
             return Transition(
-                observation=observation.nest(slices(_OBSERVATIONS, observation.names, at)),
+                observation=observation.nest(slices(stream, observation.names, at)),
                 action=self._action.nest(slices(_TRANSITIONS, self._action.names, own)),
                 reward=self._nest_result(slices(_TRANSITIONS, reward_names, own)),
                 discount=self._nest_result(slices(_TRANSITIONS, discount_names, own)),
-                next_observation=observation.nest(slices(_OBSERVATIONS, observation.names, to)),
+                next_observation=observation.nest(slices(stream, observation.names, to)),
                 extras=self._extras_nest(slices(_TRANSITIONS, self._extras_names(), own)),
             )
 

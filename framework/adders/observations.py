@@ -1,0 +1,129 @@
+"""Where an n-step adder's observations are in replay: one row each, or one for each picture of a stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from framework.adders.fields import Field
+from framework.adders.outbox import Outbox
+
+FIRST = 0
+
+
+class ObservationRows:
+    """Each observation is one row of the stream ``observations``."""
+
+    stream = "observations"
+
+    def __init__(self, writer: Any, outbox: Outbox, field: Field, kinds: np.ndarray, history: int, skip: int):
+        """``kinds`` int8 ``[time, B]`` and ``field`` are the adder's; field rows are ``skip`` rows behind."""
+        self._writer = writer
+        self._outbox = outbox
+        self._field = field
+        self._kinds = kinds
+        self._history = history
+        self._skip = skip
+        # Ids of the rows; -1: not in replay.
+        self._rows = np.full((*kinds.shape, *self._parts()), -1, np.int64)
+
+    def _parts(self) -> tuple[int, ...]:
+        return ()
+
+    def append(self, t: int) -> None:
+        """Rows up to ``t``: the newest observation too, because the newest items end there."""
+        first = self._history + int(self._rows[self._history].flat[0] >= 0)
+        columns = self._field.columns(first - self._skip, t + 1 - self._skip)
+        rows = self._writer.append(self.stream, columns)
+        self._rows[first : t + 1] = rows.reshape(-1, self._kinds.shape[1])
+
+    def at(self, index: np.ndarray) -> np.ndarray:
+        """The rows of the observations with the flat indices ``time * B + lane``, ``[n]`` or ``[n, k]``."""
+        return self._rows.reshape(-1, *self._parts())[index]
+
+    def shift(self, by: int) -> None:
+        """Observations move ``by`` time steps to the front; those that fall out are given back."""
+        history = self._history
+        self._outbox.release(self.stream, self._rows[:by])
+        self._rows[: history + 1] = self._rows[by : by + history + 1]
+        self._rows[history + 1 :] = -1
+
+    def forget(self) -> None:
+        """Gives back every row."""
+        self._outbox.release(self.stream, self._rows)
+        self._rows[:] = -1
+
+
+class StackedRows(ObservationRows):
+    """Each picture is one row of the stream ``frames``; an observation is a stack of k rows, oldest first.
+
+    A step adds one picture. An episode's first observation adds those of its k that differ, so pictures that
+    fill the stack up (zeros, or the first one again) are stored once.
+    """
+
+    stream = "frames"
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._leased = np.zeros(0, np.int64)
+
+    def _parts(self) -> tuple[int, ...]:
+        return (self._field.arrays[0].shape[2],)
+
+    def append(self, t: int) -> None:
+        rows, kinds, field, skip = self._rows, self._kinds, self._field, self._skip
+        first = self._history + int(rows[self._history].flat[0] >= 0)
+        pictures = [array[first - skip : t + 1 - skip] for array in field.arrays]
+        begun = kinds[first : t + 1] == FIRST
+        columns = {
+            name: array[:, :, -1].reshape(-1, *array.shape[3:])
+            for name, array in zip(field.names, pictures, strict=True)
+        }
+        newest = self._writer.append(self.stream, columns).reshape(begun.shape)
+        self._leased = np.concatenate([self._leased, newest.reshape(-1)])
+        for i in range(len(begun)):
+            time = first + i
+            if time:
+                rows[time, :, :-1] = rows[time - 1, :, 1:]
+            rows[time, :, -1] = newest[i]
+            for lane in np.flatnonzero(begun[i]):
+                self._fill(rows[time, lane], [array[i, lane] for array in pictures])
+
+    def _fill(self, rows: np.ndarray, stack: list[np.ndarray]) -> None:
+        """The older pictures of an episode's first observation, from the newest to the oldest."""
+        for j in range(len(rows) - 2, -1, -1):
+            if all(np.array_equal(array[j], array[j + 1]) for array in stack):
+                rows[j] = rows[j + 1]
+                continue
+            columns = {name: array[j : j + 1] for name, array in zip(self._field.names, stack, strict=True)}
+            row = self._writer.append(self.stream, columns)
+            self._leased = np.concatenate([self._leased, row])
+            rows[j] = row[0]
+
+    def check(self, t: int, begun: Any) -> None:
+        """The observations at ``t`` must continue those before: what is not stored must be the same."""
+        for name, array in zip(self._field.names, self._field.arrays, strict=True):
+            before, now = array[t - 1 - self._skip], array[t - self._skip]
+            wrong = (now[:, :-1] != before[:, 1:]).reshape(len(now), -1).any(axis=1) & ~np.asarray(begun)
+            if wrong.any():
+                raise ValueError(
+                    f"{name}: got observations that do not continue the stack of the step before in lanes "
+                    f"{np.flatnonzero(wrong).tolist()}, expected its pictures moved by one and a new one at "
+                    "the end. Leave frame_stack out for observations of another kind."
+                )
+
+    def shift(self, by: int) -> None:
+        history = self._history
+        self._rows[: history + 1] = self._rows[by : by + history + 1]
+        self._rows[history + 1 :] = -1
+        self._keep(np.unique(self._rows[: history + 1]))
+
+    def forget(self) -> None:
+        self._rows[:] = -1
+        self._keep(np.zeros(0, np.int64))
+
+    def _keep(self, rows: np.ndarray) -> None:
+        kept = np.isin(self._leased, rows)
+        self._outbox.release(self.stream, self._leased[~kept])
+        self._leased = self._leased[kept]

@@ -1,0 +1,131 @@
+"""Observations that are stacks of pictures: stored once each, read as they were."""
+
+import dm_env
+import numpy as np
+import pytest
+import tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework import adders, replay
+
+TABLE = adders.DEFAULT_TABLE
+FIRST, MID, LAST = 0, 1, 2
+
+
+def make_client():
+    return replay.EmbeddedClient([replay.Table.queue(TABLE, 10_000)])
+
+
+def drain(client):
+    items = []
+    while client.can_sample(TABLE, 1):
+        items.append(tree.map_structure(lambda x: x[0], client.sample_batch(TABLE, 1, timeout=0).data))
+    return items
+
+
+def stacks(kinds, k, fill, rng):
+    """Observations ``[time, B, k, 2, 3]`` for step types ``[time, B]``."""
+    stack = np.zeros((kinds.shape[1], k, 2, 3), np.uint8)
+    for row in kinds:
+        picture = rng.integers(1, 255, (len(row), 2, 3)).astype(np.uint8)
+        stack = np.concatenate([stack[:, 1:], picture[:, None]], axis=1)
+        for lane in np.flatnonzero(row == FIRST):
+            stack[lane, :-1] = {"zeros": 0, "repeated": picture[lane]}.get(fill, rng.integers(1, 255))
+            if fill == "different":
+                stack[lane] = rng.integers(1, 255, stack[lane].shape)
+        yield stack.copy()
+
+
+def play(adder, kinds, observations, flush, rng):
+    for t, (row, observation) in enumerate(zip(kinds, observations, strict=True)):
+        ones = np.ones(len(row), np.float32)
+        timestep = dm_env.TimeStep(row, ones * t, ones, {"pixels": observation})
+        if t == 0:
+            adder.add_first(timestep)
+        else:
+            adder.add(np.full(len(row), t), timestep)
+        if rng.random() < flush:
+            adder.flush_pending()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lanes=st.integers(1, 3),
+    time=st.integers(2, 25),
+    n=st.integers(1, 4),
+    k=st.integers(2, 4),
+    fill=st.sampled_from(["zeros", "repeated", "different"]),
+    flush=st.sampled_from([0, 0.3, 1]),
+    with_priorities=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_items_are_those_of_an_adder_that_stores_whole_stacks(
+    lanes, time, n, k, fill, flush, with_priorities, seed
+):
+    rng = np.random.default_rng(seed)
+    kinds = [np.zeros(lanes, np.int64)]
+    for _ in range(time):
+        kinds.append(np.where(kinds[-1] == LAST, FIRST, rng.choice([FIRST, MID, MID, MID, LAST], lanes)))
+    kinds = np.array(kinds)
+    observations = list(stacks(kinds, k, fill, rng))
+    fns = {TABLE: (lambda items: items.observation["pixels"][:, 0, 0, 0]) if with_priorities else None}
+    found = []
+    for frame_stack in (None, k):
+        client = make_client()
+        adder = adders.NStepTransitionAdder(client, n, 0.9, priority_fns=fns, frame_stack=frame_stack)
+        play(adder, kinds, observations, flush, np.random.default_rng(seed))
+        found.append(drain(client))
+        adder.close()
+        assert all(stream.num_rows == 0 for stream in client.store.streams.values())
+    assert len(found[0]) == len(found[1])
+    for whole, pictures in zip(*found, strict=True):
+        tree.map_structure(np.testing.assert_array_equal, whole, pictures)
+
+
+def test_a_transition_costs_one_picture_and_an_episode_one_more():
+    client = replay.EmbeddedClient(
+        [
+            replay.Table(
+                TABLE,
+                replay.selectors.Uniform(),
+                replay.selectors.Fifo(),
+                1000,
+                replay.rate_limiters.MinSize(1),
+            )
+        ]
+    )
+    adder = adders.NStepTransitionAdder(client, 3, 0.99, frame_stack=4)
+    kinds = np.array([[FIRST]] + [[MID]] * 499 + [[LAST]])
+    observations = [{"pixels": stack} for stack in stacks(kinds, 4, "zeros", np.random.default_rng(0))]
+    for kind, observation in zip(kinds, observations, strict=True):
+        timestep = dm_env.TimeStep(kind, np.ones(1, np.float32), np.ones(1, np.float32), observation)
+        if kind[0] == FIRST:
+            adder.add_first(timestep)
+        else:
+            adder.add(np.zeros(1, np.int64), timestep)
+    assert client.sample_batch(TABLE, 8).data.observation["pixels"].shape == (8, 4, 2, 3)
+    # 501 observations and the black picture that fills up the first stack.
+    assert client.store.streams["frames"].num_rows == 502
+    assert client.server_info()[TABLE].current_size == 502
+
+
+def test_an_observation_that_does_not_continue_the_stack_is_an_error_and_is_not_taken():
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, frame_stack=2)
+    adder.add_first(dm_env.restart(np.array([0, 1], np.uint8)))
+    adder.add(0, dm_env.transition(1.0, np.array([1, 2], np.uint8)))
+    with pytest.raises(ValueError, match="continue the stack"):
+        adder.add(0, dm_env.transition(1.0, np.array([7, 8], np.uint8)))
+    adder.add(0, dm_env.transition(1.0, np.array([2, 3], np.uint8)))
+    assert [item.next_observation.tolist() for item in drain(client)] == [[1, 2], [2, 3]]
+
+
+@pytest.mark.parametrize("frame_stack, shape", [(3, (4, 2)), (1, (4, 2)), (2, ())])
+def test_a_number_of_pictures_that_does_not_fit(frame_stack, shape):
+    with pytest.raises(ValueError, match="frame_stack"):
+        adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, frame_stack=frame_stack)
+        try:
+            adder.add_first(dm_env.restart(np.zeros(shape, np.uint8)))
+        finally:
+            assert adder.close() == 0
