@@ -32,6 +32,8 @@ DEFAULT_RECONNECT_TIMEOUT = 30.0
 _GRACE = 30.0
 # How long a client that was interrupted still looks for its server, to tell it the last things.
 _LAST_WORDS = 2.0
+# How long a server that has stopped is looked for: it may have been started again.
+_COME_BACK = 0.25
 
 
 class Interrupt:
@@ -60,6 +62,17 @@ class Interrupt:
             os.close(self._write)
 
 
+class News:
+    """What the connections of one client know of their server.
+
+    Attributes:
+      stopped: it said that it stops, and has not been seen since.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+
 class SessionLost(Exception):
     """The connection ended; what the session held on the server is gone. Handled inside this package."""
 
@@ -73,6 +86,7 @@ class Connection:
       interrupt: shared by all connections of a client.
       hello: what this client says of itself in the first message of a session.
       reconnect_timeout: seconds for which a server that is not there is waited for.
+      news: shared by all connections of a client.
     """
 
     def __init__(
@@ -82,12 +96,13 @@ class Connection:
         interrupt: Interrupt,
         hello: dict[str, Any] | None = None,
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+        news: News | None = None,
     ) -> None:
         self.address = address
+        self._news = news or News()
         self.welcome: dict[str, Any] = {}  # what the server said of itself
         self.state: dict[str, Any] = {}  # what its user remembers of a session; emptied when a new one begins
         self.session = 0  # 0 before the first one
-        self.stopped = False  # the server said that it stops
         self._curve = curve
         self._interrupt = interrupt
         self._hello = {"op": "hello", "protocol": PROTOCOL, "pid": os.getpid(), **(hello or {})}
@@ -110,9 +125,10 @@ class Connection:
         if self._socket is None:
             self._connect()
         assert self._socket is not None
-        if self.stopped and not self._socket.poll(0):
-            raise ServerClosed(f"the replay server at {self.address} has stopped")
         limit = self._reconnect_timeout if timeout is None else min(timeout, self._reconnect_timeout)
+        stopped = self._news.stopped
+        if stopped:
+            limit = min(limit, _COME_BACK)
         watch = not self._interrupt.is_set
         if not watch:
             limit = min(limit, _LAST_WORDS)
@@ -125,12 +141,14 @@ class Connection:
             if answer.get("id") == self._next_id:
                 self.welcome = answer
                 self._greeted = True
-                self.stopped = False
+                self._news.stopped = False
                 self.session += 1
                 self.state = {}
                 return
             self._take(answer)
         self.close()
+        if stopped:
+            raise ServerClosed(f"the replay server at {self.address} has stopped")
         if timeout is not None and timeout <= self._reconnect_timeout:
             raise DeadlineExceededError(f"no replay server answered at {self.address} within {limit:g} s")
         raise ServerLost(
@@ -246,7 +264,9 @@ class Connection:
                     self._take(answer)
                     continue
                 if "error" in answer:
-                    raise wire.unpack_error(answer["error"])
+                    error = wire.unpack_error(answer["error"])
+                    self._news.stopped |= isinstance(error, ServerClosed)
+                    raise error
                 return answer
         except (ServerClosed, KeyboardInterrupt):
             self.close()  # the request is still waiting over there: end its session
@@ -270,7 +290,7 @@ class Connection:
         kind = message.get("notice")
         if kind == "stopped":
             self.close()
-            self.stopped = True
+            self._news.stopped = True
             raise ServerClosed(f"the replay server at {self.address} has stopped")
         if kind == "lost":
             self.close()
@@ -325,6 +345,7 @@ class Channel:
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._news = News()
         self._children: weakref.WeakSet[Interrupt] = weakref.WeakSet()
 
     def private(self) -> tuple[Connection, Interrupt]:
@@ -333,13 +354,16 @@ class Channel:
         self._children.add(interrupt)
         if self.interrupted.is_set:
             interrupt.set()
+        return self._make(interrupt), interrupt
+
+    def _make(self, interrupt: Interrupt) -> Connection:
         return Connection(
-            self.address, self.curve, interrupt, self._hello, self._reconnect_timeout
-        ), interrupt
+            self.address, self.curve, interrupt, self._hello, self._reconnect_timeout, self._news
+        )
 
     def connection(self) -> Connection:
         """A new connection, for an object that keeps it; it is opened at its first use."""
-        return Connection(self.address, self.curve, self.interrupted, self._hello, self._reconnect_timeout)
+        return self._make(self.interrupted)
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Connection]:

@@ -108,6 +108,7 @@ class Held:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.ended = False
         self.known: set[int] = set()  # layouts that the client has been told of
         self.layouts: dict[int, Layout] = {}  # layouts that the client has told of
         self.deliveries: set[int] = set()

@@ -12,6 +12,7 @@ Operations (``op``) and their fields; ``*`` marks those without an answer:
 - ``sample``: ``table``, ``n``, ``timeout``, ``local``, ``reserve``, ``pad`` → ``info``, ``delivery`` and rows or arrays.
 - ``finish``*: ``commit``, ``give_back``, ``unpin``: numbers of deliveries. ``sample`` may carry ``unpin`` too.
 - ``update``: ``table``, ``keys``, ``priorities``, ``deletes``.
+- ``end``: ``session``; gives back what another session of the same client holds, as if it had ended.
 - ``reset``, ``can_sample``, ``can_insert``, ``info``, ``checkpoint``.
 """
 
@@ -31,7 +32,7 @@ from framework.replay import wire
 from framework.replay.binding import Binding
 from framework.replay.connection import PROTOCOL
 from framework.replay.delivery import Delivery, gather_parts
-from framework.replay.errors import DeadlineExceededError, UnknownTableError
+from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError
 from framework.replay.holdings import Draws, Held, Leases
 from framework.replay.layout import Layout, flatten
 from framework.replay.service import Parked, Reply, Session
@@ -66,7 +67,7 @@ class Operations:
         self._layouts: list[Layout] = []
         self._layout_numbers: dict[Layout, int] = {}
         self._writers: OrderedDict[str, list[int]] = OrderedDict()  # [seq, items of it that are in]
-        self._sessions = 0
+        self._sessions: dict[int, Held] = {}
         # By number; random, so that those of an earlier life of this server mean nothing.
         self._next_delivery = secrets.randbits(48)
         self._deliveries: dict[int, tuple[Table, Delivery, Held]] = {}
@@ -81,6 +82,7 @@ class Operations:
             "sample": self._sample,
             "finish": self._finish,
             "sync": self._sync,
+            "end": self._end,
             "update": self._update,
             "reset": self._reset,
             "can_sample": self._can_sample,
@@ -96,11 +98,16 @@ class Operations:
                 f"protocol: the client speaks {session.hello.get('protocol')!r}, this server {PROTOCOL}; "
                 "use the same version on both sides"
             )
-        self._sessions += 1
-        held = Held(self._sessions)
+        held = Held(secrets.randbits(62))
+        self._sessions[held.number] = held
         session.state["held"] = held
         session.closing.append(lambda: self._let_go(held))
-        return {"server": self._server, "directory": self._memory.directory, "tables": sorted(self._tables)}
+        return {
+            "server": self._server,
+            "session": held.number,
+            "directory": self._memory.directory,
+            "tables": sorted(self._tables),
+        }
 
     def handle(self, session: Session, message: dict[str, Any]) -> Reply | Parked | None:
         operation = self._operations.get(message.get("op", ""))
@@ -118,6 +125,8 @@ class Operations:
         return table
 
     def _let_go(self, held: Held) -> None:
+        held.ended = True
+        self._sessions.pop(held.number, None)
         for number in held.deliveries:
             table, delivery, _ = self._deliveries.pop(number)
             if delivery.open:
@@ -262,6 +271,8 @@ class Operations:
         draws = Draws(table, n)
 
         def attempt() -> Reply | None:
+            if held.ended:
+                raise ServerClosed("the session has ended")
             delivery = draws.attempt()
             if delivery is None:
                 return None
@@ -358,6 +369,12 @@ class Operations:
     # The rest.
 
     def _sync(self, session: Session, message: dict[str, Any]) -> Reply:
+        return {}
+
+    def _end(self, session: Session, message: dict[str, Any]) -> Reply:
+        held = self._sessions.get(message["session"])
+        if held is not None:
+            self._let_go(held)
         return {}
 
     def _update(self, session: Session, message: dict[str, Any]) -> Reply:

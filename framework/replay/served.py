@@ -6,8 +6,10 @@ arrays travel in the messages. The caller does not notice.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +21,14 @@ from framework.replay.delivery import gather_parts
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.layout import Layout, pack_function
 from framework.replay.mirror import Mirror
+from framework.replay.reverb_api import ReverbApi
 from framework.replay.served_writer import ServedWriter
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys
+
+
+# How long the end of a dataset looks for its server.
+_LAST_WORDS = 2.0
 
 
 class Reservation:
@@ -44,6 +51,8 @@ class ServedSource:
         self._client = client
         self._draws, self._interrupt = client._channel.private()
         self._settles = client._channel.connection()
+        self._lock = threading.Lock()  # settling and looking happen in different threads
+        self._unseen = False  # whether something was sent that the server may not have seen yet
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
@@ -55,15 +64,30 @@ class ServedSource:
         """Commits reservations or gives them back."""
         action = "commit" if handed_out else "give_back"
         message = {"op": "finish", action: [each.number for each in reservations]}
-        while True:
-            try:
-                self._settles.open(1.0)
-                self._settles.post(message)
-                return
-            except SessionLost:
-                continue
-            except (ServerClosed, DeadlineExceededError):
-                return  # the server is gone, and its reservations with it
+        with self._lock:
+            self._unseen = True
+            while True:
+                try:
+                    self._settles.open(_LAST_WORDS)
+                    self._settles.post(message)
+                    return
+                except SessionLost:
+                    continue
+                except (ServerClosed, DeadlineExceededError):
+                    return  # the server is gone, and its reservations with it
+
+    def show(self) -> None:
+        """The server has seen what was settled before this returns."""
+        with self._lock:
+            if self._unseen:
+                self._say({"op": "sync"})
+                self._unseen = False
+
+    def _say(self, message: dict[str, Any]) -> None:
+        # A lost session, or a server that is gone, has given everything back already.
+        with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
+            self._settles.open(_LAST_WORDS)
+            self._settles.request(message, timeout=_LAST_WORDS, wait=False)
 
     def can_sample(self, table: str, n: int) -> bool:
         """Whether a draw would not wait."""
@@ -71,15 +95,19 @@ class ServedSource:
 
     def interrupt(self) -> None:
         """Ends a draw that waits."""
+        self.show()  # the end of the draw ends its session, which gives back what was not committed before
         self._interrupt.set()
 
     def close(self) -> None:
-        """What was drawn and not settled is given back. Nobody may be in `draw`."""
+        """What was drawn and not settled is given back when this returns. Nobody may be in `draw`."""
+        with self._lock:
+            # Also what the server has drawn for a request that was interrupted.
+            self._say({"op": "end", "session": self._draws.welcome.get("session", 0)})
+            self._settles.close()
         self._draws.close()
-        self._settles.close()
 
 
-class ServedClient:
+class ServedClient(ReverbApi):
     """See the module; made by `replay.Client`.
 
     Args:
@@ -106,6 +134,7 @@ class ServedClient:
         self._lock = threading.Lock()
         self._writers: list[ServedWriter] = []
         self._pending: list[Any] = []
+        self._sources: weakref.WeakSet[ServedSource] = weakref.WeakSet()
 
     def __reduce__(self) -> Any:
         return type(self), self._arguments
@@ -129,7 +158,9 @@ class ServedClient:
 
     def source(self) -> ServedSource:
         """What a `Dataset` draws from."""
-        return ServedSource(self)
+        source = ServedSource(self)
+        self._sources.add(source)
+        return source
 
     def _draw(
         self,
@@ -279,6 +310,8 @@ class ServedClient:
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """What is to be known of each table; DeadlineExceededError if the server does not answer in time."""
+        for source in list(self._sources):
+            source.show()
         answer = self._call({"op": "info"}, timeout)
         return {table["name"]: infos.from_wire(table) for table in answer["tables"]}
 

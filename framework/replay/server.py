@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import zmq
+
 from framework.replay.embedded import EmbeddedClient
 from framework.replay.errors import ServerClosed
 from framework.replay.operations import Operations
@@ -83,7 +85,10 @@ class Server:
         self, memory: SharedMemory, store: RowStore, address: str, curve: sockets.CurveKeys | None
     ) -> None:
         operations = Operations(self.tables, store, memory, self._checkpoint)
-        listener = sockets.make_server_socket(address, curve)
+        try:
+            listener = sockets.make_server_socket(address, curve)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"cannot serve replay at {address}: {error.strerror}") from error
         self.address = sockets.bound_address(listener)
         if self.address.startswith("tcp://"):
             self.port = int(self.address.rpartition(":")[2])

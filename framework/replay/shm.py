@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.errors import StoreFullError
+from framework.replay.errors import ServerClosed, StoreFullError
 from framework.replay.store import MemoryAllocator
 
 PREFIX = "repertory-"
@@ -104,6 +104,8 @@ class SharedMemory:
         if not column:
             return self._private.allocate(stream, column, shape, dtype)
         with self._lock:
+            if not self._finalizer.alive:
+                raise ServerClosed("the server was stopped; its shared memory is gone")
             made = Column(os.path.join(self.directory, str(len(self._columns))), shape, np.dtype(dtype))
             self._columns[stream, column] = made
         return made.array
@@ -115,6 +117,8 @@ class SharedMemory:
           StoreFullError: the shared memory of the machine is used up; it says how much is needed and free.
         """
         if column:
+            if not self._finalizer.alive:
+                raise ServerClosed("the server was stopped; its shared memory is gone")
             self._columns[stream, column].reserve(begin, end)
 
     def path(self, stream: str, column: str) -> str:
