@@ -207,12 +207,12 @@ def test_no_thread_where_nothing_is_concurrent():
 
 
 WRONG = {
-    "batch size": dict(batch_size=0),
-    "in flight": dict(batch_size=8, max_in_flight=7),
-    "ragged": dict(batch_size=8, ragged="maybe"),
-    "prefetch": dict(batch_size=8, prefetch=-1),
-    "no table": dict(batch_size=8, table={}),
-    "weight": dict(batch_size=8, table={"a": 1, "b": 0}),
+    "batch size": {"batch_size": 0},
+    "in flight": {"batch_size": 8, "max_in_flight": 7},
+    "ragged": {"batch_size": 8, "ragged": "maybe"},
+    "prefetch": {"batch_size": 8, "prefetch": -1},
+    "no table": {"batch_size": 8, "table": {}},
+    "weight": {"batch_size": 8, "table": {"a": 1, "b": 0}},
 }
 
 

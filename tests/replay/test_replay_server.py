@@ -1,0 +1,433 @@
+"""A served replay: the same from this process, through shared memory, over TCP and over TCP with CURVE."""
+
+import os
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay.served import ServedClient
+from launch.rpc import sockets
+
+KEYS = sockets.CurveKeys.generate()
+WAYS = ["embedded", "local", "remote", "curve"]
+
+
+def table(name="t", size=1000, limiter=None, sampler=None, **kwargs):
+    return replay.Table(
+        name,
+        sampler or replay.selectors.Uniform(),
+        replay.selectors.Fifo(),
+        size,
+        limiter or replay.rate_limiters.MinSize(1),
+        seed=1,
+        **kwargs,
+    )
+
+
+@pytest.fixture(params=WAYS)
+def connect(request):
+    """Serves tables and returns a client that comes in one of the ways."""
+    made = []
+
+    def build(*tables, **kwargs):
+        way = request.param
+        keys = KEYS if way == "curve" else None
+        server = replay.Server(tables, curve=keys, **kwargs)
+        made.append(server)
+        if way == "embedded":
+            client = server.localhost_client()
+        else:
+            client = ServedClient(server.address, keys, local=way == "local", reconnect_timeout=10)
+        client.server, client.keys = server, keys
+        made.append(client)
+        return client
+
+    yield build
+    for each in reversed(made):
+        each.close() if hasattr(each, "close") else each.stop()
+
+
+def write(writer, n, table="t", start=0, priorities=None):
+    columns = {"x": np.arange(start, start + n), "y": np.ones((n, 3), np.float32)}
+    rows = writer.append("s", columns)
+    keys = writer.create_items(table, {name: writer.slice("s", name, rows) for name in columns}, priorities)
+    writer.release("s", rows)
+    return keys
+
+
+def finish(thread_or_result, timeout=10):
+    thread_or_result.join(timeout)
+    assert not thread_or_result.is_alive()
+
+
+def test_what_was_written_is_read_at_once(connect):
+    client = connect(table(sampler=replay.selectors.Fifo()))
+    writer = client.batch_writer()
+    for n in range(1, 20):
+        keys = write(writer, 1, start=n)
+        assert client.server_info()["t"].current_size == n
+    sample = client.sample_batch("t", 1)
+    assert sample.data["x"].tolist() == [1]
+    assert sample.info.times_sampled.tolist() == [1]
+    assert len(keys) == 1
+
+
+def test_batches_come_back_as_they_were_written(connect):
+    client = connect(table(size=10_000))
+    writer = client.batch_writer()
+    observation = np.random.default_rng(0).integers(0, 255, (700, 5, 6), np.uint8)
+    rows = writer.append("frames", {"o": observation})
+    stacked = rows[np.arange(600)[:, None] + np.arange(4)]
+    writer.create_items("t", {"o": writer.slice("frames", "o", stacked), "n": writer.slice("frames", "o", rows[4:604])})
+    writer.release("frames", rows)
+    writer.flush()
+    sample = client.sample_batch("t", 256)
+    assert sample.data["o"].shape == (256, 4, 5, 6) and sample.data["o"].flags.writeable
+    index = {frame.tobytes(): at for at, frame in enumerate(observation)}
+    for item, following in zip(sample.data["o"], sample.data["n"], strict=True):
+        first = index[item[0].tobytes()]
+        np.testing.assert_array_equal(item, observation[first : first + 4])
+        np.testing.assert_array_equal(following, observation[first + 4])
+
+
+def test_out_is_filled(connect):
+    client = connect(table())
+    write(client.batch_writer(), 50)
+    out = [np.zeros(8, np.int64), np.zeros((8, 3), np.float32)]
+    sample = client.sample_batch("t", 8, out=out)
+    assert sample.data["x"] is out[0] and out[1].sum() == 24
+
+
+def test_info_says_the_same_everywhere(connect):
+    from dm_env import specs
+
+    signature = {"x": specs.Array((), np.int64), "y": specs.Array((3,), np.float32)}
+    limiter = replay.rate_limiters.SampleToInsertRatio(2.0, 5, 100.0)
+    client = connect(table(limiter=limiter, signature=signature, max_times_sampled=3))
+    write(client.batch_writer(), 20)
+    client.sample_batch("t", 4)
+    info = client.server_info(timeout=5)["t"]
+    here = client.server.tables["t"].info
+    assert info._replace(signature=None, table_worker_time=None) == here._replace(
+        signature=None, table_worker_time=None
+    )
+    assert info.signature["y"].shape == (3,) and info.signature["y"].dtype == np.float32
+    assert info.rate_limiter_info.sample_stats.completed == 4
+
+
+def test_priorities_deletes_and_reset(connect):
+    client = connect(table(sampler=replay.selectors.Prioritized(1.0)))
+    keys = write(client.batch_writer(), 4, priorities=[1, 1, 1, 1])
+    client.update_priorities("t", keys, np.array([0.0, 0.0, 7.0, 0.0]))
+    sample = client.sample_batch("t", 20)
+    assert set(sample.data["x"].tolist()) == {2} and sample.info.priority[0] == 7
+    client.mutate_priorities("t", updates={int(keys[0]): 1.0, 12345: 2.0}, deletes=[int(keys[2])])
+    assert set(client.sample_batch("t", 20).data["x"].tolist()) == {0}
+    with pytest.raises(ValueError, match="priorities"):
+        client.update_priorities("t", keys, np.array([1, 1, -1.0, 1]))
+    client.reset("t")
+    assert client.server_info()["t"].current_size == 0
+
+
+def test_can_sample_and_can_insert(connect):
+    client = connect(replay.Table.queue("t", 5))
+    assert not client.can_sample("t", 1) and client.can_insert("t", 5)
+    write(client.batch_writer(), 5)
+    assert client.can_sample("t", 5) and not client.can_insert("t", 1)
+
+
+def test_timeouts(connect):
+    client = connect(table())
+    for timeout in (0, 0.05):
+        with pytest.raises(replay.DeadlineExceededError, match="'t'"):
+            client.sample_batch("t", 1, timeout=timeout)
+    with pytest.raises(RuntimeError, match=r"'no' was not found"):
+        client.sample_batch("no", 1)
+
+
+def test_a_batch_larger_than_the_limiters_window_fills_as_items_come(connect):
+    client = connect(replay.Table.queue("t", 4))
+    got = []
+    thread = threading.Thread(target=lambda: got.append(client.sample_batch("t", 30, timeout=20)), daemon=True)
+    thread.start()
+    writer = client.batch_writer(max_in_flight_items=2)
+    for n in range(30):
+        write(writer, 1, start=n)
+    writer.flush(timeout=10)
+    finish(thread)
+    np.testing.assert_array_equal(got[0].data["x"], np.arange(30))
+    info = client.server_info()["t"]
+    assert info.rate_limiter_info.sample_stats.completed == 30 and info.current_size == 0
+
+
+def test_a_batch_that_does_not_fill_in_time_takes_nothing(connect):
+    client = connect(replay.Table.queue("t", 10))
+    write(client.batch_writer(), 6)
+    with pytest.raises(replay.DeadlineExceededError):
+        client.sample_batch("t", 8, timeout=0.1)
+    info = client.server_info()["t"]
+    assert info.rate_limiter_info.sample_stats.completed == 0 and info.current_size == 6
+    np.testing.assert_array_equal(client.sample_batch("t", 6).data["x"], np.arange(6))
+
+
+def test_a_waiting_sampler_is_woken_by_every_way_in(connect):
+    client = connect(table())
+    for way in ("embedded", "local", "remote"):
+        client.reset("t")
+        got = []
+        thread = threading.Thread(target=lambda got=got: got.append(client.sample_batch("t", 1)), daemon=True)
+        thread.start()
+        if way == "embedded":
+            other = client.server.localhost_client()
+        else:
+            other = ServedClient(client.server.address, client.keys, local=way == "local")
+        writer = other.batch_writer()
+        write(writer, 1)
+        writer.close(timeout=5)
+        finish(thread)
+        assert len(got) == 1
+        other.close()
+
+
+def test_a_writer_waits_while_too_much_is_in_flight(connect):
+    client = connect(replay.Table.queue("t", 4))
+    writer = client.batch_writer(max_in_flight_items=3)
+    created = []
+    go_on = threading.Event()
+
+    def produce():
+        for n in range(20):
+            write(writer, 1, start=n)
+            created.append(n)
+            if n == 3:
+                go_on.set()
+
+    thread = threading.Thread(target=produce, daemon=True)
+    thread.start()
+    assert go_on.wait(10)
+    reader = client.server.localhost_client()
+    assert len(created) <= 4 + 3 + 1
+    seen = [reader.sample_batch("t", 1, timeout=10).data["x"][0] for _ in range(20)]
+    assert seen == list(range(20))
+    finish(thread)
+    assert writer.close(timeout=5) == 0
+
+
+def test_close_says_what_it_dropped(connect):
+    client = connect(replay.Table.queue("t", 4))
+    if isinstance(client, ServedClient):
+        writer = client.batch_writer(max_in_flight_items=100)
+        for n in range(10):
+            write(writer, 1, start=n)
+        with pytest.raises(replay.DeadlineExceededError):
+            writer.flush(timeout=0.05)
+        # All items of a message count as dropped if it was not acknowledged, some of them may be in the table.
+        assert writer.close(timeout=0.05) >= 6
+    assert client.server_info()["t"].current_size <= 4
+
+
+WRONG_WRITES = {
+    "nan": (lambda w, rows: w.create_items("t", {"x": w.slice("s", "x", rows)}, [np.nan, 1.0]), "priorities"),
+    "negative": (lambda w, rows: w.create_items("t", {"x": w.slice("s", "x", rows)}, [-1.0, 1.0]), "priorities"),
+    "dtype": (lambda w, rows: w.append("s", {"x": np.zeros(2, np.float32)}), "expected int64"),
+    "shape": (lambda w, rows: w.append("s", {"x": np.zeros((2, 2), np.int64)}), "as in the first append"),
+    "ragged append": (lambda w, rows: w.append("s", {"x": np.zeros(2, int), "z": np.zeros(3)}), "rows, expected"),
+    "nothing": (lambda w, rows: w.append("s", {}), "no columns"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WRITES)
+def test_wrong_writes_are_errors_at_the_caller_and_change_nothing(connect, name):
+    client = connect(table())
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(2)})
+    call, message = WRONG_WRITES[name]
+    with pytest.raises(ValueError, match=message):
+        call(writer, rows)
+    writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+    writer.flush()
+    assert client.server_info()["t"].current_size == 2
+
+
+def test_a_signature_is_checked_by_the_server(connect):
+    from dm_env import specs
+
+    client = connect(table(signature={"x": specs.Array((2,), np.int64)}))
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(2)})
+    with pytest.raises(ValueError, match="signature"):
+        writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+        writer.flush()
+    assert client.server_info()["t"].current_size == 0
+
+
+def test_rows_are_reused(connect):
+    client = connect(table(size=100))
+    writer = client.batch_writer()
+    for n in range(100):
+        write(writer, 20, start=n)
+        writer.flush()
+    stream = client.server._client.store.streams["s"]
+    writer.close()
+    assert stream.num_rows <= 1200  # 100 items, and blocks that writers lease
+    assert client.server_info()["t"].current_size == 100
+
+
+def test_a_store_that_is_full_is_an_error_that_says_what_to_do(connect):
+    client = connect(table(size=10**6), max_bytes=4 << 20)
+    writer = client.batch_writer()
+    with pytest.raises(replay.StoreFullError, match="max_bytes"):
+        for _ in range(100):
+            write(writer, 10_000)
+            writer.flush()
+    assert client.server_info()["t"].current_size > 0
+
+
+def test_stop_wakes_every_wait_at_once(connect):
+    client = connect(table())
+    outcome = []
+
+    def wait():
+        try:
+            client.sample_batch("t", 1)
+        except replay.ServerClosed as error:
+            outcome.append(str(error))
+
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    here = client.server.tables["t"]
+    while here.info.rate_limiter_info.sample_stats.pending < 3:
+        threading.Event().wait(0.01)
+    client.server.stop()
+    begin = time.monotonic()
+    for thread in threads:
+        finish(thread, 5)
+    assert len(outcome) == 3
+    with pytest.raises(replay.ServerClosed):
+        client.sample_batch("t", 1)
+    with pytest.raises(replay.ServerClosed):
+        client.batch_writer().append("s", {"x": np.arange(3)})
+    assert time.monotonic() - begin < 3
+
+
+def test_stop_leaves_no_files():
+    server = replay.Server([table()])
+    directory = server._memory.directory
+    client = ServedClient(server.address)
+    write(client.batch_writer(), 10)
+    client.sample_batch("t", 4)
+    client.close()
+    assert os.listdir(directory)
+    server.stop()
+    assert not os.path.exists(directory)
+    server.stop()
+
+
+def test_clients_find_the_shortest_way():
+    with replay.Server([table()]) as server:
+        here = replay.Client(f"localhost:{server.port}")
+        assert isinstance(here, replay.EmbeddedClient) and isinstance(here, replay.Client)
+        away = replay.Client(f"localhost:{server.port}", local=False)
+        assert isinstance(away, ServedClient) and isinstance(away, replay.Client)
+        again = pickle.loads(pickle.dumps(away))
+        assert again.server_info().keys() == {"t"}
+        again.close()
+        away.close()
+        server.localhost_client().server_info()
+
+
+def test_interrupting_one_client_leaves_the_others_alone(connect):
+    client = connect(table())
+    other = client.server.localhost_client()
+    client.interrupt()
+    with pytest.raises(replay.ServerClosed):
+        client.sample_batch("t", 1)
+    write(other.batch_writer(), 3)
+    assert other.sample_batch("t", 2).data["x"].shape == (2,)
+
+
+def test_strangers_are_kept_out():
+    with replay.Server([table()], curve=KEYS) as server:
+        for keys in (None, sockets.CurveKeys.generate()):
+            stranger = ServedClient(server.address, keys, reconnect_timeout=0.3)
+            with pytest.raises(replay.ServerClosed):
+                stranger.server_info()
+
+
+def test_rows_of_others_are_refused():
+    """What a broken or malicious client could send; ours never does."""
+    with replay.Server([table()]) as server:
+        good, bad = (ServedClient(server.address, local=False) for _ in range(2))
+        write(good.batch_writer(), 5)
+        with bad._channel.borrow() as connection:
+            connection.open()
+            connection.request({"op": "declare", "stream": "s", "columns": {}}, wait=False)
+            failures = []
+            connection.notices = failures.append
+            layout = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
+            one = np.array([1], np.uint64)
+            for seq, (index, write_) in enumerate(
+                [
+                    (np.array([[0]]), []),
+                    (np.array([[10**9]]), []),
+                    (np.array([[-1]]), []),
+                    (np.array([[0, 1]]), []),
+                    (np.zeros((0, 1), np.int64), [["s", np.array([0]), {"x": np.array([7])}]]),
+                ],
+                1,
+            ):
+                connection.post(
+                    {
+                        "op": "insert",
+                        "writer": "w",
+                        "seq": seq,
+                        "layouts": {"0": layout},
+                        "write": write_,
+                        "items": [["t", 0, index, None, one[: len(index)], None, None]],
+                    }
+                )
+                connection.request({"op": "sync"}, wait=False)
+                assert len(failures) == seq and failures[-1]["notice"] == "failed", failures
+        assert good.server_info()["t"].current_size == 5
+        assert set(good.sample_batch("t", 50).data["x"].tolist()) <= set(range(5))
+        good.close()
+        bad.close()
+
+
+WRONG_SERVERS = {
+    "no tables": (lambda: replay.Server([]), "no"),
+    "one name twice": (lambda: replay.Server([table(), table()]), "'t'"),
+    "open interface": (lambda: replay.Server([table()], address="tcp://0.0.0.0:*"), "keys"),
+    "port and address": (lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"), "one of them"),
+    "embedded port": (lambda: replay.Server([table()], port=1, embedded=True), "embedded"),
+    "no port": (lambda: replay.Client("localhost"), "host:port"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SERVERS)
+def test_wrong_arguments(name):
+    make, message = WRONG_SERVERS[name]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_taken_port_is_an_error_and_leaves_nothing():
+    with replay.Server([table()]) as server:
+        before = set(os.listdir(os.path.dirname(server._memory.directory)))
+        with pytest.raises(OSError, match=r"[Aa]ddress"):
+            replay.Server([table()], port=server.port)
+        assert set(os.listdir(os.path.dirname(server._memory.directory))) == before
+
+
+def test_embedded_servers_have_no_sockets():
+    with replay.Server([table()], embedded=True) as server:
+        assert server.port is None
+        write(server.localhost_client().batch_writer(), 3)
+        assert server.localhost_client().server_info()["t"].current_size == 3
+        assert server.wait(0) is False
+    assert server.wait(0) is True
