@@ -101,6 +101,7 @@ def test_call_under_way_when_the_node_dies_is_lost_and_not_repeated():
     assert lp.launch(program, restarts={"service": 1}) == "alive"
 
 
+@pytest.mark.filterwarnings("ignore::launch.StopTimeoutWarning")  # the caller hangs with it
 def test_hung_node_is_found():
     def main(service):
         service.hang()
@@ -331,4 +332,5 @@ def test_nodes_end_when_the_fork_server_is_killed():
         node = psutil.Process(job.client("service").pid())
         os.kill(node.ppid(), signal.SIGKILL)
         job.wait(PATIENCE)
+    psutil.wait_procs([node], timeout=PATIENCE)
     assert not node.is_running() or node.status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,424 @@
+"""Programs, nodes and handles: what is refused before anything runs. And the engines' own rules."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import launch as lp
+from launch.handles import dereference_nest
+from launch.pool import DaemonPool
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
+PATIENCE = 30.0
+
+
+class Nothing:
+    pass
+
+
+def nothing():
+    return None
+
+
+# Programs.
+
+
+def test_groups_collect_nodes_in_order():
+    program = lp.Program("test")
+    one, two, three = (lp.PyNode(nothing) for _ in range(3))
+    with program.group("a"):
+        assert program.current_group == "a"
+        program.add_node(one)
+        program.add_node(two, label="a")
+    program.add_node(three, label="b")
+    with program.group("a"):  # a group may be opened again
+        program.add_node(four := lp.PyNode(nothing))
+    assert program.groups == {"a": [one, two, four], "b": [three]}
+    assert program.get_all_nodes() == [one, two, three, four]
+    assert [(group, index) for group, index, _ in program.members()] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("a", 2),
+    ]
+
+
+def no_label(program):
+    program.add_node(lp.PyNode(nothing))
+
+
+def empty_label(program):
+    program.add_node(lp.PyNode(nothing), label="")
+
+
+def strange_label(program):
+    program.add_node(lp.PyNode(nothing), label="../x")
+
+
+def other_label(program):
+    with program.group("a"):
+        program.add_node(lp.PyNode(nothing), label="b")
+
+
+def nested_group(program):
+    with program.group("a"), program.group("b"):
+        pass
+
+
+def added_twice(program):
+    node = lp.PyNode(nothing)
+    program.add_node(node, label="a")
+    program.add_node(node, label="a")
+
+
+def inner_node_added_too(program):
+    node = lp.PyNode(nothing)
+    program.add_node(lp.MultiThreadingColocation([node]), label="a")
+    program.add_node(node, label="a")
+
+
+def nested_colocation(program):
+    lp.MultiThreadingColocation([lp.MultiProcessingColocation([lp.PyNode(nothing)])])
+
+
+REFUSED = [
+    (no_label, "label="),
+    (empty_label, "label"),
+    (strange_label, "letters"),
+    (other_label, "'a' is open"),
+    (nested_group, "nested"),
+    (added_twice, "already"),
+    (inner_node_added_too, "already"),
+    (nested_colocation, "nested"),
+]
+
+
+@pytest.mark.parametrize("build, message", REFUSED, ids=[build.__name__ for build, _ in REFUSED])
+def test_programs_that_make_no_sense(build, message):
+    with pytest.raises(ValueError, match=message):
+        build(lp.Program("test"))
+
+
+NODES = {
+    "not callable": (lambda: lp.PyNode(5), TypeError, "something to call"),
+    "unknown server option": (
+        lambda: lp.CourierNode(Nothing, courier_kwargs={"port": 1}),
+        ValueError,
+        r"\['port'\].*max_threads",
+    ),
+    "unknown client option": (
+        lambda: lp.CourierNode(Nothing, courier_client_kwargs={"compress": True}),
+        ValueError,
+        "call_timeout",
+    ),
+    "cacher of no handle": (lambda: lp.CacherNode(Nothing(), 1.0), TypeError, "handle"),
+    "negative interval": (lambda: lp.CacherNode(lp.PyNode(nothing).create_handle(), -1), ValueError, ">= 0"),
+    "empty colocation": (lambda: lp.MultiThreadingColocation([]), TypeError, "list of nodes"),
+    "empty batch": (lambda: lp.batched_handler(batch_size=0), ValueError, "batch_size"),
+    "negative timeout": (lambda: lp.batched_handler(batch_size=1, timeout=-1), ValueError, "timeout"),
+}
+
+
+@pytest.mark.parametrize("make, error, message", NODES.values(), ids=NODES.keys())
+def test_nodes_that_make_no_sense(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+OPTIONS = {
+    "engine": ({"engine": "steam"}, "serial"),
+    "group of restarts": ({"restarts": {"nobody": 1}}, "nobody"),
+    "number of restarts": ({"restarts": {"main": -1}}, ">= 0"),
+    "group of resources": ({"resources": {"nobody": {}}}, "nobody"),
+    "stop_timeout": ({"stop_timeout": -1.0}, "stop_timeout"),
+    "heartbeat_timeout": ({"heartbeat_timeout": 0.0}, "heartbeat_timeout"),
+}
+
+
+@pytest.mark.parametrize("options, message", OPTIONS.values(), ids=OPTIONS.keys())
+def test_options_that_make_no_sense(options, message):
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(nothing), label="main")
+    with pytest.raises(ValueError, match=message):
+        lp.launch(program, **options)
+
+
+def test_empty_program():
+    with pytest.raises(ValueError, match="no nodes"):
+        lp.launch(lp.Program("test"))
+
+
+# Handles.
+
+
+def test_handle_is_not_the_node():
+    handle = lp.CourierNode(Nothing).create_handle()
+    with pytest.raises(AttributeError, match=r"handle is not the node.*dereference\(\)\.act"):
+        handle.act  # noqa: B018
+    with pytest.raises(RuntimeError, match="outside of a running program"):
+        handle.dereference()
+
+
+def test_nests_without_handles_are_left_alone():
+    Pair = namedtuple("Pair", "one two")
+    for value in ([1, [2]], (1,), {"a": {1, 2}}, Pair(1, [2]), np.arange(3)):
+        assert dereference_nest(value) is value
+
+
+def test_handle_of_a_node_that_was_not_added():
+    stranger = lp.CourierNode(Nothing).create_handle()
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(print, stranger), label="main")
+    with pytest.raises(lp.NodeError, match="added"):
+        lp.launch(program, "threads")
+
+
+# Outside of a program.
+
+
+def test_outside_of_a_program():
+    assert not lp.stop_event().is_set()
+    lp.register_stop_handler(nothing)
+    lp.unregister_stop_handler(nothing)
+    for call in (lp.stop, lp.get_node_context, lp.make_program_stopper, lp.wait_for_stop):
+        with pytest.raises(lp.LaunchError):
+            call()
+
+
+def test_import_is_light():
+    code = (
+        "import sys, launch; print([m for m in ('torch', 'zmq', 'ray', 'tensorflow', 'framework') "
+        "if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+# The serial engine.
+
+
+class Queue:
+    def __init__(self):
+        self.items = []
+
+    def put(self, item):
+        self.items.append(item)
+
+    def take(self):
+        return self.items.pop(0)
+
+    def size(self):
+        return len(self.items)
+
+
+class Maker:
+    def __init__(self, queue, limit):
+        self._queue = queue
+        self._left = limit
+
+    def ready(self):
+        return self._left > 0
+
+    def why_not_ready(self):
+        return "nothing left to make"
+
+    def step(self):
+        self._queue.put(self._left)
+        self._left -= 1
+
+    def run(self):
+        raise AssertionError("the serial engine steps")
+
+
+class Taker:
+    def __init__(self, queue, enough):
+        self._queue = queue
+        self._enough = enough
+        self._taken = []
+
+    def ready(self):
+        return self._queue.size() >= 2
+
+    def step(self):
+        self._taken.append((self._queue.take(), self._queue.take()))
+        if len(self._taken) == self._enough:
+            lp.stop(self._taken)
+
+    def run(self):
+        raise AssertionError("the serial engine steps")
+
+
+def queue_program(limit, enough):
+    program = lp.Program("test")
+    queue = program.add_node(lp.CourierNode(Queue), label="queue")
+    program.add_node(lp.PyClassNode(Maker, queue, limit), label="maker")
+    program.add_node(lp.PyClassNode(Taker, queue, enough), label="taker")
+    return program
+
+
+def test_serial_takes_turns_in_order():
+    assert lp.launch(queue_program(10, 3), "serial") == [(10, 9), (8, 7), (6, 5)]
+
+
+def test_serial_runs_on_the_calling_thread():
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(lambda: lp.stop(threading.get_ident())), label="main")
+    assert lp.launch(program, "serial") == threading.get_ident()
+
+
+def test_serial_deadlock_names_everybody():
+    with pytest.raises(lp.DeadlockError) as caught:
+        lp.launch(queue_program(3, 2), "serial")
+    assert "maker-0: nothing left to make" in str(caught.value)
+    assert "taker-0: ready() is false" in str(caught.value)
+
+
+def test_serial_worker_without_step_is_told_what_to_add():
+    class OnlyRun:
+        def run(self):
+            return None
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(OnlyRun), label="worker")
+    with pytest.raises(lp.NodeError, match=r"add step\(\)"):
+        lp.launch(program, "serial")
+
+
+def test_serial_finished_workers_end_the_program():
+    class Finite:
+        left = 3
+
+        def finished(self):
+            return self.left == 0
+
+        def step(self):
+            self.left -= 1
+
+        def run(self):
+            return None
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Finite), label="worker")
+    assert lp.launch(program, "serial") is None
+
+
+def test_serial_job_can_be_left_and_taken_up_again():
+    job = lp.start(queue_program(10**9, 10**9), "serial")
+    with pytest.raises(TimeoutError):
+        job.wait(0.0)
+    before = job.client("queue").size()
+    with pytest.raises(TimeoutError):
+        job.wait(0.0)
+    assert job.client("queue").size() != before or before > 0
+    assert job.status()["state"] == "running"
+    with job:
+        pass
+    assert job.over
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_circle_of_constructors_is_an_error(engine):
+    class Eager:
+        def __init__(self, other):
+            other.hello()
+
+        def hello(self):
+            return None
+
+    program = lp.Program("test")
+    one, two = lp.CourierNode(Eager), lp.CourierNode(Eager)
+    first, second = program.add_node(one, label="one"), program.add_node(two, label="two")
+    one.configure(second)
+    two.configure(first)
+    with pytest.raises(lp.NodeError, match=r"one-0 -> two-0 -> one-0"):
+        lp.launch(program, engine)
+
+
+def test_constructors_are_called_on_demand():
+    class First:
+        def __init__(self, second):
+            self.answer = second.hello()
+
+        def get(self):
+            return self.answer
+
+    class Second:
+        def hello(self):
+            return "hello"
+
+    program = lp.Program("test")
+    one = lp.CourierNode(First)
+    first = program.add_node(one, label="first")
+    one.configure(program.add_node(lp.CourierNode(Second), label="second"))
+    program.add_node(lp.PyNode(lambda client: lp.stop(client.get()), first), label="main")
+    assert lp.launch(program, "serial") == "hello"
+
+
+# The engine of threads.
+
+
+def test_thread_that_does_not_end_is_reported_with_its_stack():
+    release = threading.Event()
+
+    def stubborn():
+        lp.stop()
+        release.wait(PATIENCE)
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(stubborn), label="stubborn")
+    try:
+        with pytest.raises(lp.LaunchError, match=r"stubborn-0(?s:.*)release\.wait"):
+            lp.launch(program, "threads", stop_timeout=0.1)
+    finally:
+        release.set()
+
+
+def test_pool_reuses_threads_and_bounds_them():
+    pool = DaemonPool("test", limit=2)
+    seen, meet = set(), threading.Barrier(3)
+    more = threading.Semaphore(0)
+
+    def work():
+        seen.add(threading.get_ident())
+        meet.wait(PATIENCE)
+
+    for _ in range(2):
+        pool.submit(work)
+    meet.wait(PATIENCE)
+    for _ in range(10):
+        pool.submit(lambda: (seen.add(threading.get_ident()), more.release()))
+    for _ in range(10):
+        assert more.acquire(timeout=PATIENCE)
+    assert len(seen) == 2
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(work)
+
+
+# Examples.
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
+@pytest.mark.parametrize("name", ["producer_consumer", "parameter_server"])
+def test_examples(name, engine):
+    spec = importlib.util.spec_from_file_location(name, os.path.join(ROOT, "examples", f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        result = lp.launch(module.make_program(), engine)
+    finally:
+        del sys.modules[name]
+    if name == "producer_consumer":
+        expected = sum(1000 * producer + i for producer in range(3) for i in range(30))
+        assert result == {"total": expected, "count": 90}
+    else:
+        np.testing.assert_allclose(result, module.TRUE_WEIGHTS, atol=1e-3)
