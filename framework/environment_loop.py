@@ -181,7 +181,7 @@ class EnvironmentLoop:
             else:
                 finished = self.step(max_steps=num_steps - done)
             if finished is not None:
-                self._log(finished)
+                self.log(finished)
         self._stop = False
         return self._num_steps - before
 
@@ -206,7 +206,7 @@ class EnvironmentLoop:
             if wanted.any():
                 finished = {key: _rows(value, wanted) for key, value in finished.items()}
                 results.append(finished)
-                self._log(finished)
+                self.log(finished)
         self._timestep = None
         self._stop = False
         if not results:
@@ -225,14 +225,6 @@ class EnvironmentLoop:
     def stop(self) -> None:
         """Makes ``run`` return after the step in hand, or at once when it is called next; from any thread."""
         self._stop = True
-
-    def log(self, finished: dict[str, np.ndarray]) -> None:
-        """Writes one row per episode of what ``step`` returned; ``run`` does so itself."""
-        self._log(finished)
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds spent in ``reset``, ``select_action``, ``step`` and ``observe`` since the last row."""
-        return dict(self._seconds)
 
     def _begin(self) -> None:
         start = time.perf_counter()
@@ -267,7 +259,8 @@ class EnvironmentLoop:
         self._num_episodes += len(lanes)
         return result
 
-    def _log(self, finished: dict[str, np.ndarray]) -> None:
+    def log(self, finished: dict[str, np.ndarray]) -> None:
+        """Writes one row per episode of what ``step`` returned; ``run`` does so itself."""
         if self._logger is None:
             return
         now = time.perf_counter()
