@@ -19,7 +19,7 @@ import numpy as np
 
 from framework.replay.batch_writer import BatchWriter
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.layout import Layout, _thaw
+from framework.replay.layout import Layout, LayoutBuilder, Slice, _thaw
 from framework.replay.reverb_tables import check_priorities, describe_structure
 from framework.replay.store import RowStore
 from framework.types import Nest
@@ -27,7 +27,8 @@ from framework.types import Nest
 if TYPE_CHECKING:
     from framework.replay.reverb_client import Client
 
-DEFAULT_IN_FLIGHT = 256
+# dm-reverb prints warnings from about 64 on.
+DEFAULT_IN_FLIGHT = 32
 # dm-reverb's writer holds so many bytes of steps that later items may refer to, within these bounds.
 _WINDOW_BYTES = 32 << 20
 _WINDOW_STEPS = (512, 4096)
@@ -36,20 +37,24 @@ _SETTLE = 5.0  # seconds that a server which is not held up by a rate limiter ma
 _STRUCTURES = "structure"  # the stream of the descriptions of structures
 
 
-class ReverbWriter(BatchWriter):
+class ReverbWriter:
     """Has the interface of `BatchWriter`; see there for the arguments and errors of its methods.
 
     It differs in two ways. ``create_items`` returns no keys: dm-reverb does not tell them. Items are on
-    their way when ``create_items`` returns; it waits while more than ``max_in_flight_items`` are.
+    their way when ``create_items`` returns; it waits while more than ``max_in_flight_items`` would be.
     """
 
     def __init__(self, client: Client, max_in_flight_items: int | None = None) -> None:
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
-        super().__init__(client)  # type: ignore[arg-type]
         self.store = RowStore()
+        self._rows = BatchWriter(self)  # type: ignore[arg-type]
+        self._builder = LayoutBuilder()
         self._reverb = client
         self._max_in_flight = max_in_flight_items or DEFAULT_IN_FLIGHT
+        # Items that are created between two looks at how many are in flight.
+        self._burst = max(1, self._max_in_flight // 2)
+        self._closed = False
         self._lock = threading.RLock()
         self._writer: Any = None
         self._window = 0
@@ -60,14 +65,15 @@ class ReverbWriter(BatchWriter):
         self._structures: list[Layout] = []
         self._unconfirmed = False
 
+    def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
+        return self._rows.slice(stream, column, rows, lengths)
+
     def append(self, stream: str, columns: Any, rows: np.ndarray | None = None) -> np.ndarray:
         with self._lock:
             self._check_open()
             if stream == _STRUCTURES:
                 raise ValueError(f"stream: {stream!r} is taken; use another name")
-            if stream not in self._streams:
-                self._streams[stream] = self.store.stream(stream)
-            rows = super().append(stream, columns, rows)
+            rows = self._rows.append(stream, columns, rows)
             sent = self._sent.setdefault(stream, {})
             if sent:
                 for row in rows.tolist():  # they hold something new
@@ -76,7 +82,7 @@ class ReverbWriter(BatchWriter):
 
     def release(self, stream: str, rows: Any) -> None:
         with self._lock:
-            super().release(stream, rows)
+            self._rows.release(stream, rows)
 
     def create_items(
         self,
@@ -91,29 +97,51 @@ class ReverbWriter(BatchWriter):
             layout, index, lengths = self._builder.build(trajectory)
             n = len(index)
             has_signature = self._reverb.has_signature(table)
-            if priorities is None:
-                values = [self._reverb.max_priority(table)] * n
-            else:
-                checked = check_priorities(priorities, n)
-                values = checked.tolist()
-                self._reverb.saw_priorities(table, checked)
-            self._wait_for(self._max_in_flight, timeout)
-            self._make_writer(layout)
-            if not has_signature and layout not in self._structures:
-                self._structures.append(layout)
-            for i in range(n):
-                columns = self._columns(
-                    layout, index[i].tolist(), None if lengths is None else lengths[i].tolist()
-                )
-                if not has_signature:
-                    at = self._structures.index(layout)
-                    step = self._step(_STRUCTURES, at)
-                    columns.insert(0, self._histories[f"{_STRUCTURES}/{at}"][step])
-                self._writer.create_item(table, values[i], columns)
-                self._unconfirmed = True
-                if i % 64 == 63:
-                    self._flush_for(self._max_in_flight, 0.02)
+            if priorities is not None:
+                priorities = check_priorities(priorities, n)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            for begin in range(0, n, self._burst):
+                end = min(n, begin + self._burst)
+                try:
+                    self._wait_for(self._max_in_flight - (end - begin), deadline)
+                except DeadlineExceededError as error:
+                    raise DeadlineExceededError(str(error), begin) from None
+                self._make_writer(layout)
+                self._create(table, layout, index[begin:end], lengths, begin, priorities, has_signature)
             return np.zeros(0, np.uint64)
+
+    def offer_items(
+        self, table: str, trajectory: Nest, priorities: Any = None, episodes: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The same as ``create_items``, which waits only while too many items are in flight."""
+        return self.create_items(table, trajectory, priorities, episodes)
+
+    def _create(
+        self,
+        table: str,
+        layout: Layout,
+        index: np.ndarray,
+        lengths: np.ndarray | None,
+        begin: int,
+        priorities: np.ndarray | None,
+        has_signature: bool,
+    ) -> None:
+        end = begin + len(index)
+        if priorities is None:
+            values = [self._reverb.max_priority(table)] * len(index)
+        else:
+            values = priorities[begin:end].tolist()
+            self._reverb.saw_priorities(table, priorities[begin:end])
+        if not has_signature and layout not in self._structures:
+            self._structures.append(layout)
+        for i, line in enumerate(index.tolist()):
+            columns = self._columns(layout, line, None if lengths is None else lengths[begin + i].tolist())
+            if not has_signature:
+                at = self._structures.index(layout)
+                step = self._step(_STRUCTURES, at)
+                columns.insert(0, self._history(_STRUCTURES, str(at))[step])
+            self._writer.create_item(table, values[i], columns)
+            self._unconfirmed = True
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         self._reverb.settle()
@@ -122,10 +150,10 @@ class ReverbWriter(BatchWriter):
             self.settle()
             return not self._unconfirmed and self._reverb.has_room(table, n)
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None, keep: int = 0) -> None:
         with self._lock:
             self._check_open()
-            self._wait_for(0, timeout)
+            self._wait_for(keep, None if timeout is None else time.monotonic() + timeout)
 
     def settle(self) -> None:
         """Everything created so far is in its table, as far as the rate limiters let it in."""
@@ -152,7 +180,7 @@ class ReverbWriter(BatchWriter):
                 return 0
             dropped = 0
             try:
-                self._wait_for(0, timeout)
+                self._wait_for(0, None if timeout is None else time.monotonic() + timeout)
             except (DeadlineExceededError, ServerClosed):
                 dropped = self._count_pending()
             finally:
@@ -160,8 +188,13 @@ class ReverbWriter(BatchWriter):
                 self._reverb.forget_writer(self)
                 if self._writer is not None:
                     self._writer.close()
+                self._rows.close()
                 self.store.close()
             return dropped
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServerClosed("the writer was closed")
 
     def __enter__(self) -> ReverbWriter:
         return self
@@ -181,7 +214,7 @@ class ReverbWriter(BatchWriter):
             self._writer.close()
         row_bytes = max(
             sum(column.itemsize * int(np.prod(column.shape[1:])) for column in stream.columns.values())
-            for stream in self._streams.values()
+            for stream in self.store.streams.values()
         )
         low, high = _WINDOW_STEPS
         self._window = max(low, needed, min(high, _WINDOW_BYTES // max(1, row_bytes)))
@@ -201,7 +234,9 @@ class ReverbWriter(BatchWriter):
         if stream == _STRUCTURES:
             data = {f"{stream}/{row}": describe_structure(_thaw(self._structures[row].structure))}
         else:
-            data = {f"{stream}/{name}": column[row] for name, column in self._streams[stream].columns.items()}
+            data = {
+                f"{stream}/{name}": column[row] for name, column in self.store.streams[stream].columns.items()
+            }
         fresh = [name for name in data if name not in self._histories]
         for name in fresh:
             self._writer.configure((name,), num_keep_alive_refs=self._window, max_chunk_length=1)
@@ -222,9 +257,12 @@ class ReverbWriter(BatchWriter):
         columns = []
         for leaf in layout.leaves:
             steps = groups[leaf.group]
-            history = self._histories[f"{layout.groups[leaf.group].stream}/{leaf.column}"]
+            history = self._history(layout.groups[leaf.group].stream, leaf.column)
             columns.append(history[steps] if leaf.time else history[steps[0]])
         return columns
+
+    def _history(self, stream: str, column: str) -> Any:
+        return self._histories[f"{stream}/{column}"]
 
     # Waiting.
 
@@ -239,20 +277,25 @@ class ReverbWriter(BatchWriter):
             return False
         return True
 
-    def _wait_for(self, in_flight: int, timeout: float | None) -> None:
+    def _wait_for(self, in_flight: int, deadline: float | None) -> None:
+        """Waits until at most ``in_flight`` items are unconfirmed. Only a rate limiter makes the deadline
+        pass: a server that is merely busy gets some seconds."""
         if self._writer is None or not self._unconfirmed:
             return
-        deadline = None if timeout is None else time.monotonic() + timeout
+        busy_until = time.monotonic() + _SETTLE
         while True:
-            left = _SLICE if deadline is None else max(0.0, min(_SLICE, deadline - time.monotonic()))
+            left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
             if self._flush_for(in_flight, left):
                 self._unconfirmed = in_flight > 0
                 return
             if self._reverb.is_interrupted():
                 raise ServerClosed("the client was interrupted while its items waited for room")
-            if deadline is not None and time.monotonic() >= deadline:
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                if now < busy_until and self._reverb.all_have_room():
+                    continue
                 raise DeadlineExceededError(
-                    f"more than {in_flight} items still waited for room in their tables after {timeout} s"
+                    f"more than {in_flight} items still wait for room in their tables"
                 )
 
     def _count_pending(self) -> int:
