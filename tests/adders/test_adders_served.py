@@ -1,0 +1,62 @@
+"""The same items through a server: shared memory and messages only."""
+
+import dm_env
+import numpy as np
+import pytest
+import tree
+
+from framework import adders, replay
+
+TABLE = adders.DEFAULT_TABLE
+
+MAKERS = {
+    "transitions": lambda client: adders.NStepTransitionAdder(client, 3, 0.9),
+    "pictures": lambda client: adders.NStepTransitionAdder(client, 2, 0.9, frame_stack=2),
+    "sequences": lambda client: adders.SequenceAdder(client, 3, 2),
+    "shorter sequences": lambda client: adders.SequenceAdder(client, 3, 3, "TRUNCATE"),
+    "episodes": lambda client: adders.EpisodeAdder(client, 12, np.zeros),
+}
+
+
+def play(adder, lanes=3, length=40):
+    rng = np.random.default_rng(0)
+    kinds = np.zeros(lanes, np.int64)
+    observation = np.ones((lanes, 2), np.float32)
+    for t in range(length):
+        reward = rng.normal(size=lanes).astype(np.float32)
+        timestep = dm_env.TimeStep(kinds, reward, np.ones(lanes, np.float32), observation)
+        if t == 0:
+            adder.add_first(timestep)
+        else:
+            adder.add(rng.integers(0, 9, lanes), timestep, {"state": rng.normal(size=(lanes, 3))})
+        kinds = np.where(kinds == 2, 0, np.where((t + np.arange(lanes)) % 9 == 8, 2, 1))
+        newest = rng.normal(size=lanes).astype(np.float32)
+        observation = np.stack([observation[:, 1], newest], axis=1)
+
+
+def drain(client):
+    items = []
+    while client.can_sample(TABLE, 1):
+        sample = client.sample_batch(TABLE, 1, timeout=10, pad=True)
+        items.append((sample.data, getattr(sample, "lengths", ())))
+    return items
+
+
+@pytest.mark.parametrize("local", [None, False], ids=["shared memory", "messages"])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_server_gets_the_items_that_an_embedded_table_gets(make, local):
+    embedded = replay.EmbeddedClient([replay.Table.queue(TABLE, 1000)])
+    play(make(embedded))
+    expected = drain(embedded)
+    assert expected
+    with replay.Server([replay.Table.queue(TABLE, 1000)]) as server:
+        client = replay.ServedClient(f"tcp://127.0.0.1:{server.port}", local=local)
+        adder = make(client)
+        play(adder)
+        assert adder.ready()
+        found = drain(client)
+        assert adder.close(timeout=10) == 0
+        client.close()
+    assert len(found) == len(expected)
+    for want, got in zip(expected, found, strict=True):
+        tree.map_structure(np.testing.assert_array_equal, want, got)
