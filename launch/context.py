@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from launch.errors import LaunchError
+
+SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,7 @@ class NodeContext:
       label: ``"<group>-<index>"``, the name of the node in logs and errors.
       engine: ``"serial"``, ``"threads"``, ``"processes"`` …
       directory: the folder of the run, or None.
-      job: random name of this run. Shared-memory segments whose name begins with ``lp-<job>`` are taken
-        away when the program has ended, however it ended.
+      job: random name of this run; what it leaves in shared memory begins with ``lp-<job>``.
     """
 
     program: str
@@ -163,6 +165,20 @@ def get_node_context() -> NodeContext:
             "process of several nodes: call it in the node's constructor and keep the answer"
         )
     return only
+
+
+def shared_memory_directory() -> str | None:
+    """A folder for this run in shared memory, of mode 0700; None outside of a node that is a process.
+
+    It is taken away when the program has ended, however it ended: also what a killed node left in it.
+    """
+    runtime = find_runtime()
+    node = _here.context or getattr(runtime, "only_context", None)
+    if node is None or node.engine != "processes" or not os.path.isdir(SHARED_MEMORY):
+        return None
+    path = os.path.join(SHARED_MEMORY, f"lp-{node.job}")
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return path
 
 
 def stop(result: Any = None) -> None:

@@ -41,7 +41,15 @@ _owned_lock = threading.Lock()
 
 
 def default_root() -> str:
-    """``/dev/shm`` where there is one, otherwise the directory for temporary files."""
+    """``/dev/shm`` where there is one, otherwise the directory for temporary files.
+
+    In a node of a program it is the run's own folder, which the launcher takes away if nobody else can.
+    """
+    import launch
+
+    of_this_run = launch.shared_memory_directory()
+    if of_this_run is not None:
+        return of_this_run
     return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 
 

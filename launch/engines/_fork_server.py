@@ -23,6 +23,8 @@ import sys
 import time
 from typing import Any
 
+from launch.context import SHARED_MEMORY
+
 ORPHAN_GRACE = 5.0  # seconds that nodes have after the launcher has died
 
 
@@ -168,9 +170,12 @@ class _ForkServer:
 def clean_up(sockets_directory: str, job: str) -> None:
     """Takes away the sockets of a run and what its nodes left in shared memory."""
     shutil.rmtree(sockets_directory, ignore_errors=True)
-    for path in glob.glob(f"/dev/shm/lp-{job}*"):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    for path in glob.glob(f"{SHARED_MEMORY}/lp-{job}*"):
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _kill_group(pid: int) -> None:

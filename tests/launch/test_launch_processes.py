@@ -152,6 +152,26 @@ def test_what_a_node_started_ends_with_it():
         assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_shared_memory_of_a_killed_node_is_taken_away():
+    def main():
+        path = lp.shared_memory_directory()
+        with open(os.path.join(path, "column"), "wb") as file:
+            file.write(b"x" * 100)
+        assert os.stat(path).st_mode & 0o077 == 0
+        lp.stop(path)
+        lp.wait_for_stop()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert lp.shared_memory_directory() is None
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(main), label="main")
+    job = lp.start(program)
+    with pytest.raises(lp.NodeError, match="SIGKILL"):
+        job.wait(PATIENCE)
+    assert job.result.startswith("/dev/shm/lp-")
+    assert not os.path.exists(job.result)
+
+
 def test_resources_of_a_group():
     def main():
         lp.stop((os.environ["COLOUR"], os.environ["OMP_NUM_THREADS"]))
