@@ -226,6 +226,10 @@ class EnvironmentLoop:
         """Makes ``run`` return after the step in hand, or at once when it is called next; from any thread."""
         self._stop = True
 
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent in ``reset``, ``select_action``, ``step`` and ``observe`` since the last row."""
+        return dict(self._seconds)
+
     def _begin(self) -> None:
         start = time.perf_counter()
         timestep = self._environment.reset()
