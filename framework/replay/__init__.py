@@ -1,11 +1,10 @@
 """Replay: Reverb's tables in Python, embedded, in shared memory or remote.
 
 A program written for dm-reverb runs with ``from framework import replay as reverb`` as long as it leaves
-TensorFlow's
-objects aside.
+TensorFlow's objects aside.
 """
 
-from framework.replay import errors, rate_limiters, selectors
+from framework.replay import checkpointers, errors, rate_limiters, selectors, structured
 from framework.replay.client import Client, connect_node, serve_node
 from framework.replay.dataset import Dataset
 from framework.replay.embedded import EmbeddedClient
@@ -21,7 +20,9 @@ from framework.replay.errors import (
 from framework.replay.layout import register_structure
 from framework.replay.served import ServedClient
 from framework.replay.server import Server
+from framework.replay.structured_writer import StructuredWriter
 from framework.replay.table import Table
+from framework.replay.trajectory_writer import TrajectoryWriter
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 
 __all__ = [
@@ -38,14 +39,18 @@ __all__ = [
     "Server",
     "ServerClosed",
     "StoreFullError",
+    "StructuredWriter",
     "Table",
     "TableInfo",
+    "TrajectoryWriter",
     "UnknownTableError",
     "WouldBlockError",
+    "checkpointers",
     "connect_node",
     "errors",
     "rate_limiters",
     "register_structure",
     "selectors",
     "serve_node",
+    "structured",
 ]

@@ -184,10 +184,20 @@ class BatchWriter:
     def _insert(self, kept: _Kept) -> bool:
         """Whether all of ``kept`` is in its table now."""
         rest = slice(kept.done, None)
-        parts = [kept.priorities, kept.keys, kept.items.lengths, kept.episodes]
-        parts = [None if part is None else part[rest] for part in parts]
+        priorities, lengths, episodes = [
+            None if part is None else part[rest]
+            for part in (kept.priorities, kept.items.lengths, kept.episodes)
+        ]
         try:
-            kept.table.insert(kept.items.layout, kept.items.index[rest], *parts, timeout=0)
+            kept.table.insert(
+                kept.items.layout,
+                kept.items.index[rest],
+                priorities,
+                kept.keys[rest],
+                lengths,
+                episodes,
+                timeout=0,
+            )
         except DeadlineExceededError as error:
             kept.done += error.args[1]
             return False

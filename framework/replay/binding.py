@@ -81,7 +81,7 @@ class Binding:
         ):
             spec = wanted[path]
             # A signature may leave the length open: None.
-            dims = [None if size is None else int(size) for size in spec.shape]
+            dims: list[Any] = [None if size is None else int(size) for size in spec.shape]
             if leaf.time and self.layout.groups[leaf.group].ragged and dims:
                 shape = (dims[0], *shape[1:])
             fits = len(dims) == len(shape) and all(

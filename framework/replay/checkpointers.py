@@ -102,8 +102,7 @@ class DefaultCheckpointer(CheckpointerBase):
     def save(self, tables: dict[str, Table], store: RowStore) -> str:
         os.makedirs(self.path, exist_ok=True)
         have = self.checkpoints()
-        # type: ignore[union-attr]
-        number = 1 + (int(_NAME.fullmatch(os.path.basename(have[-1])).group(1)) if have else 0)
+        number = 1 + (int(have[-1].rpartition("-")[2]) if have else 0)
         final = os.path.join(self.path, f"checkpoint-{number:012d}")
         unfinished = os.path.join(self.path, f".unfinished-checkpoint-{number:012d}-{os.getpid()}")
         os.makedirs(unfinished)

@@ -12,8 +12,9 @@ items of one call have one ``Layout``; what differs between them is one line of 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -222,13 +223,17 @@ def layout_paths(layout: Layout) -> list[str]:
     return leaf_paths(_thaw(layout.structure))
 
 
-class Referenced(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Referenced:
     """The items of one ``create_items`` call. ``index`` is int64 ``[k, width]``; ``lengths`` int32
     ``[k, groups]``."""
 
     layout: Layout
     index: np.ndarray
     lengths: np.ndarray | None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.layout, self.index, self.lengths))
 
 
 class LayoutBuilder:

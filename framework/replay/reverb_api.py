@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from framework.replay.layout import flatten, leaf_paths, packer
+from framework.replay.structured import Config
+from framework.replay.structured_writer import StructuredWriter
 from framework.replay.trajectory_writer import TrajectoryWriter
 from framework.replay.types import ReplaySample, SampleInfo
 from framework.types import Nest
@@ -35,6 +37,10 @@ class ReverbApi:
     def trajectory_writer(self, num_keep_alive_refs: int, *, validate_items: bool = True) -> TrajectoryWriter:
         """A writer of trajectories that may point at the last ``num_keep_alive_refs`` steps."""
         return TrajectoryWriter(self, num_keep_alive_refs, validate_items)
+
+    def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
+        """A writer that makes items by patterns; see ``framework.replay.structured``."""
+        return StructuredWriter(self, configs)
 
     def sample(
         self,
@@ -68,8 +74,8 @@ class ReverbApi:
             if not steps:
                 yield ReplaySample(info, pack(leaves))
                 continue
-            lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
-            if len(lengths) != 1 or None in lengths:
+            lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in leaves}
+            if len(lengths) != 1 or -1 in lengths:
                 raise ValueError("Can't split non timestep trajectory into timesteps.")
             yield [ReplaySample(info, pack([leaf[t] for leaf in leaves])) for t in range(lengths.pop())]
 

@@ -191,6 +191,7 @@ class Table(TableCore):
             # Each sample removes its item, so the minimum size ends the row too.
             allowed = min(allowed, len(sampler) - limiter.min_size_to_sample + 1)
             slots = sampler.first(allowed)
+            assert slots is not None  # every deterministic selector knows
             items.times[slots] = 1
             sizes = np.arange(len(sampler), len(sampler) - len(slots), -1, dtype=np.int64)
             ones = np.ones(len(slots))

@@ -352,8 +352,10 @@ class TableCore:
         for at in range(len(index)):
             one = slice(at, at + 1)
             slots = self._items.take(1)
-            given = [None if a is None else a[one] for a in (keys, lengths, episodes)]
-            named[one] = self._write(slots, number, index[one], priorities[one], *given, stamps[one])
+            key, length, episode = [None if a is None else a[one] for a in (keys, lengths, episodes)]
+            named[one] = self._write(
+                slots, number, index[one], priorities[one], key, length, episode, stamps[one]
+            )
             self.sampler.insert(slots, priorities[one], stamps[one])
             self.remover.insert(slots, priorities[one], stamps[one])
             if self._items.size - self._limbo > self.max_size:

@@ -1,0 +1,159 @@
+"""StructuredWriter: patterns, conditions, priorities, signatures."""
+
+import dm_env.specs
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay import rate_limiters as rl
+from framework.replay import selectors, structured
+from framework.replay.structured import Condition
+
+STEP = structured.create_reference_step({"a": None, "b": {"c": None}})
+
+
+def make(signature=None):
+    tables = [
+        replay.Table(name, selectors.Fifo(), selectors.Fifo(), 100, rl.MinSize(1), 1, signature=signature)
+        for name in "tu"
+    ]
+    return replay.EmbeddedClient(tables)
+
+
+def run(configs, steps, end=False, client=None):
+    client = client or make()
+    with client.structured_writer(configs) as writer:
+        for i in range(steps):
+            writer.append({"a": i, "b": {"c": np.full(2, i, np.float32)}})
+        if end:
+            writer.end_episode()
+    return client
+
+
+def contents(client, table="t"):
+    n = client.server_info()[table].current_size
+    samples = client.sample(table, n, emit_timesteps=False, unpack_as_table_signature=True) if n else []
+    return [(sample.data, sample.info.priority) for sample in samples]
+
+
+def config(index, *conditions, table="t", priority=None):
+    return structured.create_config({"v": STEP["a"][index]}, table, conditions, priority)
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (-1, [0, 1, 2, 3, 4]),
+        (-3, [0, 1, 2]),
+        (slice(-2, None), [[0, 1], [1, 2], [2, 3], [3, 4]]),
+        (slice(-3, -1), [[0, 1], [1, 2], [2, 3]]),
+        (slice(-4, None, 2), [[0, 2], [1, 3]]),
+        (slice(-6, None), []),
+    ],
+    ids=str,
+)
+def test_patterns(index, expected):
+    assert [item["v"].tolist() for item, _ in contents(run([config(index)], 5))] == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (lambda: Condition.step_index() % 2 == 0, [0, 2, 4]),
+        (lambda: Condition.step_index() >= 3, [3, 4, 5]),
+        (lambda: Condition.step_index() != 3, [0, 1, 2, 4, 5]),
+        (lambda: Condition.steps_since_applied() >= 3, [2, 5]),
+        (lambda: Condition.data({"a": None, "b": {"c": None}})["a"] < 2, [0, 1]),
+        (lambda: Condition.is_end_episode(), [5]),
+    ],
+    ids=["modulo", "at least", "not", "since applied", "data", "end"],
+)
+def test_conditions(condition, expected):
+    client = run([config(-1, condition())], 6, end=True)
+    assert [item["v"].tolist() for item, _ in contents(client)] == expected
+
+
+def test_conditions_are_all_needed_and_episodes_begin_anew():
+    made = config(slice(-2, None), Condition.step_index() % 2 == 1, Condition.step_index() > 1)
+    client = run([made], 5, end=True)
+    run([made], 5, client=client)
+    assert [item["v"].tolist() for item, _ in contents(client)] == [[2, 3], [2, 3]]
+
+
+def test_several_configs_and_columns():
+    nested = structured.create_config([STEP["a"][-1], {"c": STEP["b"]["c"][-2:]}], "u")
+    client = run([config(-1), nested], 3)
+    assert len(contents(client)) == 3
+    data = contents(client, "u")
+    assert [item[0].tolist() for item, _ in data] == [1, 2]
+    assert data[1][0][1]["c"].tolist() == [[1, 1], [2, 2]]
+
+
+def test_patterns_wait_for_columns_that_are_missing_and_partial_steps():
+    client = make()
+    with client.structured_writer(
+        [structured.create_config([STEP["a"][-1], STEP["b"]["c"][-2]], "t")]
+    ) as writer:
+        writer.append({"a": 0, "b": {"c": 0.0}})
+        writer.append({"a": 1, "b": {"c": None}})
+        writer.append({"a": 2, "b": {"c": 2.0}})
+        writer.append({"a": 3, "b": {"c": None}}, partial_step=True)
+        assert writer.step_is_open
+        writer.append({"a": None, "b": {"c": 3.0}})
+    assert [[leaf.tolist() for leaf in item] for item, _ in contents(client)] == [[1, 0.0], [3, 2.0]]
+
+
+def test_priorities():
+    td = structured.td_error(0.75, {"a": None, "b": {"c": None}}, lambda step: step["a"])
+    client = run([config(slice(-3, None), priority=td)], 4)
+    assert [priority for _, priority in contents(client)] == [0.75 * 2 + 0.25 * 1, 0.75 * 3 + 0.25 * 2]
+    client = run([config(-1, priority=structured.constant_priority_fn(2.5))], 1)
+    assert contents(client)[0][1] == 2.5
+
+
+SPEC = {"a": dm_env.specs.Array((), np.int64), "b": {"c": dm_env.specs.Array((2,), np.float32)}}
+
+
+def test_infer_signature():
+    made = structured.create_config({"v": STEP["a"][-3:], "w": STEP["b"]["c"][-1]}, "t")
+    signature = structured.infer_signature([made, made], SPEC)
+    assert [(s.shape, s.dtype) for s in (signature["v"], signature["w"])] == [
+        ((3,), np.int64),
+        ((2,), np.float32),
+    ]
+    client = run([made], 4, client=make(signature))
+    assert len(contents(client)) == 2
+    with pytest.raises(ValueError, match="its signature has"):
+        run([config(-1)], 4, client=make(signature))
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: STEP["a"][0], "negative"),
+        (lambda: STEP["a"][:], "negative start"),
+        (lambda: STEP["a"][-1:-3], "later"),
+        (lambda: STEP["a"][-3::-1], "stride"),
+        (lambda: structured.create_config({}, "t"), "without leaves"),
+        (lambda: structured.create_config({"v": STEP["a"]}, "t"), "'v': got Reference"),
+        (lambda: config(-1, True), "conditions: got bool"),
+        (lambda: structured.constant_priority_fn(-1.0), "priority"),
+        (lambda: structured.td_error(2.0, {"a": None}, lambda s: s["a"]), "max_priority_weight"),
+        (lambda: structured.infer_signature([], SPEC), "got none"),
+        (lambda: structured.infer_signature([config(-1), config(-1, table="u")], SPEC), "one table"),
+        (lambda: structured.infer_signature([config(-1), config(slice(-2, None))], SPEC), "one kind"),
+        (
+            lambda: structured.infer_signature([config(slice(-3, None)), config(slice(-2, None))], SPEC),
+            "lengths",
+        ),
+        (lambda: structured.infer_signature([config(-1)], {"z": SPEC["a"]}), "'a', the step has"),
+        (lambda: make().structured_writer([]), "configs"),
+        (
+            lambda: run([structured.create_config(structured.Reference("q")[-1], "t")], 1),
+            "'q', the steps have",
+        ),
+    ],
+)
+def test_wrong_arguments(make_it, message):
+    with pytest.raises(ValueError, match=message):
+        make_it()
