@@ -26,7 +26,7 @@ setup(
         "dm-env>=1.6",
         "dm-tree>=0.1.8",
         "torch>=2.6",
-        "gymnasium[classic-control]>=1.0",
+        "gymnasium[classic-control]>=1.1",
         "pyzmq>=26",
         "msgpack>=1",
         "cloudpickle>=2.2",
@@ -41,8 +41,9 @@ setup(
     extras_require={
         "test": TEST,
         "atari": ["ale-py>=0.10", "opencv-python-headless>=4.8"],
-        "mujoco": ["gymnasium[mujoco]>=1.0"],
-        "dm-control": ["dm-control>=1.0.20"],
+        "mujoco": ["gymnasium[mujoco]>=1.1"],
+        "dm-control": ["dm-control>=1.0.20", "mujoco<4"],
+        "minatar": ["minatar>=1.0.15"],
         "ray": ["ray>=2.40"],
         "reverb": ["dm-reverb>=0.7.2", "tensorflow>=2.8,<2.16", "numpy<2"],
         "deepmind": [

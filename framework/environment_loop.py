@@ -230,6 +230,11 @@ class EnvironmentLoop:
         """Seconds spent in ``reset``, ``select_action``, ``step`` and ``observe`` since the last row."""
         return dict(self._seconds)
 
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds spent in ``reset``, ``select_action``, ``step`` and ``observe`` since the last row or call."""
+        seconds, self._seconds = self._seconds, dict.fromkeys(_DURATIONS, 0.0)
+        return seconds
+
     def _begin(self) -> None:
         start = time.perf_counter()
         timestep = self._environment.reset()

@@ -196,7 +196,7 @@ class ActorWorker(ProgramWorker):
         row: dict[str, Any] = {"steps": self._steps, **self._episodes.summary()}
         if self._variables is not None:
             row["variables_version"] = self._variables.version
-        row.update({f"time/{k}_s": v for k, v in self._loop.seconds().items()})
+        row.update({f"time/{k}_s": v for k, v in self._loop.take_seconds().items()})
         self._monitor.write(self._name, {k: _plain(v) for k, v in row.items()})
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, self.save())

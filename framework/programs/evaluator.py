@@ -52,6 +52,7 @@ class Evaluator(ProgramWorker):
         seed_everything(seed)
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._environment = make_environment(num_episodes, seed)
+        self._environment.freeze()  # evaluating changes no statistics
         networks = agent.make_networks(spec)
         self._variables = VariableClient(learner, networks) if learner is not None else None
         self._actor = PolicyActor(

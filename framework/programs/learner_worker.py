@@ -101,7 +101,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         result = self._learner.step(sample)
         if result.priorities is not None:
             priorities = np.asarray(result.priorities, np.float64)
-            self._replay.update_priorities(self._dataset.table, np.asarray(sample.info.key), priorities)
+            self._dataset.update_priorities(np.asarray(sample.info.key), priorities)
         self._steps += 1
         self._uncounted += 1
         self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
