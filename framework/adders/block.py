@@ -16,6 +16,7 @@ import numpy as np
 
 from framework.adders.base import DEFAULT_TABLE, Adder
 from framework.adders.fields import Field, is_absent
+from framework.adders.flusher import Flusher
 from framework.adders.outbox import Items, Outbox
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.types import Nest
@@ -61,8 +62,8 @@ class BlockAdder(Adder):
           items_per_step: the most items that one step of one lane can make.
           priority_fns: ``{table: fn or None}``; see ``PriorityFn``.
           max_in_flight_items: how many items may wait for room in a table before ``add`` waits too.
-          max_delay: seconds after which staged time steps are written even if the block is not full. Has no
-            effect on clients that are not concurrent: there nobody else could look.
+          max_delay: seconds after which staged time steps are written at the latest, by a thread if need be.
+            Has no effect on clients that are not concurrent: there nobody else could look.
         """
         if priority_fns is None:
             priority_fns = {DEFAULT_TABLE: None}
@@ -77,7 +78,9 @@ class BlockAdder(Adder):
         self._history = history
         self._items_per_step = items_per_step
         self._max_delay = max_delay
-        self._deadline = 0.0
+        self._flusher: Flusher | None = None
+        # What went wrong while the flusher's thread wrote: the next call raises it.
+        self._error: BaseException | None = None
         # Held while arrays change: a reader in another thread of this process may ask for staged items.
         self._lock = threading.RLock()
         self._closed = False
@@ -121,7 +124,7 @@ class BlockAdder(Adder):
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
         with self._lock:
-            if not self._open or self._closed:
+            if not self._open or self._closed or self._error is not None:
                 self._check_usable()
                 raise ValueError("add: there is no open episode; call add_first(timestep) after a reset.")
             t = self._t
@@ -198,6 +201,18 @@ class BlockAdder(Adder):
         finally:
             self._lock.release()
 
+    def flush_late(self) -> bool:
+        """``flush_pending`` for the flusher's thread; whether items are still waiting for room."""
+        with self._lock:
+            if self._closed:
+                return False
+            try:
+                self._emit_block(timeout=0)
+            except Exception as error:  # raised where somebody can see it: by the next call
+                self._error = error
+                return False
+            return self._outbox.num_kept > 0
+
     def ready(self) -> bool:
         with self._lock:
             if self._closed:
@@ -232,6 +247,8 @@ class BlockAdder(Adder):
             finally:
                 self._closed = True
                 self._open = False
+                if self._flusher is not None:
+                    self._flusher.close()
                 if hasattr(self._client, "unregister_pending"):
                     self._client.unregister_pending(self)
             dropped = self._outbox.clear()
@@ -272,6 +289,9 @@ class BlockAdder(Adder):
     def _check_usable(self) -> None:
         if self._closed:
             raise ValueError(f"This {type(self).__name__} is closed; make a new one.")
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def _read_kinds(self, timestep: Any) -> np.ndarray:
         """The step types of all lanes as int8 ``[B]``."""
@@ -303,7 +323,6 @@ class BlockAdder(Adder):
             self._kinds[self._t] = FIRST
             self._kind = FIRST
             self._open = True
-            self._deadline = time.monotonic() + self._max_delay
             self._opened()
 
     def _opened(self) -> None:
@@ -316,8 +335,14 @@ class BlockAdder(Adder):
             self._kinds_of_one[t] = kind
         else:
             self._kinds[t] = kind
-        if t == self._last or (self._concurrent and time.monotonic() > self._deadline):
+        if t == self._last or self._outbox.kept:
+            # A table that had no room holds the next step up, not the next block.
             self._emit_block()
+        elif t == self._history + 1 and self._concurrent:
+            # The first step that is staged: from now on the delay counts.
+            if self._flusher is None:
+                self._flusher = Flusher(self, min(self._max_delay, threading.TIMEOUT_MAX))
+            self._flusher.notify()
 
     def _emit_block(self, timeout: float | None = None) -> None:
         """Writes the items of all rows that are complete.
@@ -343,9 +368,7 @@ class BlockAdder(Adder):
                 self._t = history
                 self._shifted(by)
                 self._outbox.release_rows()
-        if self._concurrent:
-            self._deadline = time.monotonic() + self._max_delay
-        elif timeout is None and self._outbox.num_kept:
+        if not self._concurrent and timeout is None and self._outbox.num_kept:
             raise WouldBlockError(
                 f"{self._outbox.num_kept} items wait for room and nothing else runs in this thread: "
                 f"{self._outbox.refusal}. Ask ready() before each add(), and sample meanwhile."

@@ -43,33 +43,34 @@ class Outbox:
         self._concurrent = concurrent
         # What the table said when it refused items last.
         self.refusal = ""
-        self._kept: collections.deque[Items] = collections.deque()
+        # Items that wait here, the oldest first.
+        self.kept: collections.deque[Items] = collections.deque()
         self._unreleased: list[tuple[str, np.ndarray]] = []
 
     @property
     def num_kept(self) -> int:
         """Items that wait here."""
-        return sum(items.missing for items in self._kept)
+        return sum(items.missing for items in self.kept)
 
     def insert(self, items: Items, timeout: float | None) -> None:
         """Inserts ``items``, or keeps those that do not go in within ``timeout`` seconds (None: for ever)."""
-        if self._kept:
-            self._kept.append(items)
+        if self.kept:
+            self.kept.append(items)
             return
         try:
             self._try(items, timeout)
         finally:
             # Whatever went wrong, close() can say what was dropped.
             if items.missing:
-                self._kept.append(items)
+                self.kept.append(items)
 
     def insert_kept(self, timeout: float | None) -> None:
         """Inserts what waits here, as far as that goes within ``timeout`` seconds each."""
-        while self._kept:
-            self._try(self._kept[0], timeout)
-            if self._kept[0].missing:
+        while self.kept:
+            self._try(self.kept[0], timeout)
+            if self.kept[0].missing:
                 return
-            self._kept.popleft()
+            self.kept.popleft()
         self.release_rows()
 
     def _try(self, items: Items, timeout: float | None) -> None:
@@ -96,7 +97,7 @@ class Outbox:
 
     def release_rows(self) -> None:
         """Gives back what was released, if nothing is kept that may need it."""
-        if not self._kept:
+        if not self.kept:
             for stream, rows in self._unreleased:
                 self._writer.release(stream, rows)
             self._unreleased.clear()
@@ -104,5 +105,5 @@ class Outbox:
     def clear(self) -> int:
         """Drops what is kept; returns how many items that were."""
         dropped = self.num_kept
-        self._kept.clear()
+        self.kept.clear()
         return dropped

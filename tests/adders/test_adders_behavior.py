@@ -432,6 +432,34 @@ def test_a_writer_that_waits_is_woken_by_a_reader_in_another_thread():
     assert got == list(range(1, count + 1))
 
 
+def test_what_is_staged_is_written_without_another_call():
+    """The reader below looks past the hook for readers of this process, as one in another process would."""
+    table = replay.Table.queue(TABLE, 10)
+    client = make_client(table)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.001)
+    client.unregister_pending(adder)
+    adder.add_first(step(FIRST, 0))
+    adder.add(0, step(MID, 1))
+    adder.add(0, step(MID, 2))
+    assert client.sample_batch(TABLE, 2, timeout=30).data.next_observation.tolist() == [1, 2]
+    adder.close()
+
+
+def test_what_goes_wrong_meanwhile_is_raised_by_the_next_call():
+    failed = threading.Event()
+
+    def fail(items):
+        failed.set()
+        raise RuntimeError("no priority")
+
+    adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, priority_fns={TABLE: fail}, max_delay=0.001)
+    adder.add_first(step(FIRST, 0))
+    adder.add(0, step(MID, 1))
+    assert failed.wait(30)
+    with pytest.raises(RuntimeError, match="no priority"):
+        adder.add(0, step(MID, 2))
+
+
 def test_an_interrupted_client_ends_the_wait():
     client = make_client(replay.Table.queue(TABLE, 1))
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.0)
@@ -441,7 +469,7 @@ def test_an_interrupted_client_ends_the_wait():
 
     def write():
         try:
-            for i in range(1, 100):
+            for i in range(1, 10_000):
                 waiting.set()
                 adder.add(0, step(MID, i))
         except replay.ServerClosed as error:
