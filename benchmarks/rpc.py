@@ -2,9 +2,9 @@
 
     python benchmarks/rpc.py [--seconds 0.5] [--clients 8]
 
-The server is a process of its own. "sync" waits for every answer, "64 in flight" keeps a window of 64
-futures, "clients" are that many processes calling at once. Each figure is the best of two runs; ratios
-within one table are worth more than the figures, which move with what else the machine does.
+The server is a process of its own. A plain column waits for every answer, "64 in flight" keeps a window of 64
+futures; the row with many clients adds up what that many processes get at once. Each figure is the best of
+two runs. Ratios within one table are worth more than the figures, which move with what else the machine does.
 """
 
 from __future__ import annotations
