@@ -117,9 +117,10 @@ class BatchWriter:
         at = space.span(rows)
         if leased:
             held = self._held.get(stream)
-            if held is None or (n and int(rows.max()) >= len(held)):
+            end = at.stop if type(at) is slice else int(rows.max(initial=-1)) + 1
+            if held is None or end > len(held):
                 held = np.zeros(0, bool) if held is None else held
-                held = self._held[stream] = grown(held, max(1024, int(rows.max(initial=0)) + 1))
+                held = self._held[stream] = grown(held, max(1024, end))
             held[at] = True
         for column, array in arrays:
             column[at] = array
@@ -227,7 +228,10 @@ class BatchWriter:
         if not len(rows):
             return
         held = self._held.get(stream)
-        if held is None or rows.min() < 0 or rows.max() >= len(held) or not held.take(rows).all():
+        mine = held is not None and np.maximum.reduce(rows.view(np.uint64)) < len(
+            held
+        )  # negative ones are huge
+        if held is None or not mine or np.count_nonzero(held.take(rows)) < len(rows):
             raise ValueError(f"release of stream {stream!r}: got rows that this writer does not hold")
         held[rows] = False
         self._streams[stream].release(rows)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-FANOUT = 16
+_SHIFT = 4
+FANOUT = 1 << _SHIFT
 # The root level is not a tree but one array, searched through its running sum: cheaper than two more levels.
 _ROOT = 1024
 
@@ -71,7 +72,7 @@ class SumTree:
         self._levels[0][leaves] = weights
         nodes = leaves
         for below, above in zip(self._levels[:-1], self._levels[1:], strict=True):
-            nodes = nodes // FANOUT
+            nodes = nodes >> _SHIFT
             above[nodes] = below.reshape(-1, FANOUT).take(nodes, 0) @ self._ones
         self._cumulative = None
 

@@ -159,23 +159,16 @@ class Table(TableCore):
         before = times.take(slots)
         np.add.at(times, slots, _ONE)
         before += _ONE
-        if np.count_nonzero(times.take(slots) != before):  # some item more than once: its k-th sample says k
-            before = self._count_up(slots, before)
+        repeated = np.flatnonzero(times.take(slots) != before)
+        if len(repeated):  # some item more than once: its k-th sample says k
+            earlier: dict[int, int] = {}
+            for at, slot in zip(repeated.tolist(), slots[repeated].tolist(), strict=True):
+                earlier[slot] = count = earlier.get(slot, -1) + 1
+                before[at] += count
         size = np.empty(n, np.int64)
         size.fill(items.size - self._limbo)
         info = SampleInfo(items.keys.take(slots), probabilities, size, items.priorities.take(slots), before)
         return slots, info
-
-    @staticmethod
-    def _count_up(slots: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """``first`` plus how often the same slot came before in ``slots``."""
-        order = np.argsort(slots, kind="stable")
-        ordered = slots[order]
-        begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-        runs = np.diff(np.append(begins, len(slots)))
-        earlier = np.arange(len(slots)) - np.repeat(begins, runs)
-        first[order] += earlier.astype(np.int32)
-        return first
 
     def _draw_some(self, n: int) -> tuple[np.ndarray, SampleInfo] | None:
         """Reserves up to ``n`` samples, as far as limiter and items go without an intermediate step; None for
@@ -340,9 +333,10 @@ class Table(TableCore):
         Raises:
           ValueError: a priority is negative or not a number; nothing was changed.
         """
-        keys = np.asarray(keys, np.uint64).ravel()
+        keys = np.asarray(keys, np.uint64)
         priorities = self.check_priorities(priorities, len(keys))
-        deletes = np.asarray(deletes, np.uint64).ravel()
+        if len(deletes):
+            deletes = np.asarray(deletes, np.uint64)
         if self._drains:
             self._drain()
         items = self._items
