@@ -1,5 +1,7 @@
 """Packaging of Repertory. What is tested together, to the exact version, stands in ``constraints/``."""
 
+import pathlib
+
 from setuptools import find_packages, setup
 
 TEST = [
@@ -16,7 +18,7 @@ setup(
     name="repertory",
     version="0.1.0",
     description="Actor-model reinforcement learning in PyTorch with a Reverb-style replay server",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",

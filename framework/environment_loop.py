@@ -231,7 +231,7 @@ class EnvironmentLoop:
         return dict(self._seconds)
 
     def take_seconds(self) -> dict[str, float]:
-        """Seconds spent in ``reset``, ``select_action``, ``step`` and ``observe`` since the last row or call."""
+        """Seconds spent resetting, choosing actions, stepping and observing since the last row or call."""
         seconds, self._seconds = self._seconds, dict.fromkeys(_DURATIONS, 0.0)
         return seconds
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from framework import core
 from framework.actors import PolicyActor, VariableClient
-from framework.programs.seeding import seed_everything
+from framework.programs.seeding import prepare_process
 from framework.programs.statistics import EpisodeStatistics
 from framework.programs.worker import ProgramWorker
 
@@ -60,7 +60,7 @@ class ActorWorker(ProgramWorker):
     ):
         from framework.environment_loop import EnvironmentLoop
 
-        seed_everything(seed)
+        prepare_process(seed)
         self._name = f"actor-{index}"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._learner = learner

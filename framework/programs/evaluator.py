@@ -9,7 +9,7 @@ import numpy as np
 from framework import core
 from framework.actors import PolicyActor, VariableClient
 from framework.environment_loop import EnvironmentLoop
-from framework.programs.seeding import seed_everything
+from framework.programs.seeding import prepare_process
 from framework.programs.worker import ProgramWorker
 
 
@@ -49,7 +49,7 @@ class Evaluator(ProgramWorker):
         target_return: float | None = None,
         seed: int = 0,
     ):
-        seed_everything(seed)
+        prepare_process(seed)
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._environment = make_environment(num_episodes, seed)
         self._environment.freeze()  # evaluating changes no statistics

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from framework import core
-from framework.programs.seeding import seed_everything
+from framework.programs.seeding import prepare_process
 from framework.programs.worker import ProgramWorker
 
 
@@ -48,7 +48,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         log_every: int = 500,
         checkpoint_every: int | None = None,
     ):
-        seed_everything(seed)
+        prepare_process(seed)
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer
         self._learner = agent.make_learner(agent.make_networks(spec), spec)

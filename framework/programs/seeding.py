@@ -1,7 +1,8 @@
-"""Seeds of the parts of one program, all derived from the program's own."""
+"""Seeds of the parts of one program, all derived from the program's own; what a node sets up first."""
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 
@@ -13,10 +14,15 @@ def derive_seed(seed: int, part: str) -> int:
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
 
 
-def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy and torch in this process. With several nodes in a process the last one wins."""
+def prepare_process(seed: int) -> None:
+    """Seeds Python, NumPy and torch, and gives torch one thread (or ``OMP_NUM_THREADS``, where that is set).
+
+    More threads make small networks slower, and processes that share cores much slower; the engine sets the
+    variable for a group that was given more. With several nodes in one process the last one wins.
+    """
     import torch
 
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
