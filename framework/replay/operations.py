@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,6 +64,7 @@ class Operations:
         self._store = store
         self._memory = memory
         self._checkpoint = checkpoint
+        self.wake: Callable[[], None] = lambda: None  # makes the service try what is parked
         self._leases: dict[str, Leases] = {}
         self._layouts: list[Layout] = []
         self._layout_numbers: dict[Layout, int] = {}
@@ -395,5 +397,24 @@ class Operations:
     def _info(self, session: Session, message: dict[str, Any]) -> Reply:
         return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}
 
-    def _save(self, session: Session, message: dict[str, Any]) -> Reply:
-        return {"path": self._checkpoint()}
+    def _save(self, session: Session, message: dict[str, Any]) -> Parked:
+        # In a thread of its own: others go on meanwhile, as far as the checkpointer lets them.
+        outcome: list[str | BaseException] = []
+
+        def save() -> None:
+            try:
+                outcome.append(self._checkpoint())
+            except BaseException as error:
+                outcome.append(error)
+            self.wake()
+
+        def attempt() -> Reply | None:
+            if not outcome:
+                return None
+            result = outcome[0]
+            if isinstance(result, BaseException):
+                raise result
+            return {"path": result}
+
+        threading.Thread(target=save, name="replay-checkpoint", daemon=True).start()
+        return Parked(("checkpoint", session.identity), attempt, message["timeout"])

@@ -22,6 +22,7 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.layout import Layout, pack_function
 from framework.replay.mirror import Mirror
 from framework.replay.reverb_api import ReverbApi
+from framework.replay.reverb_api import ReverbApi
 from framework.replay.served_writer import ServedWriter
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys
@@ -317,7 +318,8 @@ class ServedClient(ReverbApi):
 
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""
-        return str(self._call({"op": "checkpoint"}, timeout=3600.0)["path"])
+        self._show()
+        return str(self._channel.call({"op": "checkpoint"}, timeout=None, wait=True)["path"])
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with ``ServerClosed``."""

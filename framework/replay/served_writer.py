@@ -116,42 +116,64 @@ class ServedWriter:
         timeout: float | None = None,
     ) -> np.ndarray:
         with self._lock:
-            self._check()
-            self._in_session(lambda: None)
-            tables = self._connection.welcome["tables"]
-            if table not in tables:
-                raise ValueError(f"table {table!r} was not found; the server has {tables}")
-            layout, index, lengths = self._builder.build(trajectory)
-            n = len(index)
-            if priorities is not None:
-                priorities = np.asarray(priorities, np.float64)
-                if priorities.shape != (n,):
-                    raise ValueError(f"priorities: got shape {priorities.shape}, expected ({n},)")
-                if n and not (priorities.min() >= 0 and priorities.max() < np.inf):
-                    raise ValueError(
-                        f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0"
-                    )
-                priorities = priorities.copy()
-            at = 0
-            for group in layout.groups:
-                if group.stream not in self._streams:
-                    raise ValueError(
-                        f"stream {group.stream!r}: got rows of a stream that was never appended to"
-                    )
-                self._streams[group.stream].check(index[:, at : at + group.length])
-                at += group.length
-            self._make_room(n, timeout)
-            keys = make_keys(n)
-            if episodes is not None:
-                episodes = np.asarray(episodes, np.uint64)
-            self._pending.items.append((table, layout, index, lengths, keys, priorities, episodes))
-            self._pending.num_items += n
-            self._in_flight += n
-            if self._pending.num_items >= _SEND_ITEMS:
-                self._send_pending()
-            elif self._pending.num_items == n:
-                self._send_soon()
-            return keys
+            return self._create(table, trajectory, priorities, episodes, lambda n: self._make_room(n, timeout))
+
+    def offer_items(
+        self, table: str, trajectory: Nest, priorities: Any = None, episodes: np.ndarray | None = None
+    ) -> np.ndarray:
+        """`create_items` that never waits for room: however many items are in flight."""
+        with self._lock:
+            return self._create(table, trajectory, priorities, episodes, lambda n: None)
+
+    @property
+    def num_kept(self) -> int:
+        """Items that were created and are not known to be in their table."""
+        return self._in_flight
+
+    def _create(
+        self,
+        table: str,
+        trajectory: Nest,
+        priorities: Any,
+        episodes: np.ndarray | None,
+        make_room: Callable[[int], None],
+    ) -> np.ndarray:
+        self._check()
+        self._in_session(lambda: None)
+        tables = self._connection.welcome["tables"]
+        if table not in tables:
+            raise ValueError(f"table {table!r} was not found; the server has {tables}")
+        layout, index, lengths = self._builder.build(trajectory)
+        n = len(index)
+        if priorities is not None:
+            priorities = np.asarray(priorities, np.float64)
+            if priorities.shape != (n,):
+                raise ValueError(f"priorities: got shape {priorities.shape}, expected ({n},)")
+            if n and not (priorities.min() >= 0 and priorities.max() < np.inf):
+                raise ValueError(
+                    f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0"
+                )
+            priorities = priorities.copy()
+        at = 0
+        for group in layout.groups:
+            if group.stream not in self._streams:
+                raise ValueError(
+                    f"stream {group.stream!r}: got rows of a stream that was never appended to"
+                )
+            self._streams[group.stream].check(index[:, at : at + group.length])
+            at += group.length
+        make_room(n)
+        keys = make_keys(n)
+        if episodes is not None:
+            episodes = np.asarray(episodes, np.uint64)
+        self._pending.items.append((table, layout, index, lengths, keys, priorities, episodes))
+        self._pending.num_items += n
+        self._in_flight += n
+        if self._pending.num_items >= _SEND_ITEMS:
+            self._send_pending()
+        elif self._pending.num_items == n:
+            self._send_soon()
+        return keys
 
     def release(self, stream: str, rows: Any) -> None:
         with self._lock:
@@ -172,11 +194,12 @@ class ServedWriter:
             answer = self._request({"op": "can_insert", "table": table, "n": n})
             return bool(answer["value"])
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None, keep: int = 0) -> None:
+        """Waits until at most ``keep`` items are not in their tables."""
         with self._lock:
             self._check()
             self._send_pending()
-            self._wait_until(lambda: not self._unacknowledged, timeout)
+            self._wait_until(lambda: not self._unacknowledged or 0 < self._in_flight <= keep, timeout)
             self._check()
 
     def settle(self) -> None:

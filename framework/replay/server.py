@@ -84,7 +84,7 @@ class Server:
     def _serve(
         self, memory: SharedMemory, store: RowStore, address: str, curve: sockets.CurveKeys | None
     ) -> None:
-        operations = Operations(self.tables, store, memory, self._checkpoint)
+        operations = Operations(self.tables, store, memory, self._client.checkpoint)
         try:
             listener = sockets.make_server_socket(address, curve)
         except zmq.ZMQError as error:
@@ -96,13 +96,11 @@ class Server:
             listener.heartbeat_ivl = 5000
             listener.heartbeat_timeout = 20000
         self._service = Service(operations, [listener])
+        operations.wake = self._service.wake
         for table in self.tables.values():
             table.watch(self._service.wake)
         self._service.start()
         _servers[_key(self.address)] = self
-
-    def _checkpoint(self) -> str:
-        return self._client.checkpoint()
 
     def localhost_client(self) -> EmbeddedClient:
         """A client in this process: direct calls."""

@@ -1,0 +1,91 @@
+"""A replay server of its own: ``python -m framework.replay --config tables.py --port 8000``.
+
+The config is a Python file with a function ``tables()`` that returns a list of `Table`s, and optionally a function
+``checkpointer()`` that returns a checkpointer. It is run: use files that you trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from framework.replay.server import Server
+from launch.rpc.sockets import CurveKeys
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until SIGINT or SIGTERM; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m framework.replay", description="Serves replay tables.")
+    parser.add_argument("--config", required=True, help="a Python file with a function tables()")
+    parser.add_argument("--port", type=int, default=None, help="on 127.0.0.1; a free one unless given")
+    parser.add_argument("--address", default=None, help="instead of --port: tcp://interface:port or ipc://path")
+    parser.add_argument("--keys", default=None, help="file with the keys of the clients; made if it is not there")
+    parser.add_argument("--max-bytes", type=int, default=None, help="budget of all rows together")
+    chosen = parser.parse_args(arguments)
+    try:
+        config = runpy.run_path(chosen.config)
+        if not callable(config.get("tables")):
+            raise ValueError(f"{chosen.config}: expected a function tables() that returns a list of Tables")
+        checkpointer: Any = config["checkpointer"]() if callable(config.get("checkpointer")) else None
+        server = Server(
+            config["tables"](),
+            chosen.port,
+            checkpointer,
+            address=chosen.address,
+            curve=None if chosen.keys is None else read_keys(chosen.keys),
+            max_bytes=chosen.max_bytes,
+        )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    watch = threading.Thread(target=_end_with, args=(server, stop), name="replay-watch", daemon=True)
+    with server:
+        print(f"serving {', '.join(sorted(server.tables))} at {server.address}", flush=True)
+        watch.start()
+        stop.wait()
+        server.wait(0)  # raises what has ended the server, if it was not a signal
+    return 0
+
+
+def _end_with(server: Server, stop: threading.Event) -> None:
+    try:
+        server.wait()
+    finally:
+        stop.set()
+
+
+def read_keys(path: str) -> CurveKeys:
+    """The keys in a file of mode 0600, two lines of Z85; made if there is no such file.
+
+    Raises:
+      ValueError: others may read the file, or it does not hold keys.
+    """
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        pass
+    else:
+        keys = CurveKeys.generate()
+        with os.fdopen(file, "wb") as stream:
+            stream.write(keys.public + b"\n" + keys.secret + b"\n")
+        return keys
+    if os.stat(path).st_mode & 0o077:
+        raise ValueError(f"{path}: others may read these keys; expected mode 0600 (chmod 600 {path})")
+    with open(path, "rb") as stream:
+        lines = stream.read().split()
+    if len(lines) != 2 or any(len(line) != 40 for line in lines):
+        raise ValueError(f"{path}: expected two lines of 40 characters, a public and a secret key")
+    return CurveKeys(public=lines[0], secret=lines[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

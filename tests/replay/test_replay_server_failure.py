@@ -1,0 +1,349 @@
+"""Processes die, servers restart, memory is full: nothing is torn, lost twice or left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay import shm
+from framework.replay.served import ServedClient
+
+PRELUDE = """
+import sys, time, zlib
+import numpy as np
+from framework import replay
+from framework.replay.served import ServedClient
+
+def table(limiter=None, size=1000):
+    return replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), size,
+                        limiter or replay.rate_limiters.MinSize(1), seed=1)
+
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+def start(code, *arguments):
+    """A process that runs ``code``; wait for its words with ``child.stdout.readline()``."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture
+def spawn():
+    children = []
+
+    def spawn(code, *arguments):
+        children.append(start(code, *arguments))
+        return children[-1]
+
+    yield spawn
+    for child in children:
+        child.kill()
+        child.communicate(timeout=20)
+
+
+def kill(child):
+    child.send_signal(signal.SIGKILL)
+    child.wait(10)
+
+
+def table(limiter=None, size=1000, **kwargs):
+    return replay.Table(
+        "t",
+        replay.selectors.Uniform(),
+        replay.selectors.Fifo(),
+        size,
+        limiter or replay.rate_limiters.MinSize(1),
+        seed=1,
+        **kwargs,
+    )
+
+
+def eventually(condition, timeout=15.0):
+    """Waits for something that another process causes."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        threading.Event().wait(0.02)
+
+
+def write(writer, n, start=0):
+    rows = writer.append("s", {"x": np.arange(start, start + n)})
+    keys = writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+    writer.release("s", rows)
+    return keys
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_killed_writer_leaves_no_half_item_and_its_rows_return(spawn, local):
+    with replay.Server([table()]) as server:
+        child = spawn(
+            """
+client = ServedClient(sys.argv[1], local=sys.argv[2] == "True")
+writer = client.batch_writer()
+rows = writer.append("s", {"x": np.arange(10)})
+writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+writer.flush()
+writer.append("s", {"x": np.arange(300)})     # held, no item yet
+say("ready")
+sys.stdin.read()
+""",
+            server.address,
+            local,
+        )
+        assert child.stdout.readline().split() == ["ready"]
+        client = server.localhost_client()
+        stream = server._client.store.streams["s"]
+        assert stream.num_rows >= 310
+        kill(child)
+        eventually(lambda: stream.num_rows == 10)
+        assert client.server_info()["t"].current_size == 10
+        assert set(client.sample_batch("t", 100).data["x"].tolist()) <= set(range(10))
+
+
+def test_a_killed_sampler_pins_no_rows_and_its_reservations_return(spawn):
+    queue = replay.Table.queue("t", 100)
+    with replay.Server([queue]) as server:
+        client = server.localhost_client()
+        write(client.batch_writer(), 50)
+        child = spawn(
+            """
+client = ServedClient(sys.argv[1])
+dataset = replay.Dataset(client, "t", 10, prefetch=3)
+next(dataset)
+while len(dataset._batches) < 3:
+    time.sleep(0.01)
+say("ready")
+sys.stdin.read()
+""",
+            server.address,
+        )
+        child.stdout.readline()
+        stream = server._client.store.streams["s"]
+        assert queue.info.reserved == 30
+        kill(child)
+        eventually(lambda: queue.info.reserved == 0)
+        np.testing.assert_array_equal(client.sample_batch("t", 40, timeout=5).data["x"], np.arange(10, 50))
+        eventually(lambda: stream.num_rows <= 512)
+        assert queue.info.current_size == 0
+
+
+def test_the_request_of_a_killed_sampler_takes_nothing(spawn):
+    queue = replay.Table.queue("t", 100)
+    with replay.Server([queue]) as server:
+        child = spawn('client = ServedClient(sys.argv[1]); say("ready"); client.sample_batch("t", 5)', server.address)
+        child.stdout.readline()
+        eventually(lambda: queue.info.rate_limiter_info.sample_stats.pending == 1)
+        kill(child)
+        eventually(lambda: queue.info.rate_limiter_info.sample_stats.pending == 0)
+        write(server.localhost_client().batch_writer(), 5)
+        assert queue.info.current_size == 5
+
+
+SERVER = """
+with replay.Server([table()], port=int(sys.argv[1])) as server:
+    say(server.port, server._memory.directory)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_server_is_an_error_and_leaves_nothing_after_the_next_start(spawn):
+    child = spawn(SERVER, 0)
+    port, directory = child.stdout.readline().split()
+    client = ServedClient(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.5)
+    write(client.batch_writer(), 10)
+    assert client.sample_batch("t", 4).data["x"].shape == (4,)
+    outcome = []
+
+    def wait():
+        try:
+            client.sample_batch("t", 1, timeout=None)
+            client.reset("t")
+            client.sample_batch("t", 1, timeout=None)
+        except replay.ServerClosed as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    kill(child)
+    thread.join(10)
+    assert outcome and "no replay server answered" in str(outcome[0])
+    assert os.path.isdir(directory)
+    with replay.Server([table()]):
+        assert not os.path.exists(directory)
+    client.close()
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_clients_find_a_server_that_was_restarted_and_nothing_is_sent_twice(spawn, local):
+    # The first server's queue takes 4 items; 6 more are on their way when it is killed.
+    first = replay.Server([replay.Table.queue("t", 4)])
+    port = first.port
+    client = ServedClient(first.address, local=local, reconnect_timeout=20)
+    writer = client.batch_writer(max_in_flight_items=100)
+    held = writer.append("s", {"x": np.array([1000])})
+    for n in range(4):
+        write(writer, 1, start=n)
+    writer.settle()
+    for n in range(4, 10):
+        write(writer, 1, start=n)
+    writer.settle()
+    first.stop()
+    second = replay.Server([replay.Table.queue("t", 100)], port=port)
+    try:
+        writer._connection._news.stopped = False
+        eventually(lambda: _tried(lambda: writer.flush(timeout=5)))
+        # A row that was written before the restart, in an item that is made after it.
+        writer.create_items("t", {"x": writer.slice("s", "x", held)})
+        write(writer, 1, start=10)
+        assert writer.close(timeout=10) == 0
+        sample = client.sample_batch("t", 8, timeout=10)
+        np.testing.assert_array_equal(sample.data["x"], [4, 5, 6, 7, 8, 9, 1000, 10])
+        assert client.server_info()["t"].current_size == 0
+    finally:
+        client.close()
+        second.stop()
+
+
+def _tried(call):
+    try:
+        call()
+        return True
+    except replay.ServerClosed:
+        return False
+
+
+def test_an_insert_that_is_sent_again_to_the_same_server_counts_once():
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer()
+        for n in range(5):
+            write(writer, 3, start=3 * n)
+        writer.flush()
+        # The acknowledgement is lost with the connection.
+        writer._connection.notices = lambda message: None
+        write(writer, 2, start=100)
+        writer.settle()
+        assert server.tables["t"].info.current_size == 17
+        writer._connection.close()
+        writer._connection.notices = writer._notice
+        writer.flush(timeout=10)
+        assert server.tables["t"].info.current_size == 17
+        assert server.tables["t"].info.rate_limiter_info.insert_stats.completed == 17
+        client.close()
+
+
+def test_full_shared_memory_is_an_error_at_the_writer(monkeypatch):
+    reserve = shm._reserve
+
+    def full(file, offset, size, path):
+        if offset + size > 3 << 20:
+            raise replay.StoreFullError(f"shared memory is full: {size} more bytes are needed")
+        reserve(file, offset, size, path)
+
+    monkeypatch.setattr(shm, "_reserve", full)
+    with replay.Server([table(size=10**6)]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer()
+        with pytest.raises(replay.StoreFullError, match=r"\d+ more bytes"):
+            for n in range(1000):
+                write(writer, 10_000, start=n)
+        assert client.sample_batch("t", 10).data["x"].shape == (10,)
+        client.close()
+
+
+WRITER = """
+rng = np.random.default_rng(int(sys.argv[2]))
+client = ServedClient(sys.argv[1], local=sys.argv[3] == "True")
+writer = client.batch_writer()
+say("ready")
+end = time.monotonic() + float(sys.argv[4])
+while time.monotonic() < end:
+    x = rng.integers(0, 255, (32, 1000), np.uint8)
+    check = np.array([zlib.crc32(row) for row in x], np.int64)
+    rows = writer.append("s", {"x": x, "check": check})
+    writer.create_items("t", {"x": writer.slice("s", "x", rows), "check": writer.slice("s", "check", rows)})
+    writer.release("s", rows)
+say("done", writer.close(timeout=10))
+client.close()
+"""
+READER = """
+client = ServedClient(sys.argv[1], local=sys.argv[3] == "True")
+say("ready")
+end = time.monotonic() + float(sys.argv[4])
+seen = torn = 0
+while time.monotonic() < end:
+    sample = client.sample_batch("t", 64, timeout=20)
+    seen += 64
+    torn += sum(zlib.crc32(x) != c for x, c in zip(sample.data["x"], sample.data["check"].tolist()))
+say("done", torn, seen)
+client.close()
+"""
+
+
+def test_no_row_is_ever_torn(spawn):
+    """A small table, so that rows are reused all the time; 60 seconds with REPERTORY_TORN_SECONDS=60."""
+    seconds = float(os.environ.get("REPERTORY_TORN_SECONDS", "4"))
+    with replay.Server([table(size=200)]) as server:
+        children = [
+            spawn(code, server.address, number, number % 4 != 3, seconds)
+            for number, code in enumerate([WRITER] * 4 + [READER] * 4)
+        ]
+        for child in children:
+            assert child.stdout.readline().split() == ["ready"]
+        outcomes = [child.stdout.readline().split() for child in children]
+        assert all(outcome[0] == "done" for outcome in outcomes)
+        assert [int(outcome[1]) for outcome in outcomes] == [0] * 8  # nothing dropped, nothing torn
+        assert all(int(outcome[2]) > 0 for outcome in outcomes[4:])
+        stream = server._client.store.streams["s"]
+        eventually(lambda: stream.num_rows == 200)
+    assert zlib.crc32(b"") == 0
+
+
+CONFIG = """
+from framework import replay
+def tables():
+    return [replay.Table.queue("q", 10)]
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_by_itself(tmp_path, number):
+    (tmp_path / "tables.py").write_text(CONFIG)
+    keys = tmp_path / "keys"
+    command = [sys.executable, "-m", "framework.replay", "--config", str(tmp_path / "tables.py")]
+    child = subprocess.Popen([*command, "--keys", str(keys)], stdout=subprocess.PIPE, text=True)
+    try:
+        address = child.stdout.readline().split()[-1]
+        from framework.replay.__main__ import read_keys
+
+        client = replay.Client(address, curve=read_keys(str(keys)))
+        assert list(client.server_info(timeout=10)) == ["q"]
+        client.close()
+        child.send_signal(number)
+        assert child.wait(10) == 0
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("text", ["", "def tables(): return []"])
+def test_a_config_without_tables(tmp_path, text, capsys):
+    from framework.replay.__main__ import main
+
+    (tmp_path / "tables.py").write_text(text)
+    assert main(["--config", str(tmp_path / "tables.py")]) == 2
+    assert "tables" in capsys.readouterr().err
