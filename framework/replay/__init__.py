@@ -20,6 +20,7 @@ from framework.replay.errors import (
 from framework.replay.layout import register_structure
 from framework.replay.served import ServedClient
 from framework.replay.server import Server
+from framework.replay.sharded import ShardedClient
 from framework.replay.structured_writer import StructuredWriter
 from framework.replay.table import Table
 from framework.replay.trajectory_writer import TrajectoryWriter
@@ -37,6 +38,7 @@ __all__ = [
     "SampleInfo",
     "ServedClient",
     "Server",
+    "ShardedClient",
     "ServerClosed",
     "StoreFullError",
     "StructuredWriter",

@@ -1,0 +1,329 @@
+"""Several servers as one: how replay outgrows a machine.
+
+::
+
+    client = ShardedClient(["host-a:8000", "host-b:8000"], curve=keys)
+
+Each writer writes to one server (an item's rows must be in one place), and writers are spread over the servers.
+Samples are drawn from all of them, so that every item is as likely as if all were in one table: from each server in
+proportion to the table's size or, where its sampler is `Prioritized`, to the sum of its weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from framework.replay.client import Client
+from framework.replay.dataset import EmbeddedSource, join
+from framework.replay.errors import DeadlineExceededError
+from framework.replay.reverb_api import ReverbApi
+from framework.replay.types import CallStats, SampleInfo, TableInfo
+from launch.rpc.sockets import CurveKeys
+
+_SHIFT = np.uint64(56)  # keys carry the number of their server in bits 56 to 60
+MAX_SHARDS = 32
+_LOOK = 0.05  # seconds for which each of several empty tables is waited for in turn
+_REFRESH = 64  # batches after which the sizes of all servers are asked for again
+
+
+class ShardedClient(ReverbApi):
+    """A client of several servers with tables of the same names; see the module.
+
+    Args:
+      servers: addresses, or clients.
+      curve: the keys of servers given by address.
+      seed: of the random numbers that say how many samples come from which server.
+    """
+
+    concurrent = True
+
+    def __init__(
+        self, servers: Sequence[Any], *, curve: CurveKeys | None = None, seed: int | None = None
+    ) -> None:
+        if not 1 <= len(servers) <= MAX_SHARDS:
+            raise ValueError(f"servers: got {len(servers)}, expected 1 to {MAX_SHARDS}")
+        self.shards = [Client(each, curve=curve) if isinstance(each, str) else each for each in servers]
+        self._seed = seed
+        self._turns = itertools.count(secrets.randbelow(len(servers)) if seed is None else seed)
+        self._sources: list[ShardedSource] = []
+        self._lock = threading.Lock()
+
+    def batch_writer(self, max_in_flight_items: int | None = None) -> Any:
+        """A writer to one of the servers, the next in turn."""
+        shard = next(self._turns) % len(self.shards)
+        return ShardedWriter(self.shards[shard].batch_writer(max_in_flight_items), shard)
+
+    def source(self) -> ShardedSource:
+        """What a `Dataset` draws from."""
+        return ShardedSource(self, self._seed)
+
+    def sample_batch(
+        self,
+        table: str,
+        batch_size: int,
+        timeout: float | None = None,
+        out: list[Any] | None = None,
+        pad: bool = False,
+    ) -> Any:
+        """``batch_size`` samples of all servers; see `EmbeddedClient.sample_batch`. Probabilities are those among
+        all servers' items."""
+        with self._lock:
+            source = self._sources.pop() if self._sources else self.source()
+        try:
+            drawn = source.draw(table, batch_size, timeout, out, pad)
+            source.settle([drawn], True)
+            return drawn.sample
+        finally:
+            with self._lock:
+                self._sources.append(source)
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
+        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are ignored."""
+        keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
+        if keys.shape != priorities.shape:
+            raise ValueError(f"priorities: got shape {priorities.shape}, expected {keys.shape} as of the keys")
+        if len(priorities) and not (priorities.min() >= 0 and priorities.max() < np.inf):
+            raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0")
+        for shard, mine in self._split(keys):
+            self.shards[shard].update_priorities(table, _plain(keys[mine]), priorities[mine])
+
+    def mutate_priorities(
+        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
+    ) -> None:
+        """Deletes items, then sets priorities."""
+        gone = np.asarray(list(deletes or ()), np.uint64)
+        for shard, mine in self._split(gone):
+            self.shards[shard].mutate_priorities(table, deletes=_plain(gone[mine]).tolist())
+        if updates:
+            self.update_priorities(table, list(updates.keys()), list(updates.values()))
+
+    def _split(self, keys: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        shards = (keys >> _SHIFT) & np.uint64(MAX_SHARDS - 1)
+        return [(n, shards == n) for n in range(len(self.shards)) if (shards == n).any()]
+
+    def can_sample(self, table: str, n: int = 1) -> bool:
+        """Whether every server that holds items has ``n``: whatever its share, it would not wait."""
+        sizes = [info[table].current_size for info in self._infos()]
+        return any(sizes) and all(
+            shard.can_sample(table, n) for shard, size in zip(self.shards, sizes, strict=True) if size
+        )
+
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        """Whether every server would take ``n`` items now."""
+        return all(shard.can_insert(table, n) for shard in self.shards)
+
+    def reset(self, table: str) -> None:
+        """Removes every item of a table on all servers."""
+        for shard in self.shards:
+            shard.reset(table)
+
+    def _infos(self, timeout: float | None = None) -> list[dict[str, TableInfo]]:
+        return [shard.server_info(timeout) for shard in self.shards]
+
+    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """The tables with sizes and counts of all servers added up; ``shards`` has them one by one."""
+        infos = self._infos(timeout)
+        return {name: _add([info[name] for info in infos]) for name in infos[0]}
+
+    def checkpoint(self) -> list[str]:  # one for each server
+        """Writes a checkpoint on every server; their paths there."""
+        return [shard.checkpoint() for shard in self.shards]
+
+    def register_pending(self, holder: Any) -> None:
+        """``holder.flush_pending()`` is called before anything is read; it must not wait."""
+        for shard in self.shards:
+            shard.register_pending(holder)
+
+    def unregister_pending(self, holder: Any) -> None:
+        """The opposite of `register_pending`."""
+        for shard in self.shards:
+            shard.unregister_pending(holder)
+
+    def interrupt(self) -> None:
+        """Every call that waits ends with ``ServerClosed``."""
+        for shard in self.shards:
+            shard.interrupt()
+
+    def close(self) -> None:
+        """Ends this client and those of its servers."""
+        for source in self._sources:
+            source.close()
+        for shard in self.shards:
+            shard.close()
+
+
+class ShardedWriter:
+    """A writer of one server whose keys say so; else the interface of `BatchWriter`."""
+
+    def __init__(self, writer: Any, shard: int) -> None:
+        self._mark = np.uint64(shard) << _SHIFT
+        self._writer = writer
+        self.shard = shard
+        self.append = writer.append
+        self.slice = writer.slice
+        self.release = writer.release
+        self.can_insert = writer.can_insert
+        self.flush = writer.flush
+        self.close = writer.close
+
+    @property
+    def num_kept(self) -> int:
+        """Items that were created and are not known to be in their table."""
+        return int(self._writer.num_kept)
+
+    def create_items(
+        self,
+        table: str,
+        trajectory: Any,
+        priorities: Any = None,
+        episodes: np.ndarray | None = None,
+        timeout: float | None = None,
+    ) -> np.ndarray:
+        return self._writer.create_items(table, trajectory, priorities, episodes, timeout) | self._mark
+
+    def offer_items(
+        self, table: str, trajectory: Any, priorities: Any = None, episodes: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self._writer.offer_items(table, trajectory, priorities, episodes) | self._mark
+
+
+class Drawn:
+    """A batch and the reservations behind it, ``[(source, reservation)]``."""
+
+    __slots__ = ("parts", "sample")
+
+    def __init__(self, sample: Any, parts: list[tuple[Any, Any]]) -> None:
+        self.sample = sample
+        self.parts = parts
+
+
+class ShardedSource:
+    """Draws batches from all servers; the interface of `EmbeddedSource`."""
+
+    def __init__(self, client: ShardedClient, seed: int | None) -> None:
+        self._client = client
+        self._sources = [each.source() if hasattr(each, "source") else EmbeddedSource(each) for each in client.shards]
+        self._rng = np.random.default_rng(seed)
+        # What each server's table weighs, as of its last answer, and the exponent of its sampler (None: by size).
+        self._weights: dict[str, np.ndarray] = {}
+        self._exponents: dict[str, float | None] = {}
+        self._draws = 0
+
+    def draw(self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool) -> Drawn:
+        """``n`` samples, those of the first server first; given back as a whole if a server's share fails."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        weights = self._look(table, deadline)
+        share = weights / weights.sum()
+        counts = self._rng.multinomial(n, share)
+        parts: list[tuple[Any, Any]] = []
+        infos = []
+        begin = 0
+        try:
+            for shard in np.flatnonzero(counts).tolist():
+                count = int(counts[shard])
+                piece = None if out is None else [array[begin : begin + count] for array in out]
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                source = self._sources[shard]
+                drawn = source.draw(table, count, left, piece, pad)
+                parts.append((source, drawn))
+                infos.append(self._read(table, shard, share[shard], drawn.sample.info))
+                begin += count
+        except BaseException:
+            self.settle([Drawn(None, parts)], False)
+            raise
+        info = SampleInfo(*[np.concatenate(arrays) for arrays in zip(*infos, strict=True)])
+        samples = [drawn.sample for _, drawn in parts]
+        return Drawn(samples[0]._replace(info=info) if len(samples) == 1 else join(samples, info, out), parts)
+
+    def settle(self, drawn: Sequence[Drawn], handed_out: bool) -> None:
+        """Commits batches or gives them back."""
+        for each in drawn:
+            for source, reservation in each.parts:
+                source.settle([reservation], handed_out)
+
+    def can_sample(self, table: str, n: int) -> bool:
+        """Whether a draw would not wait."""
+        return self._client.can_sample(table, n)
+
+    def interrupt(self) -> None:
+        """Ends a draw that waits."""
+        for source in self._sources:
+            source.interrupt()
+
+    def close(self) -> None:
+        """What was drawn and not settled is given back."""
+        for source in self._sources:
+            source.close()
+
+    def _look(self, table: str, deadline: float | None) -> np.ndarray:
+        """The weights of the servers; waits until one of them has items."""
+        self._draws += 1
+        weights = self._weights.get(table)
+        if weights is None or self._draws % _REFRESH == 0 or not weights.sum():
+            weights = self._refresh(table)
+        for shard in itertools.cycle(range(len(self._sources))):
+            if weights.sum():
+                return weights
+            left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
+            source = self._sources[shard]
+            try:
+                probe = source.draw(table, 1, left, None, True)
+            except DeadlineExceededError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                continue
+            source.settle([probe], False)
+            weights = self._refresh(table)
+        raise AssertionError("there is at least one server")
+
+    def _refresh(self, table: str) -> np.ndarray:
+        infos = [each[table] for each in self._client._infos()]
+        sizes = np.array([info.current_size for info in infos], np.float64)
+        exponents = {info.sampler_options.get("priority_exponent") for info in infos}
+        if len(exponents) > 1:
+            raise ValueError(f"table {table!r}: the servers sample differently, with exponents {exponents}")
+        self._exponents[table] = exponents.pop()
+        old = self._weights.get(table)
+        if self._exponents[table] is None or old is None:
+            weights = sizes
+        else:  # weights that were seen are better than sizes; of servers never drawn from only the size is known
+            mean = old[old > 0].sum() / max(1.0, sizes[old > 0].sum()) if (old > 0).any() else 1.0
+            weights = np.where(sizes == 0, 0.0, np.where(old > 0, old, mean * sizes))
+        self._weights[table] = weights
+        return weights
+
+    def _read(self, table: str, shard: int, share: float, info: SampleInfo) -> SampleInfo:
+        """A server's part of a batch as part of the whole; learns the server's weight from it."""
+        exponent = self._exponents[table]
+        weight = float(info.table_size[-1])
+        if exponent is not None and info.priority[-1] > 0:
+            weight = float(info.priority[-1] ** exponent / info.probability[-1])
+        self._weights[table][shard] = weight
+        return info._replace(
+            key=info.key | (np.uint64(shard) << _SHIFT), probability=np.asarray(info.probability) * share
+        )
+
+
+def _plain(keys: np.ndarray) -> np.ndarray:
+    return keys & np.uint64((1 << int(_SHIFT)) - 1)
+
+
+def _add(infos: Sequence[TableInfo]) -> TableInfo:
+    def stats(which: str) -> CallStats:
+        each = [getattr(info.rate_limiter_info, which) for info in infos]
+        return CallStats(*[sum(values) for values in zip(*each, strict=True)])
+
+    first = infos[0]
+    limiter = first.rate_limiter_info._replace(insert_stats=stats("insert_stats"), sample_stats=stats("sample_stats"))
+    names = ("current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples", "reserved", "max_size")
+    sums = {name: sum(getattr(info, name) for info in infos) for name in names}
+    return first._replace(
+        rate_limiter_info=limiter, max_priority=max(info.max_priority for info in infos), **sums
+    )

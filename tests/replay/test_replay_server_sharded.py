@@ -1,0 +1,111 @@
+"""Several servers as one."""
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay.served import ServedClient
+from framework.replay.sharded import ShardedClient
+
+
+def table(sampler=None, name="t", size=1000):
+    limiter = replay.rate_limiters.MinSize(1)
+    return replay.Table(name, sampler or replay.selectors.Uniform(), replay.selectors.Fifo(), size, limiter, seed=1)
+
+
+@pytest.fixture
+def shards():
+    made = []
+
+    def build(*tables, served=True):
+        servers = [replay.Server([each]) for each in tables]
+        if served:
+            clients = [ServedClient(server.address) for server in servers]
+        else:
+            clients = [server.localhost_client() for server in servers]
+        client = ShardedClient(clients, seed=0)
+        made.append((client, servers))
+        return client
+
+    yield build
+    for client, servers in made:
+        client.close()
+        for server in servers:
+            server.stop()
+
+
+def write(writer, values, priorities=None):
+    rows = writer.append("s", {"x": np.asarray(values)})
+    keys = writer.create_items("t", {"x": writer.slice("s", "x", rows)}, priorities)
+    writer.release("s", rows)
+    writer.flush()
+    return keys
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_uniform_over_all_items(shards, served):
+    client = shards(table(), table(), table(), served=served)
+    writers = [client.batch_writer() for _ in range(3)]
+    assert sorted(writer.shard for writer in writers) == [0, 1, 2]
+    for writer, values in zip(writers, (range(10), range(10, 40), range(40, 100)), strict=True):
+        write(writer, list(values))
+    counts = np.zeros(100)
+    for _ in range(50):
+        sample = client.sample_batch("t", 200)
+        counts += np.bincount(sample.data["x"], minlength=100)
+        np.testing.assert_allclose(sample.info.probability, 0.01)
+    expected = counts.sum() / 100
+    assert ((counts - expected) ** 2 / expected).sum() < 160  # chi² with 99 degrees of freedom: 1e-4
+    info = client.server_info()["t"]
+    assert info.current_size == 100 and info.rate_limiter_info.sample_stats.completed == 10_000
+
+
+def test_by_priority_over_all_items(shards):
+    client = shards(*[table(replay.selectors.Prioritized(1.0)) for _ in range(2)])
+    a, b = client.batch_writer(), client.batch_writer()
+    keys = [write(a, [0, 1], [1.0, 2.0]), write(b, [2, 3], [6.0, 1.0])]
+    counts = np.zeros(4)
+    client.sample_batch("t", 100)  # learns the sums
+    for _ in range(20):
+        sample = client.sample_batch("t", 500)
+        counts += np.bincount(sample.data["x"], minlength=4)
+    np.testing.assert_allclose(counts / counts.sum(), [0.1, 0.2, 0.6, 0.1], atol=0.02)
+    np.testing.assert_allclose(sample.info.probability, np.array([0.1, 0.2, 0.6, 0.1])[sample.data["x"]], rtol=1e-6)
+    client.update_priorities("t", np.concatenate(keys), [0, 0, 0, 5.0])
+    client.mutate_priorities("t", updates={int(keys[1][0]): 0.0}, deletes=[int(keys[0][0])])
+    assert client.server_info()["t"].current_size == 3
+    with pytest.raises(ValueError, match="priorities"):
+        client.update_priorities("t", keys[0], [1.0, -1.0])
+
+
+def test_a_dataset_over_shards_counts_exactly(shards):
+    client = shards(table(), table())
+    for first in (0, 50):
+        write(client.batch_writer(), list(range(first, first + 50)))
+    with replay.Dataset(client, "t", 64, prefetch=3) as dataset:
+        seen = [next(dataset) for _ in range(4)]
+        dataset.update_priorities(seen[-1].info.key, np.full(64, 9.0))
+    assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 256
+    assert client.sample_batch("t", 500).info.priority.max() == 9
+
+
+def test_empty_shards_are_waited_for(shards):
+    client = shards(table(), table())
+    with pytest.raises(replay.DeadlineExceededError):
+        client.sample_batch("t", 4, timeout=0.2)
+    write(client.batch_writer(), [1, 2])
+    assert set(client.sample_batch("t", 20, timeout=5).data["x"].tolist()) == {1, 2}
+
+
+def test_inserts_are_spread(shards):
+    client = shards(table(), table())
+    for value in range(4):
+        client.insert({"x": np.int64(value)}, {"t": 1.0})
+    assert [shard.server_info()["t"].current_size for shard in client.shards] == [2, 2]
+    client.reset("t")
+    assert not client.can_sample("t", 1) and client.can_insert("t", 5)
+
+
+def test_too_many_shards():
+    with pytest.raises(ValueError, match="1 to 32"):
+        ShardedClient([])
