@@ -32,7 +32,7 @@ from framework.replay import reverb_tables
 from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.reverb_client import START_SECONDS, Client
 
-__all__ = ["Client", "Server", "connect_node", "serve_node"]
+__all__ = ["Client", "Server", "connect_node", "native_checkpointer", "native_tables", "serve_node"]
 
 _PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints within the given one
 
@@ -61,10 +61,10 @@ class Server:
         names = [table.name for table in tables]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"tables: got the names {names}, expected at least one, each only once")
-        native = [reverb_tables.to_native_table(table) for table in tables]
+        native = native_tables(tables)
         self.concurrent = concurrent
         self.tables = dict(zip(names, native, strict=True))
-        self.native = reverb.Server(native, port=port, checkpointer=_native_checkpointer(checkpointer))
+        self.native = reverb.Server(native, port=port, checkpointer=native_checkpointer(checkpointer))
         self.port: int = self.native.port
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._stopped = threading.Event()
@@ -94,7 +94,13 @@ class Server:
         self.stop()
 
 
-def _native_checkpointer(checkpointer: Any) -> Any:
+def native_tables(tables: Sequence[Any]) -> list[Any]:
+    """The ``reverb.Table``s for our tables; a hook for an ``lp.ReverbNode``."""
+    return [reverb_tables.to_native_table(table) for table in tables]
+
+
+def native_checkpointer(checkpointer: Any) -> Any:
+    """The checkpointer of dm-reverb for what `Server` takes."""
     import reverb
 
     if checkpointer is None or isinstance(checkpointer, reverb.checkpointers.CheckpointerBase):
