@@ -108,13 +108,6 @@ class Binding:
         for stream, begin, end in self.parts:
             stream.check(index[:, begin:end])
 
-    def empty(self, n: int) -> list[np.ndarray]:
-        """Arrays for the leaves of ``n`` items."""
-        return [
-            np.empty((n, *shape), column.dtype)
-            for shape, column in zip(self.shapes, self.columns, strict=True)
-        ]
-
     def gather(self, index: np.ndarray, out: list[Any] | None = None) -> list[np.ndarray]:
         """The leaves of the items with index lines ``[N, width]``: one copy, straight into ``out`` if
         given."""

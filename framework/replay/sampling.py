@@ -200,7 +200,7 @@ class Sampling(Inserting):
                 if drawn is None:
                     if deadline is None and timeout is not None:
                         deadline = time.monotonic() + timeout
-                    if got and self.concurrent:
+                    if got and (self.concurrent or self._drains):
                         self._wait_as_if_handed_out(got, deadline, cancelled, n)
                     else:
                         self._wait(0, deadline, cancelled, got, n)

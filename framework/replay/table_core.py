@@ -244,6 +244,17 @@ class TableCore:
             raise ServerClosed(f"table {self.name!r}: the client was interrupted")
         if deadline is not None and now >= deadline:
             raise DeadlineExceededError(f"{text}; the timeout is over", done)
+        if side == 0 and self._drains:
+            # Writers of this process may hold back what there was no room for before.
+            inserts = limiter.inserts
+            self._lock.release()
+            try:
+                for drain in self._drains:
+                    drain()
+            finally:
+                self._lock.acquire()
+            if limiter.inserts != inserts:
+                return
         if not self.concurrent:
             raise WouldBlockError(f"{text}; nothing else runs in this thread, so it would wait for ever")
         condition = (self._may_sample, self._may_insert)[side]

@@ -1,0 +1,123 @@
+"""Many threads on embedded tables: no torn row, exact counts, nothing left behind."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay import rate_limiters as rl
+from framework.replay import selectors
+
+WIDTH = 64
+
+
+def checksummed(rng, n):
+    data = rng.integers(0, 1 << 30, (n, WIDTH))
+    data[:, -1] = data[:, :-1].sum(1)
+    return data
+
+
+def run(*functions):
+    errors = []
+
+    def guarded(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("locked", [True, False], ids=["under the lock", "outside of the lock"])
+@pytest.mark.parametrize("sampler", ["Uniform", "Prioritized"])
+def test_no_torn_rows(sampler, locked, monkeypatch):
+    if not locked:  # as if every batch were too large to be gathered under the lock
+        monkeypatch.setattr("framework.replay.sampling._GATHER_UNDER_LOCK", 0)
+    options = (1.0,) if sampler == "Prioritized" else ()
+    table = replay.Table(
+        "t", getattr(selectors, sampler)(*options), selectors.Fifo(), 200, rl.MinSize(1), seed=0
+    )
+    client = replay.EmbeddedClient([table])
+    start = threading.Barrier(6)
+    done = threading.Event()
+
+    def write(seed):
+        rng = np.random.default_rng(seed)
+        start.wait(10)
+        with client.batch_writer() as writer:
+            for _ in range(150):
+                rows = writer.append("s", {"x": checksummed(rng, 32)})
+                stacked = np.stack([rows[:-1], rows[1:]], 1)
+                writer.create_items("t", writer.slice("s", "x", stacked), rng.random(31) + 0.1)
+                writer.release("s", rows)
+
+    def read():
+        start.wait(10)
+        while not done.is_set():
+            sample = client.sample_batch("t", 64, timeout=30)
+            assert (sample.data[..., :-1].sum(-1) == sample.data[..., -1]).all()
+            client.update_priorities("t", sample.info.key, np.full(64, 0.5))
+
+    def writers():
+        run(lambda: write(1), lambda: write(2), lambda: write(3))
+        done.set()
+
+    run(writers, read, read, read)
+    assert client.server_info()["t"].current_size == 200
+    client.reset("t")
+    assert client.store.streams["s"].num_rows == 0
+
+
+def test_ratio_is_exact_with_many_threads():
+    limiter = rl.SampleToInsertRatio(3.0, 10, 40.0)
+    table = replay.Table("t", selectors.Uniform(), selectors.Fifo(), 1000, limiter, seed=0)
+    client = replay.EmbeddedClient([table])
+
+    def write():
+        with client.batch_writer() as writer:
+            for value in range(200):
+                rows = writer.append("s", {"x": np.array([value])})
+                writer.create_items("t", writer.slice("s", "x", rows), timeout=30)
+                writer.release("s", rows)
+                assert limiter.min_diff <= limiter.diff <= limiter.max_diff or len(table) <= 10
+
+    def read():
+        for _ in range(75):
+            client.sample_batch("t", 8, timeout=30)
+
+    run(write, write, read, read)
+    stats = client.server_info()["t"].rate_limiter_info
+    assert (stats.insert_stats.completed, stats.sample_stats.completed) == (400, 1200)
+
+
+def test_queue_gives_each_item_once():
+    client = replay.EmbeddedClient([replay.Table.queue("t", 16)])
+    got = [[], []]
+
+    def write(begin):
+        with client.batch_writer() as writer:
+            for value in range(begin, begin + 150, 5):
+                rows = writer.append("s", {"x": np.arange(value, value + 5)})
+                writer.create_items("t", writer.slice("s", "x", rows), timeout=30)
+                writer.release("s", rows)
+
+    def read(into):
+        for _ in range(50):
+            into.extend(client.sample_batch("t", 3, timeout=30).data.tolist())
+
+    run(lambda: write(0), lambda: write(1000), lambda: read(got[0]), lambda: read(got[1]))
+    assert sorted(got[0] + got[1]) == [*range(150), *range(1000, 1150)]
+    for each in got:  # each reader sees each writer's items in order
+        assert all(
+            part == sorted(part) for part in ([v for v in each if v < 500], [v for v in each if v >= 500])
+        )
+    assert client.store.streams["s"].num_rows == 0
