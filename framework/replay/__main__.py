@@ -1,7 +1,7 @@
 """A replay server of its own: ``python -m framework.replay --config tables.py --port 8000``.
 
-The config is a Python file with a function ``tables()`` that returns a list of `Table`s, and optionally a function
-``checkpointer()`` that returns a checkpointer. It is run: use files that you trust.
+The config is a Python file with a function ``tables()`` that returns a list of `Table`s, and optionally a
+function ``checkpointer()`` that returns a checkpointer. It is run: use files that you trust.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m framework.replay", description="Serves replay tables.")
     parser.add_argument("--config", required=True, help="a Python file with a function tables()")
     parser.add_argument("--port", type=int, default=None, help="on 127.0.0.1; a free one unless given")
-    parser.add_argument("--address", default=None, help="instead of --port: tcp://interface:port or ipc://path")
-    parser.add_argument("--keys", default=None, help="file with the keys of the clients; made if it is not there")
+    parser.add_argument(
+        "--address", default=None, help="instead of --port: tcp://interface:port or ipc://path"
+    )
+    parser.add_argument(
+        "--keys", default=None, help="file with the keys of the clients; made if it is not there"
+    )
     parser.add_argument("--max-bytes", type=int, default=None, help="budget of all rows together")
     chosen = parser.parse_args(arguments)
     try:

@@ -1,12 +1,12 @@
 """A client's connection to a replay server: one socket, one session, one request at a time.
 
-The server keeps what a client holds (leased rows, pinned samples, waiting requests) by connection, and gives it back
-when the connection ends. So there is one rule for a lost connection, whether the network blinked, the server was
-killed or it was restarted: the old session is gone, a new one begins, and its owner (a writer, a dataset) brings into it
-what it still needs. ``Connection.session`` counts them.
+The server keeps what a client holds (leased rows, pinned samples, waiting requests) by connection, and gives
+it back when the connection ends. So there is one rule for a lost connection, whether the network blinked,
+the server was killed or it was restarted: the old session is gone, a new one begins, and its owner (a
+writer, a dataset) brings into it what it still needs. ``Connection.session`` counts them.
 
-A request waits for its answer, for the end of the connection and for ``Channel.interrupt`` at once, so nothing waits for a
-server that is not there for longer than ``reconnect_timeout``, and nothing polls.
+A request waits for its answer, for the end of the connection and for ``Channel.interrupt`` at once, so
+nothing waits for a server that is not there for longer than ``reconnect_timeout``, and nothing polls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from launch.rpc import sockets
 
 PROTOCOL = 1
 DEFAULT_RECONNECT_TIMEOUT = 30.0
-# How much longer than the server's own deadline a client waits for its answer before it calls the server hung.
+# How much longer than the server's own deadline a client waits for its answer before it calls the server
+# hung.
 _GRACE = 30.0
 # How long a client that was interrupted still looks for its server, to tell it the last things.
 _LAST_WORDS = 2.0
@@ -164,12 +165,13 @@ class Connection:
     def request(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = True
     ) -> dict[str, Any]:
-        """Sends a message and returns the server's answer; the message must stand by itself (no session state).
+        """Sends a message and returns the server's answer; the message must stand by itself (no session
+        state).
 
         Args:
           message: see `framework.replay.service` for the operations.
-          timeout: seconds the *server* may hold the request back (None: for ever, 0: not at all); only ``wait``
-            requests are ever held back.
+          timeout: seconds the *server* may hold the request back (None: for ever, 0: not at all); only
+            ``wait`` requests are ever held back.
           wait: whether the request may be held back by a rate limiter.
 
         Raises:
@@ -222,7 +224,8 @@ class Connection:
             self._socket.disable_monitor()
             if self._monitor is not None:
                 self._monitor.close(linger=0)
-            # What was sent last (the end of a session, a commit) may still be on its way to the server's queue.
+            # What was sent last (the end of a session, a commit) may still be on its way to the server's
+            # queue.
             self._socket.close(linger=100)
             self._socket = self._monitor = None
         self._greeted = False
@@ -328,7 +331,8 @@ class Connection:
 
 
 class Channel:
-    """All connections of one client to one server; hands out idle ones, so that no thread waits for another's request."""
+    """All connections of one client to one server; hands out idle ones, so that no thread waits for
+    another's request."""
 
     def __init__(
         self,
@@ -396,7 +400,8 @@ class Channel:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            # An unreachable server is no reason to fail a poll (timeout 0) that could be answered in a moment.
+            # An unreachable server is no reason to fail a poll (timeout 0) that could be answered in a
+            # moment.
             connection.open(None if left is None else left + 1.0)
             with contextlib.suppress(SessionLost):
                 return connection.request(message, left, wait)

@@ -89,24 +89,26 @@ class EmbeddedSource:
 class Dataset:
     """An iterator of ``ReplaySample``: ``info`` of numpy arrays ``[N]``, ``data`` of leaves ``[N, ...]``.
 
-    A batch counts for the rate limiter when it is handed out. Batches that were fetched ahead and are left over when
-    the dataset is closed are given back, as if they had never been drawn.
+    A batch counts for the rate limiter when it is handed out. Batches that were fetched ahead and are left
+    over when the dataset is closed are given back, as if they had never been drawn.
 
-    The iteration ends when the server is stopped, the client interrupted, or ``rate_limiter_timeout`` is over. Any
-    other error of the thread that fetches ahead is raised here.
+    The iteration ends when the server is stopped, the client interrupted, or ``rate_limiter_timeout`` is
+    over. Any other error of the thread that fetches ahead is raised here.
 
     Args:
       client: any client of replay.
-      table: a name, or ``{name: weight}`` to put batches together from several tables. The shares of a batch are the
-        weights', rounded so that they hold exactly in the long run; the items of the first table come first. Use
-        `update_priorities` of the dataset then.
+      table: a name, or ``{name: weight}`` to put batches together from several tables. The shares of a batch
+        are the weights', rounded so that they hold exactly in the long run; the items of the first table
+        come first. Use `update_priorities` of the dataset then.
       batch_size: N.
-      max_in_flight: at most so many items are reserved and not handed out; fixes ``prefetch`` if that is not given.
+      max_in_flight: at most so many items are reserved and not handed out; fixes ``prefetch`` if that is not
+        given.
       rate_limiter_timeout: seconds without a batch after which the iteration ends; None waits for ever.
       device: None for numpy arrays, else tensors on this torch device; through pinned memory to a GPU.
-      prefetch: batches fetched ahead by a thread; 0 for no thread. No thread either if the client is not concurrent.
-      ragged: items of different lengths are an ``"error"``, or zero-padded with ``"pad"``: then `PaddedSample`s come,
-        with the lengths.
+      prefetch: batches fetched ahead by a thread; 0 for no thread. No thread either if the client is not
+        concurrent.
+      ragged: items of different lengths are an ``"error"``, or zero-padded with ``"pad"``: then
+        `PaddedSample`s come, with the lengths.
     """
 
     def __init__(
@@ -305,7 +307,8 @@ class Dataset:
         return sample, reservations
 
     def _counts(self, commit: bool) -> np.ndarray:
-        """How many items of each table make the next batch: what is owed to the weights, largest debts first."""
+        """How many items of each table make the next batch: what is owed to the weights, largest debts
+        first."""
         if len(self._tables) == 1:
             return np.array([self._batch_size])
         owed = self._owed + self._shares

@@ -34,7 +34,8 @@ class Leases:
             return
         if rows.min() < 0 or rows.max() >= len(self._owner) or (self._owner.take(rows) != owner).any():
             raise ValueError(
-                f"stream {self.stream.name!r}: got rows that this client has not leased, or has released already"
+                f"stream {self.stream.name!r}: got rows that this client has not leased, or has "
+                "released already"
             )
 
     def release(self, owner: int, rows: np.ndarray) -> None:
@@ -69,7 +70,8 @@ class Draws:
                 return None
             piece = self._table.sample(some, timeout=0)
             self._pieces.append(piece)
-            # They count as handed out while the request waits, so that a batch larger than the window can fill.
+            # They count as handed out while the request waits, so that a batch larger than the window can
+            # fill.
             self._table.count_drawn(len(piece))
             return None
         for piece in self._pieces[:-1]:

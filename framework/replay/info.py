@@ -24,12 +24,12 @@ def to_wire(info: TableInfo) -> dict[str, Any]:
 
 def from_wire(value: dict[str, Any]) -> TableInfo:
     """The opposite of `to_wire`; a signature comes back as a nest of ``dm_env.specs.Array``."""
-    limiter = value["rate_limiter_info"]
+    spi, low, high, size, inserts, samples = value["rate_limiter_info"]
     return TableInfo(
         **{
             **value,
             "rate_limiter_info": RateLimiterInfo(
-                *limiter[:4], insert_stats=CallStats(*limiter[4]), sample_stats=CallStats(*limiter[5])
+                spi, low, high, size, CallStats(*inserts), CallStats(*samples)
             ),
             "table_worker_time": TableWorkerTime(*value["table_worker_time"]),
             "signature": _signature_from_wire(value["signature"]),

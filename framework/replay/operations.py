@@ -5,12 +5,15 @@ Operations (``op``) and their fields; ``*`` marks those without an answer:
 - ``hello``: see `Operations.open`.
 - ``declare``: ``stream``, ``columns {name: [shape, dtype]}`` → ``files {name: [path, shape, dtype]}``.
 - ``lease``: ``stream``, ``n`` → ``rows`` int64 ``[n]``, held by the session.
-- ``insert``*: ``writer``, ``seq``, ``write [[stream, rows, {column: array}]]``, ``items [[table, layout, index,
-  lengths, keys, priorities, episodes]]``, ``release [[stream, rows]]``; a notice ``ack`` (or ``failed``) with its ``seq``
-  follows when all items are in. The inserts of one session are carried out in order.
+- ``insert``*: ``writer``, ``seq``, ``write [[stream, rows, {column: array}]]``, ``items [[table, layout,
+  index, lengths, keys, priorities, episodes]]``, ``release [[stream, rows]]``; a notice ``ack`` (or
+  ``failed``) with its ``seq`` follows when all items are in. The inserts of one session are carried out in
+  order.
 - ``sync``: nothing → nothing; what the session inserted before has been tried.
-- ``sample``: ``table``, ``n``, ``timeout``, ``local``, ``reserve``, ``pad`` → ``info``, ``delivery`` and rows or arrays.
-- ``finish``*: ``commit``, ``give_back``, ``unpin``: numbers of deliveries. ``sample`` may carry ``unpin`` too.
+- ``sample``: ``table``, ``n``, ``timeout``, ``local``, ``reserve``, ``pad`` → ``info``, ``delivery`` and
+  rows or arrays.
+- ``finish``*: ``commit``, ``give_back``, ``unpin``: numbers of deliveries. ``sample`` may carry ``unpin``
+  too.
 - ``update``: ``table``, ``keys``, ``priorities``, ``deletes``.
 - ``end``: ``session``; gives back what another session of the same client holds, as if it had ended.
 - ``reset``, ``can_sample``, ``can_insert``, ``info``, ``checkpoint``.
@@ -189,14 +192,15 @@ class Operations:
             batches = [self._batch(held, item) for item in message["items"]]
         except (ValueError, KeyError, MemoryError, TypeError) as error:
             return failed(error)
-        progress = self._writers.setdefault(writer, [seq, 0])
-        self._writers.move_to_end(writer)
-        while len(self._writers) > _MAX_WRITERS:
-            self._writers.popitem(last=False)
-        if progress[0] < seq:
-            progress[:] = [seq, 0]
 
         def attempt() -> Reply | None:
+            # Looked up when it is this message's turn: the one before it may have waited until now.
+            progress = self._writers.setdefault(writer, [seq, 0])
+            self._writers.move_to_end(writer)
+            while len(self._writers) > _MAX_WRITERS:
+                self._writers.popitem(last=False)
+            if progress[0] < seq:
+                progress[:] = [seq, 0]
             begin = 0
             for table, layout, index, lengths, keys, priorities, episodes in batches:
                 end = begin + len(index)

@@ -1,7 +1,7 @@
 """The client of a server in another process, on this machine or elsewhere.
 
-On the server's machine rows are read from and written to shared memory, and only indices travel; from elsewhere
-arrays travel in the messages. The caller does not notice.
+On the server's machine rows are read from and written to shared memory, and only indices travel; from
+elsewhere arrays travel in the messages. The caller does not notice.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.layout import Layout, pack_function
 from framework.replay.mirror import Mirror
 from framework.replay.reverb_api import ReverbApi
-from framework.replay.reverb_api import ReverbApi
 from framework.replay.served_writer import ServedWriter
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys
-
 
 # How long the end of a dataset looks for its server.
 _LAST_WORDS = 2.0
@@ -233,7 +231,8 @@ class ServedClient(ReverbApi):
         """A writer for B lanes; see `BatchWriter`.
 
         Args:
-          max_in_flight_items: items created and not yet in their table; more of them make ``create_items`` wait.
+          max_in_flight_items: items created and not yet in their table; more of them make ``create_items``
+            wait.
         """
         writer = ServedWriter(
             self._channel.connection(), self._mirror_of, self._local, max_in_flight_items, self._forget
@@ -276,7 +275,8 @@ class ServedClient(ReverbApi):
         return self._channel.call(message, timeout)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are ignored."""
+        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
+        ignored."""
         self._mutate(table, keys, priorities, ())
 
     def mutate_priorities(
@@ -322,7 +322,8 @@ class ServedClient(ReverbApi):
         return str(self._channel.call({"op": "checkpoint"}, timeout=None, wait=True)["path"])
 
     def interrupt(self) -> None:
-        """Every call of this client that waits, and every later one that would, ends with ``ServerClosed``."""
+        """Every call of this client that waits, and every later one that would, ends with
+        ``ServerClosed``."""
         self._channel.interrupt()
 
     def close(self) -> None:

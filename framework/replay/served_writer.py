@@ -1,11 +1,12 @@
 """The batch writer of a client in another process than the server.
 
-What the user calls rows are numbers of this writer's own; the server's rows, leased in blocks, stand behind them.
-So a writer survives its server: after a restart it leases new rows, copies into them what it still holds (a mapping
-of shared memory outlives the server that made it), and sends again what was not acknowledged, in order and under the
-same sequence numbers, which the server uses to take nothing twice.
+What the user calls rows are numbers of this writer's own; the server's rows, leased in blocks, stand behind
+them. So a writer survives its server: after a restart it leases new rows, copies into them what it still
+holds (a mapping of shared memory outlives the server that made it), and sends again what was not
+acknowledged, in order and under the same sequence numbers, which the server uses to take nothing twice.
 
-Local writers copy straight into shared memory; remote ones keep a copy of what they hold and send it with the items.
+Local writers copy straight into shared memory; remote ones keep a copy of what they hold and send it with
+the items.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class ServedWriter:
       connection: the writer's own.
       mirror: returns the view of the server's memory that fits the connection's session.
       local: whether to write into shared memory if that is possible.
-      max_in_flight_items: items that were created and not acknowledged; ``create_items`` waits while there are more.
+      max_in_flight_items: items that were created and not acknowledged; ``create_items`` waits while there
+        are more.
       closed: called when the writer is closed.
     """
 
@@ -116,7 +118,9 @@ class ServedWriter:
         timeout: float | None = None,
     ) -> np.ndarray:
         with self._lock:
-            return self._create(table, trajectory, priorities, episodes, lambda n: self._make_room(n, timeout))
+            return self._create(
+                table, trajectory, priorities, episodes, lambda n: self._make_room(n, timeout)
+            )
 
     def offer_items(
         self, table: str, trajectory: Nest, priorities: Any = None, episodes: np.ndarray | None = None
@@ -150,16 +154,12 @@ class ServedWriter:
             if priorities.shape != (n,):
                 raise ValueError(f"priorities: got shape {priorities.shape}, expected ({n},)")
             if n and not (priorities.min() >= 0 and priorities.max() < np.inf):
-                raise ValueError(
-                    f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0"
-                )
+                raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0")
             priorities = priorities.copy()
         at = 0
         for group in layout.groups:
             if group.stream not in self._streams:
-                raise ValueError(
-                    f"stream {group.stream!r}: got rows of a stream that was never appended to"
-                )
+                raise ValueError(f"stream {group.stream!r}: got rows of a stream that was never appended to")
             self._streams[group.stream].check(index[:, at : at + group.length])
             at += group.length
         make_room(n)
@@ -203,7 +203,8 @@ class ServedWriter:
             self._check()
 
     def settle(self) -> None:
-        """Everything created so far is in its table, as far as the rate limiters let it in. Does not wait for them."""
+        """Everything created so far is in its table, as far as the rate limiters let it in. Does not wait
+        for them."""
         with self._lock:
             if self._closed or not (self._unacknowledged or self._pending.items):
                 return
@@ -211,8 +212,8 @@ class ServedWriter:
             self._request({"op": "sync"})
 
     def settle_unless_waiting(self) -> None:
-        """`settle`, unless another thread waits in this writer for room that perhaps only the caller can make: what
-        that one has created is on its way already."""
+        """`settle`, unless another thread waits in this writer for room that perhaps only the caller can
+        make: what that one has created is on its way already."""
         while not self._lock.acquire(timeout=0.05):
             if self._waits:
                 return
@@ -390,10 +391,9 @@ class ServedWriter:
             timeout = _LAST_WORDS if timeout is None else min(timeout, _LAST_WORDS)
         deadline = None if timeout is None else time.monotonic() + timeout
         while not done():
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             self._waits = True
             try:
-                came = self._in_session(lambda left=left: self._connection.poll(left))
+                came = self._in_session(lambda: self._connection.poll(_left(deadline)))
             finally:
                 self._waits = False
             if not came and deadline is not None and time.monotonic() >= deadline:
@@ -424,3 +424,7 @@ class ServedWriter:
                     except ReverbError as error:
                         self._failure = error
                         return
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

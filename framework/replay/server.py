@@ -4,7 +4,7 @@
 
     server = Server([Table(...)], port=8000)
     client = server.localhost_client()            # in this process: direct calls
-    client = Client("localhost:8000")             # the same; from another process: shared memory and small messages
+    client = Client("localhost:8000")             # the same; from another process through shared memory
     server.stop()
 """
 
@@ -36,7 +36,8 @@ class Server:
     Args:
       tables: of different names; a table belongs to one server.
       port: on 127.0.0.1; None takes a free one.
-      checkpointer: where `Client.checkpoint` writes to and what is restored from now, before anybody may connect.
+      checkpointer: where `Client.checkpoint` writes to and what is restored from now, before anybody may
+        connect.
       address: where to serve instead of ``port``: ``ipc://<path in a 0700 directory>`` or ``tcp://interface:port``.
       curve: keys that clients must have; needed for interfaces other machines can reach.
       embedded: no sockets and no shared memory: clients of this process only.

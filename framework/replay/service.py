@@ -1,11 +1,11 @@
 """The server's event loop: one thread owns all sockets, and nothing ever blocks it.
 
-A request that has to wait for a rate limiter is parked with its deadline, and tried again whenever a table may
-have changed: after every round of messages, and when a thread of this process has used a table directly
+A request that has to wait for a rate limiter is parked with its deadline, and tried again whenever a table
+may have changed: after every round of messages, and when a thread of this process has used a table directly
 (`Service.wake`). Requests for one table wait in line: the first in, the first tried.
 
-What a client holds hangs on its `Session`, and a session ends with its connection: ZeroMQ's monitor reports that
-a connection has ended, then the sessions are probed, and a peer that cannot be reached has gone.
+What a client holds hangs on its `Session`, and a session ends with its connection: ZeroMQ's monitor reports
+that a connection has ended, then the sessions are probed, and a peer that cannot be reached has gone.
 """
 
 from __future__ import annotations
@@ -250,7 +250,8 @@ class Service(threading.Thread):
         session.parked[parked.number] = parked
         if parked.timeout is not None:
             heapq.heappush(self._deadlines, (time.monotonic() + parked.timeout, parked.number, parked))
-        # From here on a change rings the bell; what changed since the attempt is seen by the next, in this round.
+        # From here on a change rings the bell; what changed since the attempt is seen by the next, in this
+        # round.
         self._waiting += 1
         if parked.entered is not None:
             parked.entered(1)

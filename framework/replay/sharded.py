@@ -4,9 +4,10 @@
 
     client = ShardedClient(["host-a:8000", "host-b:8000"], curve=keys)
 
-Each writer writes to one server (an item's rows must be in one place), and writers are spread over the servers.
-Samples are drawn from all of them, so that every item is as likely as if all were in one table: from each server in
-proportion to the table's size or, where its sampler is `Prioritized`, to the sum of its weights.
+Each writer writes to one server (an item's rows must be in one place), and writers are spread over the
+servers. Samples are drawn from all of them, so that every item is as likely as if all were in one table:
+from each server in proportion to the table's size or, where its sampler is `Prioritized`, to the sum of its
+weights.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class ShardedClient(ReverbApi):
         out: list[Any] | None = None,
         pad: bool = False,
     ) -> Any:
-        """``batch_size`` samples of all servers; see `EmbeddedClient.sample_batch`. Probabilities are those among
-        all servers' items."""
+        """``batch_size`` samples of all servers; see `EmbeddedClient.sample_batch`. Probabilities are those
+        among all servers' items."""
         with self._lock:
             source = self._sources.pop() if self._sources else self.source()
         try:
@@ -85,10 +86,13 @@ class ShardedClient(ReverbApi):
                 self._sources.append(source)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are ignored."""
+        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
+        ignored."""
         keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
         if keys.shape != priorities.shape:
-            raise ValueError(f"priorities: got shape {priorities.shape}, expected {keys.shape} as of the keys")
+            raise ValueError(
+                f"priorities: got shape {priorities.shape}, expected {keys.shape} as of the keys"
+            )
         if len(priorities) and not (priorities.min() >= 0 and priorities.max() < np.inf):
             raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0")
         for shard, mine in self._split(keys):
@@ -209,9 +213,12 @@ class ShardedSource:
 
     def __init__(self, client: ShardedClient, seed: int | None) -> None:
         self._client = client
-        self._sources = [each.source() if hasattr(each, "source") else EmbeddedSource(each) for each in client.shards]
+        self._sources: list[Any] = [
+            each.source() if hasattr(each, "source") else EmbeddedSource(each) for each in client.shards
+        ]
         self._rng = np.random.default_rng(seed)
-        # What each server's table weighs, as of its last answer, and the exponent of its sampler (None: by size).
+        # What each server's table weighs, as of its last answer, and the exponent of its sampler (None: by
+        # size).
         self._weights: dict[str, np.ndarray] = {}
         self._exponents: dict[str, float | None] = {}
         self._draws = 0
@@ -293,7 +300,8 @@ class ShardedSource:
         old = self._weights.get(table)
         if self._exponents[table] is None or old is None:
             weights = sizes
-        else:  # weights that were seen are better than sizes; of servers never drawn from only the size is known
+        else:
+            # Weights that were seen are better than sizes, which is all that is known of the other servers.
             mean = old[old > 0].sum() / max(1.0, sizes[old > 0].sum()) if (old > 0).any() else 1.0
             weights = np.where(sizes == 0, 0.0, np.where(old > 0, old, mean * sizes))
         self._weights[table] = weights
@@ -321,8 +329,17 @@ def _add(infos: Sequence[TableInfo]) -> TableInfo:
         return CallStats(*[sum(values) for values in zip(*each, strict=True)])
 
     first = infos[0]
-    limiter = first.rate_limiter_info._replace(insert_stats=stats("insert_stats"), sample_stats=stats("sample_stats"))
-    names = ("current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples", "reserved", "max_size")
+    limiter = first.rate_limiter_info._replace(
+        insert_stats=stats("insert_stats"), sample_stats=stats("sample_stats")
+    )
+    names = (
+        "current_size",
+        "num_episodes",
+        "num_deleted_episodes",
+        "num_unique_samples",
+        "reserved",
+        "max_size",
+    )
     sums = {name: sum(getattr(info, name) for info in infos) for name in names}
     return first._replace(
         rate_limiter_info=limiter, max_priority=max(info.max_priority for info in infos), **sums

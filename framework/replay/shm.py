@@ -240,7 +240,8 @@ def _reserve(file: int, offset: int, size: int, path: str) -> None:
             raise
         status = os.statvfs(os.path.dirname(path))
         raise StoreFullError(
-            f"shared memory is full: {size} more bytes are needed and {status.f_bavail * status.f_frsize} are "
+            f"shared memory is full: {size} more bytes are needed and "
+            f"{status.f_bavail * status.f_frsize} are "
             f"free in {os.path.dirname(os.path.dirname(path))}; enlarge it (docker run --shm-size, mount -o "
             "remount,size=), make the tables smaller (max_size) or set max_bytes"
         ) from None

@@ -14,8 +14,8 @@ from framework.replay.types import PaddedSample, ReplaySample
 class Transfer:
     """Turns samples of numpy arrays into samples of tensors; ``info`` stays numpy.
 
-    On a CPU tensors share memory with the arrays. To a GPU, batches are gathered straight into pinned buffers and
-    copied on a stream of their own, so that the copy overlaps with learning::
+    On a CPU tensors share memory with the arrays. To a GPU, batches are gathered straight into pinned
+    buffers and copied on a stream of their own, so that the copy overlaps with learning::
 
         out = transfer.buffers()                  # None at first: the shapes are not known yet
         sample = transfer.send(gathered, ...)     # starts the copy (the thread that fetches ahead)

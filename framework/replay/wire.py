@@ -1,15 +1,15 @@
 """How messages travel between replay clients and servers: msgpack and raw arrays, never pickles.
 
-A message is a dict with string keys of None, bools, ints, floats, strings, bytes, lists, dicts and numpy arrays.
-It becomes one frame of msgpack, followed by one frame for every array of more than `INLINE_BYTES`; smaller ones are
-written into the first frame, because a frame costs more than copying them::
+A message is a dict with string keys of None, bools, ints, floats, strings, bytes, lists, dicts and numpy
+arrays. It becomes one frame of msgpack, followed by one frame for every array of more than `INLINE_BYTES`;
+smaller ones are written into the first frame, because a frame costs more than copying them::
 
     frames = wire.encode({"op": "sample", "table": "replay", "n": 256})
     message = wire.decode(frames)
 
-An array is the extension type 1 (inline) or 2 (a frame of its own): one byte with the length of its dtype string, that
-string, one byte with its rank, the shape as little-endian int64, then the data or the uint32 number of its frame.
-Arrays of Python objects do not travel.
+An array is the extension type 1 (inline) or 2 (a frame of its own): one byte with the length of its dtype
+string, that string, one byte with its rank, the shape as little-endian int64, then the data or the uint32
+number of its frame. Arrays of Python objects do not travel.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class MalformedMessage(ValueError):
 
 
 def encode(message: dict[str, Any]) -> list[Any]:
-    """The frames of a message: bytes, and memoryviews of the arrays (which must not change until they are sent)."""
+    """The frames of a message: bytes, and memoryviews of the arrays (which must not change until they are
+    sent)."""
     frames: list[Any] = [b""]
 
     def pack(value: Any) -> Any:

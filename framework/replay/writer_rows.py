@@ -1,4 +1,5 @@
-"""The rows that a writer in another process holds in one stream: its own numbers, and the server's behind them."""
+"""The rows that a writer in another process holds in one stream: its own numbers, and the server's behind
+them."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class WriterRows:
         return self._next - self._num_free
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray | None) -> int:
-        """The common n of arrays ``[n, ...]``; ValueError if they do not fit each other or what came before."""
+        """The common n of arrays ``[n, ...]``; ValueError if they do not fit each other or what came
+        before."""
         n = -1 if rows is None else len(rows)
         for name, array in arrays.items():
             spec = self.specs.get(name)
@@ -58,7 +60,8 @@ class WriterRows:
                 n = len(array)
             elif len(array) != n:
                 raise ValueError(
-                    f"stream {self.name!r}, column {name!r}: got {len(array)} rows, expected {n} as in the others"
+                    f"stream {self.name!r}, column {name!r}: got {len(array)} rows, expected {n} as in "
+                    "the others"
                 )
         return n
 
@@ -123,8 +126,8 @@ class WriterRows:
             rows.min() < 0 or rows.max() >= self._next or (self._state.take(rows) != _HELD).any()
         ):
             raise ValueError(
-                f"stream {self.name!r}: got rows that this writer does not hold; they were released, or belong to "
-                "another writer"
+                f"stream {self.name!r}: got rows that this writer does not hold; they were "
+                "released, or belong to another writer"
             )
 
     def server_rows(self, rows: np.ndarray) -> np.ndarray:

@@ -82,7 +82,9 @@ def test_batches_come_back_as_they_were_written(connect):
     observation = np.random.default_rng(0).integers(0, 255, (700, 5, 6), np.uint8)
     rows = writer.append("frames", {"o": observation})
     stacked = rows[np.arange(600)[:, None] + np.arange(4)]
-    writer.create_items("t", {"o": writer.slice("frames", "o", stacked), "n": writer.slice("frames", "o", rows[4:604])})
+    writer.create_items(
+        "t", {"o": writer.slice("frames", "o", stacked), "n": writer.slice("frames", "o", rows[4:604])}
+    )
     writer.release("frames", rows)
     writer.flush()
     sample = client.sample_batch("t", 256)
@@ -152,7 +154,9 @@ def test_timeouts(connect):
 def test_a_batch_larger_than_the_limiters_window_fills_as_items_come(connect):
     client = connect(replay.Table.queue("t", 4))
     got = []
-    thread = threading.Thread(target=lambda: got.append(client.sample_batch("t", 30, timeout=20)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: got.append(client.sample_batch("t", 30, timeout=20)), daemon=True
+    )
     thread.start()
     writer = client.batch_writer(max_in_flight_items=2)
     for n in range(30):
@@ -225,17 +229,24 @@ def test_close_says_what_it_dropped(connect):
             write(writer, 1, start=n)
         with pytest.raises(replay.DeadlineExceededError):
             writer.flush(timeout=0.05)
-        # All items of a message count as dropped if it was not acknowledged, some of them may be in the table.
+        # All items of a message count as dropped if it was not acknowledged, some of them may be in the
+        # table.
         assert writer.close(timeout=0.05) >= 6
     assert client.server_info()["t"].current_size <= 4
 
 
 WRONG_WRITES = {
     "nan": (lambda w, rows: w.create_items("t", {"x": w.slice("s", "x", rows)}, [np.nan, 1.0]), "priorities"),
-    "negative": (lambda w, rows: w.create_items("t", {"x": w.slice("s", "x", rows)}, [-1.0, 1.0]), "priorities"),
+    "negative": (
+        lambda w, rows: w.create_items("t", {"x": w.slice("s", "x", rows)}, [-1.0, 1.0]),
+        "priorities",
+    ),
     "dtype": (lambda w, rows: w.append("s", {"x": np.zeros(2, np.float32)}), "expected int64"),
     "shape": (lambda w, rows: w.append("s", {"x": np.zeros((2, 2), np.int64)}), "as in the first append"),
-    "ragged append": (lambda w, rows: w.append("s", {"x": np.zeros(2, int), "z": np.zeros(3)}), "rows, expected"),
+    "ragged append": (
+        lambda w, rows: w.append("s", {"x": np.zeros(2, int), "z": np.zeros(3)}),
+        "rows, expected",
+    ),
     "nothing": (lambda w, rows: w.append("s", {}), "no columns"),
 }
 
@@ -403,7 +414,10 @@ WRONG_SERVERS = {
     "no tables": (lambda: replay.Server([]), "no"),
     "one name twice": (lambda: replay.Server([table(), table()]), "'t'"),
     "open interface": (lambda: replay.Server([table()], address="tcp://0.0.0.0:*"), "keys"),
-    "port and address": (lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"), "one of them"),
+    "port and address": (
+        lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"),
+        "one of them",
+    ),
     "embedded port": (lambda: replay.Server([table()], port=1, embedded=True), "embedded"),
     "no port": (lambda: replay.Client("localhost"), "host:port"),
 }

@@ -144,7 +144,9 @@ sys.stdin.read()
 def test_the_request_of_a_killed_sampler_takes_nothing(spawn):
     queue = replay.Table.queue("t", 100)
     with replay.Server([queue]) as server:
-        child = spawn('client = ServedClient(sys.argv[1]); say("ready"); client.sample_batch("t", 5)', server.address)
+        child = spawn(
+            'client = ServedClient(sys.argv[1]); say("ready"); client.sample_batch("t", 5)', server.address
+        )
         child.stdout.readline()
         eventually(lambda: queue.info.rate_limiter_info.sample_stats.pending == 1)
         kill(child)

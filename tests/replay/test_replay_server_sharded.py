@@ -10,7 +10,9 @@ from framework.replay.sharded import ShardedClient
 
 def table(sampler=None, name="t", size=1000):
     limiter = replay.rate_limiters.MinSize(1)
-    return replay.Table(name, sampler or replay.selectors.Uniform(), replay.selectors.Fifo(), size, limiter, seed=1)
+    return replay.Table(
+        name, sampler or replay.selectors.Uniform(), replay.selectors.Fifo(), size, limiter, seed=1
+    )
 
 
 @pytest.fixture
@@ -70,7 +72,9 @@ def test_by_priority_over_all_items(shards):
         sample = client.sample_batch("t", 500)
         counts += np.bincount(sample.data["x"], minlength=4)
     np.testing.assert_allclose(counts / counts.sum(), [0.1, 0.2, 0.6, 0.1], atol=0.02)
-    np.testing.assert_allclose(sample.info.probability, np.array([0.1, 0.2, 0.6, 0.1])[sample.data["x"]], rtol=1e-6)
+    np.testing.assert_allclose(
+        sample.info.probability, np.array([0.1, 0.2, 0.6, 0.1])[sample.data["x"]], rtol=1e-6
+    )
     client.update_priorities("t", np.concatenate(keys), [0, 0, 0, 5.0])
     client.mutate_priorities("t", updates={int(keys[1][0]): 0.0}, deletes=[int(keys[0][0])])
     assert client.server_info()["t"].current_size == 3

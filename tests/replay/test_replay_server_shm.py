@@ -11,7 +11,6 @@ from framework.replay import shm
 from framework.replay.errors import StoreFullError
 from framework.replay.store import RowStore
 
-
 F4 = np.dtype(np.float32)
 I8 = np.dtype(np.int64)
 

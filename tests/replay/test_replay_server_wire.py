@@ -1,5 +1,7 @@
 """The wire: what goes in comes out, and nothing that a peer sends is trusted."""
 
+import contextlib
+
 import msgpack
 import numpy as np
 import pytest
@@ -60,7 +62,7 @@ def test_strided_arrays():
 
 @pytest.mark.parametrize("value", [object(), np.array([object()]), {1, 2}, 1 + 2j])
 def test_what_does_not_travel(value):
-    with pytest.raises(TypeError, match="travel|serialize"):
+    with pytest.raises(TypeError, match=r"travel|serialize"):
         wire.encode({"a": value})
 
 
@@ -97,10 +99,8 @@ def test_malformed_messages_are_refused(name):
 
 @given(st.lists(st.binary(max_size=60), max_size=3))
 def test_random_bytes_never_do_anything_else(frames):
-    try:
+    with contextlib.suppress(wire.MalformedMessage):
         assert isinstance(wire.decode(frames), dict)
-    except wire.MalformedMessage:
-        pass
 
 
 @pytest.mark.parametrize(
