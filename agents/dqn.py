@@ -101,6 +101,16 @@ class DQNNetworks(nn.Module):
         self.exploration = Exploration(config.epsilon_start)
 
 
+def _checked(values: torch.Tensor, nets: DQNNetworks) -> torch.Tensor:
+    """``values``, if they are ``[N, A]``: too few would fail far from here, too many not at all."""
+    if values.ndim != 2 or values.shape[-1] != nets.num_actions:
+        raise ValueError(
+            f"q_network gave values of shape {tuple(values.shape)}; the action spec needs "
+            f"(lanes, {nets.num_actions}), one value per action. Fix the network's last layer."
+        )
+    return values
+
+
 class DQNPolicy(core.Policy):
     """Greedy but for a lane's epsilon.
 
@@ -122,7 +132,7 @@ class DQNPolicy(core.Policy):
     @torch.inference_mode()
     def step(self, observation: Any, state: Any) -> tuple[np.ndarray, tuple[()], Any]:
         tensors = networks.as_tensors(observation)
-        values = self._networks.q_network(tensors)
+        values = _checked(self._networks.q_network(tensors), self._networks)
         actions = values.argmax(-1).numpy().astype(self._networks.action_dtype)
         lanes = len(actions)
         if self._epsilon is None:
@@ -157,7 +167,7 @@ def make_loss(config: DQNConfig) -> Any:
             rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
         # The adder left one factor out of the n-step discount, so that it is put in here.
         discounts = config.discount * data.discount.float()
-        values = nets.q_network(data.observation)
+        values = _checked(nets.q_network(data.observation), nets)
         with torch.no_grad():
             next_values = context.targets["q_network"](data.next_observation)
             selector = nets.q_network(data.next_observation) if config.double else None

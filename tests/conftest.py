@@ -1,4 +1,4 @@
-"""One thread per test process for numeric libraries: idle OpenMP threads spin, and tests run several at once."""
+"""One thread per test process for numeric libraries: idle OpenMP threads spin, and tests share the cores."""
 
 import os
 

@@ -254,6 +254,18 @@ def test_an_environment_with_other_actions_is_an_error_that_names_them():
         DQN(SMALL).make_networks(spec)
 
 
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_a_network_that_does_not_fit_the_actions_is_an_error_in_actor_and_learner(outputs):
+    agent = DQN(SMALL)
+    networks = agent.make_networks(SPEC)
+    networks.q_network = torch.nn.Linear(4, outputs)
+    message = rf"shape \(\d+, {outputs}\); the action spec needs \(lanes, 3\)"
+    with pytest.raises(ValueError, match=message):
+        agent.make_policy(networks).step(np.zeros((5, 4), np.float32), ())
+    with pytest.raises(ValueError, match=message):
+        agent.make_learner(networks, SPEC).step(make_batch())
+
+
 @pytest.mark.parametrize("shape, dtype", [((4, 84, 84), np.uint8), ((10, 10, 4), np.float32)])
 def test_images_are_learned_from(shape, dtype):
     spec = SPEC._replace(observations=dm_specs.BoundedArray(shape, dtype, 0, 255))
