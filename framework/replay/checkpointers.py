@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from framework.replay import saving
-from framework.replay.errors import CheckpointError
+from framework.replay.errors import CheckpointError, ReverbError, ServerClosed
 from framework.replay.store import RowStore
 from framework.replay.table import Table
 
@@ -147,6 +148,53 @@ class TempDirCheckpointer(DefaultCheckpointer):
 
     def __init__(self) -> None:
         super().__init__(tempfile.mkdtemp(prefix="repertory-replay-"))
+
+
+class PeriodicCheckpoints:
+    """Calls ``client.checkpoint()`` every ``interval`` seconds, from a thread of its own, until ``close``.
+
+    ::
+
+        with PeriodicCheckpoints(client, interval=600.0):
+            ...
+
+    A checkpoint that fails is logged and kept as ``error``; the next one is tried all the same.
+    """
+
+    def __init__(self, client: Any, interval: float):
+        if not interval > 0.0:
+            raise ValueError(f"interval: got {interval}, expected seconds > 0")
+        self.num_written = 0
+        self.error: BaseException | None = None
+        self._client = client
+        self._interval = interval
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replay-checkpoints", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                path = self._client.checkpoint()
+            except ServerClosed:
+                return
+            except (OSError, ReverbError) as error:
+                self.error = error
+                _LOG.exception("a checkpoint of replay was not written")
+            else:
+                self.num_written += 1
+                _LOG.info("wrote %s", path)
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is being written, and ends."""
+        self._stop.set()
+        self._thread.join()
+
+    def __enter__(self) -> PeriodicCheckpoints:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
 
 
 def default_checkpointer() -> CheckpointerBase:
