@@ -160,31 +160,10 @@ class SGDLearner(core.Learner):
         """
         with self._lock:
             batch = self._on_device(batch)
-            if self._schedule is not None:
-                factor = self._schedule(self.steps)
-                for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                    group["lr"] = rate * factor
+            self._set_learning_rates(self.steps)
             output = self._loss(batch)
-            for parameter in self._parameters:
-                parameter.grad = None  # optimizer.zero_grad, without its hooks for profilers.
-            self._scaler.scale(output.loss).backward()
-            self._scaler.unscale_(self.optimizer)
-            norm = self._gradient_norm()
-            # A scaler skips steps whose gradients overflowed, and tries again with a smaller scale.
-            self._check(output.loss if self._scaler.is_enabled() else output.loss + norm, output.metrics)
-            if self._max_gradient_norm is not None:
-                nn.utils.clip_grads_with_norm_(self._parameters, self._max_gradient_norm, norm)
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-            self.steps += 1
-            with torch.no_grad():
-                self._step_tensor += 1
-                if self.steps % self._target_update_period == 0:
-                    self._update_targets()
-                if self._after_step is not None:
-                    self._after_step(self.networks, self.steps)
-            if self._wanted:
-                self._publish_locked()
+            norm = self._descend(output)
+            self._finish_step()
             metrics = {name: value.detach() for name, value in output.metrics.items()}
             metrics["loss"] = output.loss.detach()
             metrics["gradient_norm"] = norm
@@ -248,6 +227,40 @@ class SGDLearner(core.Learner):
             self._step_tensor.fill_(self.steps)
             self._version_offset = max(self._version_offset, int(state["version_offset"]))
             self._unchecked.clear()
+            self._publish_locked()
+
+    def _set_learning_rates(self, progress: int) -> None:
+        """Sets the rates of the schedule at ``progress``, in the schedule's unit."""
+        if self._schedule is not None:
+            factor = self._schedule(progress)
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * factor
+
+    def _descend(self, output: LossOutput) -> torch.Tensor:
+        """One optimizer step against ``output.loss``; returns the norm of the gradient before clipping."""
+        for parameter in self._parameters:
+            parameter.grad = None  # optimizer.zero_grad, without its hooks for profilers.
+        self._scaler.scale(output.loss).backward()
+        self._scaler.unscale_(self.optimizer)
+        norm = self._gradient_norm()
+        # A scaler skips steps whose gradients overflowed, and tries again with a smaller scale.
+        self._check(output.loss if self._scaler.is_enabled() else output.loss + norm, output.metrics)
+        if self._max_gradient_norm is not None:
+            nn.utils.clip_grads_with_norm_(self._parameters, self._max_gradient_norm, norm)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        return norm
+
+    @torch.no_grad()
+    def _finish_step(self) -> None:
+        """Counts the step and does what follows from the count."""
+        self.steps += 1
+        self._step_tensor += 1
+        if self.steps % self._target_update_period == 0:
+            self._update_targets()
+        if self._after_step is not None:
+            self._after_step(self.networks, self.steps)
+        if self._wanted:
             self._publish_locked()
 
     def _on_device(self, batch: Any) -> Any:
