@@ -178,7 +178,8 @@ class Connection:
           SessionLost: the connection ended before the answer; the caller decides what that means.
           Whatever the server answered: see `wire.unpack_error`.
         """
-        watch = not self._interrupt.is_set
+        # Only a wait is interrupted: a program that stops still writes its last checkpoint and metrics.
+        watch = wait and not self._interrupt.is_set
         if wait:
             message["timeout"] = timeout if watch else 0.0
             deadline = None if message["timeout"] is None else time.monotonic() + message["timeout"] + _GRACE
