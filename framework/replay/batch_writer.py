@@ -42,10 +42,24 @@ class _Kept:
     table: Table
     items: Referenced
     binding: Binding
-    priorities: Any
+    priorities: np.ndarray | None
     keys: np.ndarray
     episodes: np.ndarray | None
     done: int = 0
+
+    def is_like(self, other: _Kept) -> bool:
+        """Whether both can go in with one call."""
+        return (
+            self.binding is other.binding
+            and self.items.lengths is None
+            and not self.done
+            and (self.priorities is None) == (other.priorities is None)
+            and (self.episodes is None) == (other.episodes is None)
+        )
+
+
+# Items of ``offer_items`` that go in together, if nobody asks for them sooner.
+_HELD_BACK = 32
 
 
 class BatchWriter:
@@ -58,6 +72,7 @@ class BatchWriter:
         self._held: dict[str, np.ndarray] = {}  # of each stream, which rows this writer has not released
         self._kept: collections.deque[_Kept] = collections.deque()
         self._lock = threading.RLock()  # of _kept; writers go before tables
+        self._untried = 0  # kept since the last attempt to insert
         self._closed = False
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
@@ -174,12 +189,14 @@ class BatchWriter:
         number = into.bind(items.layout)
         kept = _Kept(into, items, into._bindings[number], priorities, make_keys(n), episodes)
         with self._lock:
-            if not self._kept and self._insert(kept):
-                return kept.keys
             kept.binding.acquire(items.index)
             self._kept.append(kept)
+            self._untried += n
             if len(self._kept) == 1:
                 self._client.register_pending(self)
+            # Several go in for hardly more than one. Whatever reads a table calls flush_pending first.
+            if self._untried >= _HELD_BACK or into.sampler_waits:
+                self.flush_pending()
         return kept.keys
 
     def _insert(self, kept: _Kept) -> bool:
@@ -210,11 +227,42 @@ class BatchWriter:
         with self._lock:
             if not self._kept:
                 return
-            while self._kept and self._insert(self._kept[0]):
-                kept = self._kept.popleft()
+            self._untried = 0
+            while self._kept:
+                self._merge()
+                kept = self._kept[0]
+                if not self._insert(kept):
+                    break
+                self._kept.popleft()
                 kept.binding.drop(kept.items.index)
             if not self._kept:
                 self._client.unregister_pending(self)
+
+    def _merge(self) -> None:
+        """Makes one of the items at the front that go into one table and look alike."""
+        first = self._kept[0]
+        if first.done:
+            return
+        same = [first]
+        while len(same) < len(self._kept) and self._kept[len(same)].is_like(first):
+            same.append(self._kept[len(same)])
+        if len(same) == 1:
+            return
+        for _ in same:
+            self._kept.popleft()
+        index = np.concatenate([kept.items.index for kept in same])
+        merged = dataclasses.replace(
+            first,
+            items=Referenced(first.items.layout, index, None),
+            keys=np.concatenate([kept.keys for kept in same]),
+            priorities=None
+            if first.priorities is None
+            else np.concatenate([kept.priorities for kept in same if kept.priorities is not None]),
+            episodes=None
+            if first.episodes is None
+            else np.concatenate([kept.episodes for kept in same if kept.episodes is not None]),
+        )
+        self._kept.appendleft(merged)
 
     @property
     def num_kept(self) -> int:

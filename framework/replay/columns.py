@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from framework.replay.layout import flatten, freeze, leaf_paths, packer
+
 # Reads rows of a column back: (column, rows int64 [L]) -> [L, ...].
 Reader = Callable[[str, np.ndarray], np.ndarray]
+
+
+class Shape(NamedTuple):
+    """The structure of a nest: the paths of its leaves and how to put leaves back."""
+
+    paths: list[str]
+    pack: Callable[[list[Any]], Any]
+
+
+class Describer:
+    """Flattens nests; what it has worked out of a structure it keeps."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Shape] = {}
+
+    def __call__(self, nest: Any) -> tuple[list[Any], Shape]:
+        """``(leaves, shape)``; the same shape object for the same structure."""
+        if type(nest) is dict and not any(isinstance(value, (dict, list, tuple)) for value in nest.values()):
+            key: Any = tuple(nest)  # the common flat case
+            known = self._known.get(key)
+            if known is not None:
+                return [nest[path] for path in known.paths], known
+        leaves, structure = flatten(nest)
+        frozen = freeze(structure)
+        known = self._known.get(frozen)
+        if known is None:
+            known = self._known[frozen] = Shape(leaf_paths(structure), packer(structure))
+        if type(nest) is dict and list(nest) and known.paths == sorted(nest):
+            self._known[tuple(nest)] = known
+        return leaves, known
 
 
 class TrajectoryColumn:
@@ -90,9 +122,10 @@ class ColumnHistory:
         while self._cells and (first := next(iter(self._cells))) < oldest:
             del self._cells[first]
 
-    def rows(self) -> Iterator[int]:
-        """The rows that are kept."""
-        return iter(self._cells.values())
+    def last(self) -> TrajectoryColumn:
+        """The step that was put last."""
+        row = self._cells[self._length - 1]
+        return TrajectoryColumn(self.stream, self.column, self.path, (row,), True, self.spec, self._read)
 
     def __len__(self) -> int:
         return self._length

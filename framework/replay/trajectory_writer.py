@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.columns import ColumnHistory, TrajectoryColumn
+from framework.replay.columns import ColumnHistory, Describer, TrajectoryColumn
 from framework.replay.errors import ServerClosed
-from framework.replay.layout import flatten, leaf_paths, packer
+from framework.replay.layout import flatten, packer
 from framework.types import Nest
 
 
@@ -45,13 +45,15 @@ class TrajectoryWriter:
             raise ValueError("validate_items: got False; items are always checked here, leave it out")
         self._writer = client.batch_writer()
         self._offer = getattr(self._writer, "offer_items", self._writer.create_items)
-        self._keep = num_keep_alive_refs
+        self._keep = self._longest = num_keep_alive_refs
         self._keeps: dict[str, int] = {}  # set by configure
         self._stream = ""
         self._columns: dict[str, ColumnHistory] = {}
         self._structure: Nest = None  # the merged structure of all steps; leaves are paths
         self._history: Nest = None
         self._data: dict[int, dict[str, np.ndarray]] = {}
+        self._describe = Describer()
+        self._merged: set[int] = set()  # shapes that _structure covers; the describer keeps them
         self._steps = 0  # closed since the last reset of the history
         self._episode_steps = 0
         self._episode = secrets.randbits(63) | 1
@@ -89,6 +91,7 @@ class TrajectoryWriter:
                 f"configure({name!r}): the column has data already; configure it before its first append"
             )
         self._keeps[name] = num_keep_alive_refs
+        self._longest = max(self._longest, num_keep_alive_refs)
 
     def append(self, step: Nest, partial_step: bool = False) -> Nest:
         """Appends a step, or a part of it; None at a leaf means that the step has nothing there.
@@ -104,8 +107,8 @@ class TrajectoryWriter:
           ValueError: a dtype or shape changed, or a column is in the step twice; nothing was written.
         """
         self._check_open()
-        leaves, structure = flatten(step)
-        paths = leaf_paths(structure)
+        leaves, shape = self._describe(step)
+        paths = shape.paths
         arrays: dict[str, np.ndarray] = {}
         for path, value in zip(paths, leaves, strict=True):
             if value is None:
@@ -117,30 +120,30 @@ class TrajectoryWriter:
                     raise ValueError(
                         f"append: column {path!r} is in this step already; a step has each column once"
                     )
-                shape, dtype = column.spec
+                step_shape, dtype = column.spec
                 if array.dtype != dtype:
                     raise ValueError(
                         f"append: column {path!r}: got dtype {array.dtype}, expected {dtype} as before"
                     )
-                if array.shape != shape:
+                if array.shape != step_shape:
                     raise ValueError(
-                        f"append: column {path!r}: got shape {array.shape}, expected {shape} as before"
+                        f"append: column {path!r}: got shape {array.shape}, expected {step_shape} as before"
                     )
             elif array.dtype.hasobject:
                 raise ValueError(
                     f"append: column {path!r}: got {type(value).__name__}, expected an array or a number"
                 )
             arrays[path] = array
-        merged = _merge(self._structure, packer(structure)(paths), "")
+        seen = id(shape) in self._merged
+        merged = self._structure if seen else _merge(self._structure, shape.pack(paths), "")
         if not arrays and not (partial_step or self._open is not None):
             raise ValueError("append: got a step without data, expected at least one leaf that is not None")
         if arrays:
             self._write(arrays)
-        if merged != self._structure:
+        if not seen:
             self._structure, self._history = merged, None
-        references = packer(structure)(
-            [self._columns[path][-1] if path in arrays else None for path in paths]
-        )
+            self._merged.add(id(shape))
+        references = shape.pack([self._columns[path].last() if path in arrays else None for path in paths])
         if not partial_step:
             self._close_step()
         return references
@@ -181,8 +184,9 @@ class TrajectoryWriter:
         self._episode_steps += 1
         for column in self._columns.values():
             column.close(self._steps)
-        oldest = self._steps - max([self._keep, *[column.keep for column in self._columns.values()]])
-        self._release([step for step in self._rows if step < oldest])
+        oldest = self._steps - self._longest
+        if next(iter(self._rows)) < oldest:
+            self._release([step for step in self._rows if step < oldest])
 
     def _release(self, steps: list[int]) -> None:
         if steps:
@@ -207,10 +211,10 @@ class TrajectoryWriter:
           signature.
         """
         self._check_open()
-        leaves, structure = flatten(trajectory)
+        leaves, shape = self._describe(trajectory)
         rows_of: dict[tuple[tuple[int, ...], bool], np.ndarray] = {}
         slices = []
-        for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
+        for path, leaf in zip(shape.paths, leaves, strict=True):
             if isinstance(leaf, ColumnHistory):
                 raise ValueError(
                     f"trajectory, leaf {path!r}: got a whole history, expected a part: history[...][-n:]"
@@ -233,9 +237,7 @@ class TrajectoryWriter:
                 rows_of[key] = rows
             slices.append(self._writer.slice(leaf.stream, leaf.column, rows))
         episodes = np.array([self._episode], np.uint64)
-        keys = self._offer(
-            table, packer(structure)(slices), np.array([priority], np.float64), episodes=episodes
-        )
+        keys = self._offer(table, shape.pack(slices), np.array([priority], np.float64), episodes=episodes)
         return int(keys[0])
 
     def flush(
