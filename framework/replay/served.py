@@ -28,6 +28,8 @@ from launch.rpc.sockets import CurveKeys
 
 # How long the end of a dataset looks for its server.
 _LAST_WORDS = 2.0
+# How long a server may take to write a checkpoint of all its tables.
+_CHECKPOINT_S = 600.0
 
 
 class Reservation:
@@ -284,7 +286,7 @@ class ServedClient(ReverbApi):
     ) -> None:
         """Deletes items, then sets priorities; all or nothing."""
         updates = updates or {}
-        self._mutate(table, list(updates.keys()), list(updates.values()), list(deletes or ()))
+        self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         self._call(
@@ -319,7 +321,8 @@ class ServedClient(ReverbApi):
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""
         self._show()
-        return str(self._channel.call({"op": "checkpoint"}, timeout=None, wait=True)["path"])
+        # No limiter holds it back, so it is made after an interrupt too: a stopping program's last one.
+        return str(self._channel.call({"op": "checkpoint"}, timeout=_CHECKPOINT_S)["path"])
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with
