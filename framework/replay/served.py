@@ -322,7 +322,8 @@ class ServedClient(ReverbApi):
         """Writes a checkpoint on the server; returns its path there."""
         self._show()
         # No limiter holds it back, so it is made after an interrupt too: a stopping program's last one.
-        return str(self._channel.call({"op": "checkpoint"}, timeout=_CHECKPOINT_S)["path"])
+        message = {"op": "checkpoint", "timeout": _CHECKPOINT_S}
+        return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with

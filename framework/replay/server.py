@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ class Server:
         self._memory = None if embedded else SharedMemory()
         self._service: Service | None = None
         self._stopped = threading.Event()
+        self._pid = os.getpid()
         self._stop_lock = threading.Lock()
         try:
             store = RowStore(max_bytes=max_bytes, allocator=self._memory)
@@ -147,7 +149,8 @@ class Server:
         self.stop()
 
     def __del__(self) -> None:
-        if hasattr(self, "_stop_lock") and hasattr(self, "_client"):
+        # A forked child has a copy of this object, but not the server.
+        if hasattr(self, "_client") and self._pid == os.getpid():
             self.stop()
 
     def __repr__(self) -> str:

@@ -102,7 +102,7 @@ class ShardedClient(ReverbApi):
         self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
     ) -> None:
         """Deletes items, then sets priorities."""
-        gone = np.asarray(list(deletes or ()), np.uint64)
+        gone = np.asarray(() if deletes is None else deletes, np.uint64)
         for shard, mine in self._split(gone):
             self.shards[shard].mutate_priorities(table, deletes=_plain(gone[mine]).tolist())
         if updates:
