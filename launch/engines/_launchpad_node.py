@@ -149,7 +149,8 @@ class CourierRuntime(Runtime):
             address = peer.address or getattr(courier, "server_address", None)
             if address is None:
                 raise LaunchError(
-                    f"node {peer.label!r} is a dm-reverb server: only nodes that were given its handle reach it"
+                    f"node {peer.label!r} is a dm-reverb server, which only nodes that were given its "
+                    "handle can reach"
                 )
             with entered(self, self.only_context):
                 return connect_replay(peer.options, None, address, None, self.wiring.keys)
@@ -160,7 +161,9 @@ class CourierRuntime(Runtime):
         return Client(
             node_id,
             lambda name, args, kwargs, timeout: self._call(courier, peer.label, name, args, kwargs, timeout),
-            lambda name, args, kwargs, timeout: self._submit(courier, peer.label, name, args, kwargs),
+            lambda name, args, kwargs, timeout: self._submit(
+                courier, peer.label, name, args, kwargs, timeout
+            ),
             peer.options["call_timeout"],
         )
 
@@ -172,18 +175,32 @@ class CourierRuntime(Runtime):
             if self.stopped.is_set():
                 raise ProgramStopped(f"{self.wiring.peers[node_id].label} did not come up before the stop")
 
-    def _submit(self, courier: Any, label: str, name: str, args: tuple, kwargs: dict[str, Any]) -> Future:
+    def _submit(
+        self, courier: Any, label: str, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+    ) -> Future:
         answer: Future = Future()
         answer.set_running_or_notify_cancel()
-        sent = courier.futures.call(pack(self.wiring.keys, (name, args, kwargs)))
+        first = threading.Lock()  # who takes it decides what the answer is
+
+        def give_up() -> None:
+            if first.acquire(blocking=False):
+                answer.set_exception(CallTimeout(f"{label}.{name} was not answered within {timeout} s"))
 
         def done(future: Future) -> None:
+            if not first.acquire(blocking=False):
+                return
+            if timer is not None:
+                timer.cancel()
             try:
                 answer.set_result(self._read(label, name, future.result()))
             except BaseException as error:
                 answer.set_exception(error)
 
-        sent.add_done_callback(done)
+        timer = None if timeout is None else threading.Timer(timeout, give_up)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        courier.futures.call(pack(self.wiring.keys, (name, args, kwargs))).add_done_callback(done)
         return answer
 
     def _call(

@@ -240,7 +240,7 @@ class LaunchpadJob(Job):
             with control.changed:
                 control.changed.wait_for(self._is_to_stop)
             control.begin_stop()
-            if self._wait(lambda: not self._in("starting", "running"), self._in, "starting", "running"):
+            if self._wait(lambda: not self._in("starting", "running")):
                 for label in reversed(self._hosts):
                     control.let_close(label)
                     if control.states[label] == "failed":
@@ -265,7 +265,7 @@ class LaunchpadJob(Job):
     def _in(self, *states: str) -> list[str]:
         return [label for label in self._hosts if self._control.states[label] in states]
 
-    def _wait(self, done: Any, *late: Any) -> bool:
+    def _wait(self, done: Any) -> bool:
         """Whether ``done()`` within ``stop_timeout``; if not, warns, and everything is killed later."""
         gone = self._driver.poll
         with self._control.changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import threading
 import time
@@ -12,7 +13,11 @@ import pytest
 
 import launch as lp
 
-ENGINES = ("serial", "threads", "processes")
+# Launchpad's engines are there where dm-launchpad is (Python 3.10).
+LAUNCHPAD = ("launchpad_mt", "launchpad") if importlib.util.find_spec("launchpad") else ()
+ENGINES = ("serial", "threads", "processes", *LAUNCHPAD)
+# Nodes are not in the process that launches.
+ELSEWHERE = ("processes", *LAUNCHPAD)
 CONCURRENT = tuple(engine for engine in ENGINES if engine != "serial")
 # Long enough for a loaded machine; a test that needs it has failed.
 PATIENCE = 60.0
@@ -147,7 +152,7 @@ def test_errors_keep_their_type_and_show_where_they_come_from(engine):
         lp.stop(type(caught.value.__cause__).__name__)
 
     result = launch(calculator_program(main), engine)
-    assert result == ("RemoteTraceback" if engine == "processes" else "NoneType")
+    assert result == ("RemoteTraceback" if engine in ELSEWHERE else "NoneType")
 
 
 def test_context_is_that_of_the_called_node(engine):
@@ -216,7 +221,7 @@ def test_processes_are_where_they_should_be(engine):
         lp.stop((client.where()[0].index, os.getpid(), client.roundtrip(0)))
 
     _, pid, _ = launch(calculator_program(main), engine)
-    assert (pid != os.getpid()) == (engine == "processes")
+    assert (pid != os.getpid()) == (engine in ELSEWHERE)
 
 
 def test_job_client_reaches_services(concurrent_engine):
@@ -487,6 +492,10 @@ class Fragile:
 def test_restarts(engine, tmp_path, failures, restarts):
     program = lp.Program("test")
     program.add_node(lp.CourierNode(Fragile, str(tmp_path / "lives"), failures), label="fragile")
+    if engine in LAUNCHPAD:
+        with pytest.raises(ValueError, match="Launchpad does not restart"):
+            launch(program, engine, restarts={"fragile": restarts})
+        return
     if failures > restarts:
         with pytest.raises(lp.NodeError, match="Refused"):
             launch(program, engine, restarts={"fragile": restarts})
