@@ -28,13 +28,14 @@ class Delivery:
         ``index`` int64 ``[m, width]``, ``lengths`` int32 ``[m, groups]`` or None.
     """
 
-    __slots__ = ("info", "open", "parts", "pinned", "slots", "table")
+    __slots__ = ("epoch", "info", "open", "parts", "pinned", "slots", "table")
 
-    def __init__(self, table: str, info: SampleInfo, slots: np.ndarray, parts: list[tuple]):
+    def __init__(self, table: str, info: SampleInfo, slots: np.ndarray, parts: list[tuple], epoch: int = 0):
         self.table = table
         self.info = info
         self.slots = slots
         self.parts = parts
+        self.epoch = epoch  # of the table; a reset begins another
         self.open = True  # neither committed nor given back
         self.pinned = False
 

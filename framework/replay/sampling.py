@@ -44,9 +44,7 @@ class Sampling(Inserting):
             raise ValueError(f"table {self.name!r}, n: got {n}, expected at least 1 sample")
         self._drain()
         with self._lock:
-            delivery = self._reserve(n, timeout, cancelled, partial)
-            delivery.pin()
-            return delivery
+            return self._reserve(n, timeout, cancelled, partial)
 
     def commit(self, delivery: Delivery) -> None:
         """The samples were handed out: they count, and items that were sampled often enough go."""
@@ -73,7 +71,6 @@ class Sampling(Inserting):
             limiter = self.rate_limiter
             if self.max_times_sampled or self._closed is not None or not limiter.can_sample(n, self._limbo):
                 delivery = self._reserve(n, timeout, cancelled)
-                delivery.pin()
             else:
                 slots, info = self._draw(n)
                 limiter.samples += n
@@ -87,7 +84,7 @@ class Sampling(Inserting):
                         limiter.samples -= n
                         np.subtract.at(self._items.times, slots, _ONE)
                         raise
-                delivery = Delivery(self.name, info, slots, parts)
+                delivery = Delivery(self.name, info, slots, parts, self._epoch)
                 limiter.samples -= n
                 limiter.reserved += n
                 np.add.at(self._items.pending, slots, _ONE)
@@ -183,20 +180,27 @@ class Sampling(Inserting):
     def _reserve(
         self, n: int, timeout: float | None, cancelled: Callable[[], bool] | None, partial: bool = False
     ) -> Delivery:
-        """``n`` samples, waiting for them if need be. Called with the lock held."""
-        pieces: list[tuple[np.ndarray, SampleInfo]] = []
+        """``n`` samples with their rows pinned, waiting for them if need be. Called with the lock held."""
+        pieces: list[Delivery] = []
         got = 0
         deadline: float | None = None
         try:
             while True:
                 if self._closed is not None:
                     raise ServerClosed(f"table {self.name!r}: {self._closed}")
+                if pieces and pieces[0].epoch != self._epoch:  # a reset while this call waited: begin again
+                    for piece in pieces:
+                        piece.unpin()
+                    pieces, got = [], 0
                 drawn = self._draw_some(n - got)
                 if drawn is not None:
-                    pieces.append(drawn)
-                    got += len(drawn[0])
+                    slots, info = drawn
+                    # Pinned at once: while this call waits for the others, these may be removed.
+                    pieces.append(Delivery(self.name, info, slots, self._parts(slots), self._epoch))
+                    pieces[-1].pin()
+                    got += len(slots)
                 if got == n or (partial and got and drawn is None):
-                    break
+                    return pieces[0] if len(pieces) == 1 else self._join(pieces)
                 if drawn is None:
                     if deadline is None and timeout is not None:
                         deadline = time.monotonic() + timeout
@@ -205,23 +209,39 @@ class Sampling(Inserting):
                     else:
                         self._wait(0, deadline, cancelled, got, n)
         except BaseException:
-            for slots, info in pieces:
-                self._undo(slots, info.key, False)
+            for piece in pieces:
+                piece.unpin()
+                if piece.epoch == self._epoch:
+                    self._undo(piece.slots, piece.info.key, False)
             raise
-        if len(pieces) == 1:
-            slots, info = pieces[0]
-        else:
-            slots = np.concatenate([piece[0] for piece in pieces])
-            info = SampleInfo(
-                *[np.concatenate(arrays) for arrays in zip(*[piece[1] for piece in pieces], strict=True)]
-            )
-        return Delivery(self.name, info, slots, self._parts(slots))
+
+    def _join(self, pieces: list[Delivery]) -> Delivery:
+        """One delivery of several that are pinned."""
+        slots = np.concatenate([piece.slots for piece in pieces])
+        fields = zip(*[piece.info for piece in pieces], strict=True)
+        info = SampleInfo(*[np.concatenate(arrays) for arrays in fields])
+        by_binding: dict[Any, list[tuple]] = {}
+        begin = 0
+        for piece in pieces:
+            for binding, places, index, lengths in piece.parts:
+                at = np.arange(len(piece)) if places is None else places
+                by_binding.setdefault(binding, []).append((at + begin, index, lengths))
+            begin += len(piece)
+        parts: list[tuple] = []
+        for binding, found in by_binding.items():
+            places = np.concatenate([each[0] for each in found]) if len(by_binding) > 1 else None
+            index = np.concatenate([each[1] for each in found])
+            lengths = None if found[0][2] is None else np.concatenate([each[2] for each in found])
+            parts.append((binding, places, index, lengths))
+        joined = Delivery(self.name, info, slots, parts, pieces[0].epoch)
+        joined.pinned = True  # the pieces' pins are its own now
+        return joined
 
     def _wait_as_if_handed_out(
         self, got: int, deadline: float | None, cancelled: Callable[[], bool] | None, n: int
     ) -> None:
         """Waits with what was drawn counted, so that a batch larger than the limiter's window can fill."""
-        limiter = self.rate_limiter
+        limiter, epoch = self.rate_limiter, self._epoch
         limiter.reserved -= got
         limiter.samples += got
         if self._waiting[1]:
@@ -229,8 +249,9 @@ class Sampling(Inserting):
         try:
             self._wait(0, deadline, cancelled, got, n)
         finally:
-            limiter.reserved += got
-            limiter.samples -= got
+            if epoch == self._epoch:
+                limiter.reserved += got
+                limiter.samples -= got
 
     def _drain(self) -> None:
         """Writers of this process put in what they hold back."""
@@ -242,13 +263,15 @@ class Sampling(Inserting):
             if not delivery.open:
                 return
             delivery.open = False
+            if delivery.epoch != self._epoch:
+                return  # a reset has forgotten it
             self._undo(delivery.slots, delivery.info.key, handed_out)
 
     def _undo(self, slots: np.ndarray, keys: np.ndarray, handed_out: bool) -> None:
         """Ends a reservation. Called with the lock held."""
         items, limiter = self._items, self.rate_limiter
         n = len(slots)
-        limiter.reserved = max(0, limiter.reserved - n)  # a reset in between has forgotten it
+        limiter.reserved -= n
         if handed_out:
             limiter.samples += n
         same = (items.keys.take(slots) == keys) & (items.state.take(slots) != 0)

@@ -121,6 +121,7 @@ class Table(Sampling):
             self.remover.clear()
             self.rate_limiter.reset()
             self._limbo = 0
+            self._epoch += 1
             self._episodes.clear()
             self._num_deleted_episodes = self._num_unique_deleted = 0
             self.max_priority = None

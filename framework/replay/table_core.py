@@ -98,6 +98,7 @@ class TableCore:
         self._bindings: list[Binding] = []
         self._binding_of: dict[Layout, int] = {}
         self._limbo = 0
+        self._epoch = 0  # resets so far
         self._stamp = 0
         self._num_unique_deleted = 0
         self._episodes: dict[int, int] = {}

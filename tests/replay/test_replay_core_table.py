@@ -350,7 +350,8 @@ def test_reset():
     client.tables["t"].commit(delivery)
     client.reset("t")
     info = client.server_info()["t"]
-    assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (0, 0)
+    assert (info.current_size, info.rate_limiter_info.insert_stats.completed, info.reserved) == (0, 0, 0)
+    assert info.rate_limiter_info.sample_stats.completed == 0
     assert client.store.streams["s"].num_rows == 0
     new = insert(client, range(5))
     assert not set(old.tolist()) & set(new.tolist())
@@ -496,3 +497,28 @@ def test_large_tables_grow():
     keys = np.concatenate([insert(client, np.arange(700) + 700 * i, writer=writer) for i in range(9)])
     assert len(set(keys.tolist())) == 6300
     assert client.sample_batch("t", 5000).data.tolist() == list(range(1300, 6300))
+
+
+@pytest.mark.parametrize("interference", ["delete", "reset", "evict"])
+def test_what_was_drawn_before_a_wait_may_be_removed_during_it(interference):
+    client = make(sampler=selectors.Fifo(), size=2, limiter=rl.SampleToInsertRatio(1.0, 1, (0.0, 100.0)))
+    keys = insert(client, [1])
+    got = []
+    reader = threading.Thread(target=lambda: got.append(client.sample_batch("t", 3, timeout=20)))
+    reader.start()
+    table = client.tables["t"]
+    while not table.sampler_waits:
+        pass
+    if interference == "delete":
+        client.mutate_priorities("t", deletes=keys)
+    elif interference == "reset":
+        client.reset("t")
+    insert(client, [7, 8, 9] if interference == "reset" else [7, 8])
+    reader.join(20)
+    values = got[0].data.tolist()
+    assert set(values[interference != "reset" :]) <= {7, 8, 9}, "no row was used again under the reader"
+    assert interference == "reset" or values[0] == 1
+    stats = client.server_info()["t"]
+    assert (stats.rate_limiter_info.sample_stats.completed, stats.reserved) == (3, 0)
+    client.reset("t")
+    assert client.store.streams["s"].num_rows == 0
