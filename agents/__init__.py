@@ -46,6 +46,16 @@ class AgentEntry:
 _ENTRIES = (
     AgentEntry("dqn", "agents.dqn", "DQN", "DQNConfig", "deep Q-learning from replay, for discrete actions"),
     AgentEntry(
+        "impala",
+        "agents.impala",
+        "IMPALA",
+        "IMPALAConfig",
+        "V-trace actor-critic with actors that run ahead, for discrete actions",
+    ),
+    AgentEntry(
+        "ppo", "agents.ppo", "PPO", "PPOConfig", "proximal policy optimization, on-policy, any actions"
+    ),
+    AgentEntry(
         "random_actions",
         "agents.random_actions",
         "RandomActions",

@@ -156,6 +156,8 @@ class Agent(abc.ABC):
 
     Every method is called in the process that uses the part, on every engine::
 
+        environment = environments.make(name, wrappers=agent.environment_wrappers())
+        spec = specs.make_environment_spec(environment)
         networks = agent.make_networks(spec)
         tables = agent.make_tables(spec)                # in the replay node
         adder = agent.make_adder(client, spec)          # in each actor
@@ -187,6 +189,14 @@ class Agent(abc.ABC):
     @abc.abstractmethod
     def make_learner(self, networks: Any, spec: Any) -> Learner:
         """The learner that updates ``networks``."""
+
+    def for_lanes(self, num_lanes: int) -> Agent:
+        """This agent for a program of ``num_lanes`` lanes in all; itself, if it does not depend on them."""
+        return self
+
+    def environment_wrappers(self) -> Sequence[Any]:
+        """What this agent puts around its environment, innermost first; see ``environments.make``."""
+        return ()
 
     def synchrony(self) -> Synchrony | None:
         """How closely actors follow the learner; None lets them take newer parameters whenever they come."""

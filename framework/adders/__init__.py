@@ -4,6 +4,7 @@ from framework.adders.base import DEFAULT_TABLE, Adder
 from framework.adders.episode import EpisodeAdder
 from framework.adders.nstep import NStepTransitionAdder
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
+from framework.adders.unroll import UnrollAdder
 from framework.adders.wrappers import ForkingAdder, IgnoreExtrasAdder
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "IgnoreExtrasAdder",
     "NStepTransitionAdder",
     "SequenceAdder",
+    "UnrollAdder",
 ]

@@ -1,6 +1,16 @@
 """Learners: batches in, parameters out."""
 
+from framework.learners.minibatches import EpochContext, MinibatchLearner, Prepared
 from framework.learners.schedules import constant, linear_decay
 from framework.learners.sgd import LossContext, LossOutput, SGDLearner
 
-__all__ = ["LossContext", "LossOutput", "SGDLearner", "constant", "linear_decay"]
+__all__ = [
+    "EpochContext",
+    "LossContext",
+    "LossOutput",
+    "MinibatchLearner",
+    "Prepared",
+    "SGDLearner",
+    "constant",
+    "linear_decay",
+]

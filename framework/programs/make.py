@@ -97,13 +97,14 @@ def make_program(
     )
     if target_return is not None and evaluate_every is None:
         raise ValueError("target_return needs an evaluator: give evaluate_every (environment steps)")
-    make_environment = functools.partial(_make_environment, environment_factory, stepping)
+    make_environment = functools.partial(_make_environment, agent, environment_factory, stepping)
     environment = make_environment(1, seed)
     try:
         spec = specs.make_environment_spec(environment)
     finally:
         environment.close()
     directory = None if directory is None else pathlib.Path(directory).absolute()
+    agent = agent.for_lanes(num_actors * lanes_per_actor)
     has_tables = bool(agent.make_tables(spec))
 
     program = launch.Program(name or type(agent).__name__.lower())
@@ -200,10 +201,11 @@ def _check_positive(**values: int | None) -> None:
             raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
-def _make_environment(factory: Any, stepping: str, num_lanes: int, seed: int) -> Any:
+def _make_environment(agent: core.Agent, factory: Any, stepping: str, num_lanes: int, seed: int) -> Any:
     from framework import environments
 
-    return environments.make(factory, num_lanes=num_lanes, seed=seed, stepping=stepping)
+    wrappers = agent.environment_wrappers()
+    return environments.make(factory, num_lanes=num_lanes, seed=seed, stepping=stepping, wrappers=wrappers)
 
 
 def _make_tables(agent: core.Agent, spec: Any, seed: int) -> list[Any]:

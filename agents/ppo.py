@@ -1,0 +1,508 @@
+"""PPO: proximal policy optimization, with the clipped objective or an adaptive KL penalty; see docs/agents/ppo.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import tree
+from dm_env import specs as dm_specs
+from torch import nn
+
+from framework import core, learners, losses, networks
+from framework.learners import EpochContext, LossOutput, Prepared, schedules
+
+TABLE = "priority_table"
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Settings of PPO. A learner step uses one unroll of every lane of the program, ``epochs`` times."""
+
+    # Data.
+    unroll_length: int = 128  # Steps of each lane between two learner steps; more: less bias, slower cycle.
+    overlap: bool = False  # Act while learning, one iteration behind; False waits for the newest parameters.
+
+    # Targets.
+    discount: float = 0.99  # Gamma per environment step.
+    gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
+    normalize_observations: bool = False  # To mean 0 and variance 1 by statistics of what was seen so far.
+    normalize_rewards: bool = False  # To returns of variance 1, likewise; the mean stays.
+    normalize_advantages: bool = True  # Over the real steps of a batch: the step size forgets their scale.
+
+    # Objective.
+    clip: float = 0.2  # Probability ratios beyond 1 +- this earn nothing more.
+    target_kl: float | None = None  # Nats; a penalty that adapts to this divergence instead of the clip.
+    initial_kl_coefficient: float = 1.0  # Weight of that penalty at first.
+    value_coefficient: float = 0.5  # Weight of the value loss.
+    value_clip: float | None = None  # Values move at most this far (in units of the return) per batch.
+    entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats: more keeps it exploring.
+
+    # Optimisation.
+    epochs: int = 10  # Passes over a batch: more from the same data, until the policy has moved too far.
+    minibatch_size: int = 64  # Real steps of a minibatch, about.
+    learning_rate: float = 3e-4  # Of Adam.
+    decay_steps: int | None = None  # Environment steps of linear decay to the two ends below; None: no decay.
+    learning_rate_end: float = 0.0  # Share of the rate that is left then.
+    clip_end: float = 1.0  # Share of the clip that is left then.
+    adam_epsilon: float = 1e-5  # More damps steps of parameters with small gradients.
+    max_gradient_norm: float = 0.5  # Longer gradients are scaled down to this norm.
+
+    # Networks and device.
+    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy, and of the value.
+    activation: str = "tanh"  # Of those: relu, tanh, elu or silu.
+    shared: bool = False  # One stack of hidden layers for both: faster, but the two losses compete.
+    recurrent: str | None = None  # "lstm" or "gru" behind the (then shared) hidden layers; None: no memory.
+    recurrent_size: int = 64  # Width of that memory.
+    initial_std: float = 1.0  # Of continuous actions at first, in half-widths of the action's range.
+    device: str = "cpu"  # Of the learner.
+
+    def __post_init__(self) -> None:
+        if self.unroll_length < 2:
+            raise ValueError(f"unroll_length is {self.unroll_length}; expected at least 2 steps.")
+        if self.recurrent not in (None, "lstm", "gru"):
+            raise ValueError(f"recurrent is {self.recurrent!r}; expected None, 'lstm' or 'gru'.")
+        if self.target_kl is not None and not self.target_kl > 0:
+            raise ValueError(f"target_kl is {self.target_kl}; expected more than 0 nats, or None to clip.")
+        if not 0 < self.clip < 1:
+            raise ValueError(f"clip is {self.clip}; expected between 0 and 1.")
+
+
+class Actions:
+    """Between the environment's actions and those that the policy's distribution is about.
+
+    Choices count from 0 there. Continuous actions are in half-widths around the middle of their range (in the
+    environment's own units if it has none) and may leave it: the environment gets them clipped, the learner as
+    they were drawn.
+    """
+
+    def __init__(self, spec: Any):
+        if tree.is_nested(spec) or not hasattr(spec, "shape"):
+            raise ValueError(f"PPO needs one array of actions; the action spec is {spec!r}.")
+        self._shape, self._dtype = tuple(spec.shape), np.dtype(spec.dtype)
+        size = int(np.prod(spec.shape, dtype=np.int64))
+        self.continuous = np.issubdtype(self._dtype, np.floating)
+        self._single = isinstance(spec, dm_specs.DiscreteArray)
+        bounded = isinstance(spec, dm_specs.BoundedArray)
+        if not self.continuous and not bounded:
+            raise ValueError(f"PPO needs to know how many choices there are; the action spec is {spec!r}.")
+        low = np.broadcast_to(spec.minimum if bounded else -np.inf, spec.shape).reshape(size)
+        high = np.broadcast_to(spec.maximum if bounded else np.inf, spec.shape).reshape(size)
+        self._low, self._high = low, high
+        if self.continuous:
+            ranged = np.isfinite(low) & np.isfinite(high)
+            self._middle = np.where(ranged, (np.where(ranged, low, 0) + np.where(ranged, high, 0)) / 2, 0.0)
+            self._scale = np.where(ranged, (np.where(ranged, high, 1) - np.where(ranged, low, -1)) / 2, 1.0)
+            self.head_spec: Any = dm_specs.Array((size,), np.float32)
+        elif self._single:
+            self.head_spec = spec
+        else:
+            counts = high.astype(np.int64) - low.astype(np.int64)
+            self.head_spec = dm_specs.BoundedArray((size,), np.int64, 0, counts)
+
+    def to_environment(self, drawn: np.ndarray) -> np.ndarray:
+        """``[B]`` or ``[B, size]`` as drawn to what the environment takes, ``[B, *shape]``."""
+        if self._single:
+            return drawn.astype(self._dtype, copy=False)
+        if self.continuous:
+            values = np.clip(self._middle + self._scale * drawn, self._low, self._high)
+        else:
+            values = drawn + self._low
+        return values.astype(self._dtype).reshape(len(drawn), *self._shape)
+
+    def drawn(self, data: Any) -> torch.Tensor:
+        """The actions of the rows ``[N, T]`` of a batch, as they were drawn."""
+        if self.continuous:
+            return data.extras["action"]
+        if self._single:
+            return data.action.long()
+        low = torch.as_tensor(self._low.astype(np.int64), device=data.action.device)
+        return data.action.flatten(2).long() - low
+
+    def parameters(self, distribution: Any) -> dict[str, torch.Tensor]:
+        """What tells this distribution from others of its kind."""
+        if self.continuous:
+            return {"mean": distribution.mean, "log_std": distribution.log_std}
+        if self._single:
+            return {"logits": distribution.logits}
+        return {"logits": torch.cat([part.logits for part in distribution.parts], -1)}
+
+    def distribution(self, parameters: dict[str, torch.Tensor]) -> Any:
+        """The distribution with these ``parameters``."""
+        if self.continuous:
+            return networks.DiagonalGaussian(parameters["mean"], parameters["log_std"])
+        if self._single:
+            return networks.Categorical(parameters["logits"])
+        sizes = [int(n) + 1 for n in self.head_spec.maximum]
+        return networks.MultiCategorical(parameters["logits"], sizes)
+
+
+class Moments(nn.Module):
+    """Count, mean and variance of a stream, merged batch by batch (Chan, Golub and LeVeque, 1979)."""
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    squares: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
+
+    def update(self, values: torch.Tensor) -> None:
+        """Takes in ``[n, *shape]``, n at least 1."""
+        values = values.double()
+        n, mean = len(values), values.mean(0)
+        total = self.count + n
+        delta = mean - self.mean
+        self.squares += ((values - mean) ** 2).sum(0) + delta**2 * (self.count * n / total)
+        self.mean += delta * (n / total)
+        self.count.copy_(total)
+
+    def std(self) -> torch.Tensor:
+        """float32 ``[*shape]``; 1 before there are two values."""
+        variance = self.squares / self.count.clamp(min=1.0)
+        return torch.where(self.count > 1, variance + 1e-8, torch.ones_like(variance)).sqrt().float()
+
+
+class ObservationNormalizer(nn.Module):
+    """Floats to mean 0 and variance 1, clipped at +-10; pictures and choices stay. Changed by the learner only."""
+
+    def __init__(self, spec: Any, enabled: bool):
+        super().__init__()
+        self._specs = tree.flatten(spec)
+        self.moments = nn.ModuleDict()
+        for index, leaf in enumerate(self._specs):
+            if enabled and np.issubdtype(leaf.dtype, np.floating):
+                self.moments[str(index)] = Moments(leaf.shape)
+
+    def forward(self, observation: Any) -> Any:
+        if not self.moments:
+            return observation
+        leaves = tree.flatten(observation)
+        for key, moments in self.moments.items():
+            leaf = leaves[int(key)].float() - moments.mean.float()
+            leaves[int(key)] = (leaf / moments.std()).clamp(-10.0, 10.0)
+        return tree.unflatten_as(observation, leaves)
+
+    def update(self, observation: Any, rows: torch.Tensor) -> None:
+        """Takes in the rows ``rows`` (bool ``[N, T]``) of observations ``[N, T, ...]``."""
+        leaves = tree.flatten(observation)
+        for key, moments in self.moments.items():
+            moments.update(leaves[int(key)][rows])
+
+
+class RewardScale(nn.Module):
+    """Rewards over the standard deviation of the discounted returns seen so far, clipped at +-10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returns = Moments(())
+
+    def forward(self, rewards: torch.Tensor) -> torch.Tensor:
+        return (rewards / self.returns.std()).clamp(-10.0, 10.0)
+
+    def update(self, rewards: torch.Tensor, starts: torch.Tensor, mask: torch.Tensor, gamma: float) -> None:
+        """Takes in the returns so far of the unrolls ``[N, T]``, each begun at the unroll or its episode."""
+        total = torch.zeros_like(rewards[:, 0])
+        totals = []
+        for reward, start in zip(rewards.unbind(1), starts.unbind(1), strict=True):
+            total = reward + gamma * total * (start == 0)
+            totals.append(total)
+        self.returns.update(torch.stack(totals, 1)[mask > 0])
+
+
+class Progress(nn.Module):
+    """What travels with the parameters: their version, so that acting is known to be on-policy; the penalty."""
+
+    version: torch.Tensor
+    kl_coefficient: torch.Tensor
+
+    def __init__(self, kl_coefficient: float):
+        super().__init__()
+        self.register_buffer("version", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("kl_coefficient", torch.tensor(kl_coefficient))
+
+
+class PPONetworks(nn.Module):
+    """The variables of PPO. Observations go through ``normalizer`` first; it is no part of the other methods."""
+
+    def __init__(self, config: PPOConfig, spec: Any):
+        super().__init__()
+        self.actions = Actions(spec.actions)
+        self.normalizer = ObservationNormalizer(spec.observations, config.normalize_observations)
+        self.reward_scale = RewardScale()
+        self.progress = Progress(config.initial_kl_coefficient)
+        self.encoder = networks.ObservationEncoder(spec.observations)
+
+        def body() -> networks.MLP:
+            width = self.encoder.output_size
+            return networks.MLP(
+                width, config.hidden_sizes, activation=config.activation, orthogonal_gain=math.sqrt(2.0)
+            )
+
+        self.body = body()
+        self.value_body = None if config.shared or config.recurrent is not None else body()
+        self.core = None
+        width = self.body.output_size
+        if config.recurrent is not None:
+            self.core = networks.RecurrentCore(width, config.recurrent_size, config.recurrent)
+            width = self.core.output_size
+        self.head = networks.make_policy_head(width, self.actions.head_spec)
+        if isinstance(self.head, networks.GaussianHead):
+            nn.init.constant_(self.head.log_std, math.log(config.initial_std))
+        self.value_head = networks.MLP(width, (), 1, orthogonal_gain=1.0)
+
+    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
+        return () if self.core is None else self.core.initial_state(batch_size)
+
+    def act(self, observation: Any, state: tuple[torch.Tensor, ...]) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """One step of ``[B, ...]``: the distribution over actions, and the next state."""
+        features = self.body(self.encoder(observation))
+        if self.core is not None:
+            features, state = self.core.step(features, state)
+        return self.head(features), state
+
+    def forward(
+        self, observation: Any, state: tuple[torch.Tensor, ...] = (), starts: torch.Tensor | None = None
+    ) -> tuple[Any, torch.Tensor]:
+        """The distribution over actions and the value, of each row.
+
+        Rows are ``[M, ...]``; with a memory ``[N, T, ...]``, from a ``state`` of ``[N, ...]`` on, which starts
+        anew where ``starts [N, T]`` is not 0.
+        """
+        encoded = self.encoder(observation)
+        features = self.body(encoded)
+        if self.core is not None:
+            features, _ = self.core.unroll(features, state, starts)
+        value_features = features if self.value_body is None else self.value_body(encoded)
+        return self.head(features), self.value_head(value_features).squeeze(-1)
+
+
+class PPOPolicy(core.Policy):
+    """Draws from the policy's distribution, or takes its mode if ``greedy``."""
+
+    def __init__(self, networks: PPONetworks, greedy: bool = False):
+        self._networks = networks
+        self._greedy = greedy
+        self._generator = torch.Generator().manual_seed(0)
+
+    @torch.inference_mode()
+    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
+        return self._networks.initial_state(batch_size)
+
+    @torch.inference_mode()
+    def step(self, observation: Any, state: Any) -> tuple[np.ndarray, dict[str, Any], Any]:
+        nets = self._networks
+        distribution, next_state = nets.act(nets.normalizer(networks.as_tensors(observation)), state)
+        drawn = (distribution.mode() if self._greedy else distribution.sample(self._generator)).numpy()
+        parameters = nets.actions.parameters(distribution)
+        extras: dict[str, Any] = {
+            "policy": {name: value.numpy() for name, value in parameters.items()},
+            "version": np.full(len(drawn), nets.progress.version.item()),
+        }
+        if nets.actions.continuous:
+            extras["action"] = drawn
+        if state:
+            extras["state"] = tuple(part.numpy() for part in state)
+        return nets.actions.to_environment(drawn), extras, next_state
+
+    def seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+    def save(self) -> Any:
+        return self._generator.get_state()
+
+    def restore(self, state: Any) -> None:
+        self._generator.set_state(state)
+
+
+class Rows(NamedTuple):
+    """What is cut into minibatches: ``[M, ...]`` real steps, or ``[N, T, ...]`` unrolls with a memory."""
+
+    observation: Any  # normalised
+    action: torch.Tensor
+    policy: dict[str, torch.Tensor]  # that acted
+    log_prob: torch.Tensor  # of the action under it
+    value: torch.Tensor  # before the update
+    advantage: torch.Tensor
+    target: torch.Tensor  # of the value
+    mask: torch.Tensor | tuple[()]  # () where all rows are real
+    starts: torch.Tensor | tuple[()]
+    state: tuple[torch.Tensor, ...]  # [N, ...], before the first row
+
+
+class PPOUpdate:
+    """The three functions of PPO's learner step."""
+
+    def __init__(self, config: PPOConfig):
+        self._config = config
+        decay = config.decay_steps
+        self._clip_factor = schedules.linear_decay(decay, config.clip_end)
+
+    def prepare(self, nets: PPONetworks, batch: Any, context: EpochContext) -> Prepared:
+        """Values, advantages and targets of all unrolls ``[N, T + 1]``; the last row is there to bootstrap."""
+        config, data = self._config, batch.data
+        mask = losses.transition_mask(data.mask)
+        starts = data.start_of_episode.float().clone()
+        starts[:, 0] = 0.0  # its state is stored, whether an episode begins there or not
+        rewards = data.reward.float()
+        if config.normalize_rewards:
+            nets.reward_scale.update(rewards, starts, mask, config.discount)
+            rewards = nets.reward_scale(rewards)
+        observation = nets.normalizer(data.observation)
+        state = tuple(part[:, 0] for part in data.extras["state"]) if nets.core is not None else ()
+        _, values = nets(observation, state, starts)
+        advantages = losses.generalized_advantages(
+            rewards, config.discount * data.discount.float(), values, mask, config.gae_lambda
+        )
+        targets = values + advantages
+        if config.normalize_advantages:
+            scaled = losses.normalize_advantages(advantages, mask)
+        else:
+            scaled = advantages
+        actions, policy = nets.actions.drawn(data), data.extras["policy"]
+        log_probs = nets.actions.distribution(policy).log_prob(actions)
+        rows = Rows(observation, actions, policy, log_probs, values, scaled, targets, mask, starts, state)
+        count = int(mask.sum())
+        if nets.core is None:
+            real = mask.flatten().nonzero().squeeze(-1)
+            flat = tree.map_structure(
+                lambda leaf: leaf.flatten(0, 1)[real], rows._replace(mask=(), starts=())
+            )
+            rows = flat
+        staleness = context.steps - data.extras["version"][mask > 0].float().mean()
+        real_targets = targets[mask > 0]
+        explained = 1.0 - advantages[mask > 0].var() / real_targets.var().clamp(min=1e-8)
+        metrics = {
+            "staleness": staleness,
+            "explained_variance": explained,
+            "value_target": real_targets.mean(),
+        }
+        return Prepared(rows, count, metrics)
+
+    def loss(self, nets: PPONetworks, rows: Rows, context: EpochContext) -> LossOutput:
+        """The surrogate, the value's error and the entropy of one minibatch."""
+        config = self._config
+        if isinstance(rows.mask, torch.Tensor):
+            mask: torch.Tensor | None = rows.mask
+            new, values = nets(rows.observation, rows.state, rows.starts)
+        else:
+            mask = None
+            new, values = nets(rows.observation)
+        log_probs = new.log_prob(rows.action)
+        if config.target_kl is None:
+            clip = config.clip * self._clip_factor(context.rows)
+            surrogate = losses.clipped_surrogate(log_probs, rows.log_prob, rows.advantage, mask, clip)
+        else:
+            kl = nets.actions.distribution(rows.policy).kl(new)
+            surrogate = losses.kl_penalty_surrogate(
+                log_probs,
+                rows.log_prob,
+                rows.advantage,
+                kl,
+                nets.progress.kl_coefficient,
+                config.target_kl,
+                mask,
+            )
+        if config.value_clip is None:
+            value_loss = losses.value_loss(values, rows.target, mask)
+        else:
+            value_loss = losses.clipped_value_loss(values, rows.value, rows.target, mask, config.value_clip)
+        entropy = losses.masked_mean(new.entropy(), mask)
+        loss = surrogate.loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+        metrics = {
+            "policy_loss": surrogate.loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "clip_fraction": surrogate.clip_fraction,
+        }
+        return LossOutput(loss, metrics)
+
+    def finish(
+        self, nets: PPONetworks, batch: Any, prepared: Prepared, context: EpochContext
+    ) -> dict[str, torch.Tensor]:
+        """How far the policy has moved; the penalty and the statistics for the next batch."""
+        rows = prepared.data
+        mask = rows.mask if isinstance(rows.mask, torch.Tensor) else None
+        starts = rows.starts if isinstance(rows.starts, torch.Tensor) else None
+        new, _ = nets(rows.observation, rows.state, starts)
+        kl = losses.masked_mean(nets.actions.distribution(rows.policy).kl(new), mask)
+        metrics = {"kl": kl}
+        if self._config.target_kl is not None:
+            coefficient = nets.progress.kl_coefficient
+            coefficient.copy_(losses.adapt_kl_coefficient(coefficient, kl, self._config.target_kl))
+            metrics["kl_coefficient"] = coefficient.clone()
+        # Last of all: what acted and what learned from it saw the same normalised observations.
+        nets.normalizer.update(batch.data.observation, batch.data.mask > 0)
+        return metrics
+
+
+class PPO(core.Agent):
+    """Proximal policy optimization for discrete and continuous actions, with or without a memory.
+
+    ::
+
+        agent = PPO(PPOConfig(unroll_length=64))
+        program = programs.make_program(agent, environment_factory, num_actors=2, lanes_per_actor=8)
+
+    Args:
+      config: the settings.
+      num_lanes: lanes of the whole program; ``make_program`` sets it.
+    """
+
+    def __init__(self, config: PPOConfig | None = None, num_lanes: int = 1):
+        self.config = config or PPOConfig()
+        self.num_lanes = num_lanes
+
+    def for_lanes(self, num_lanes: int) -> PPO:
+        return PPO(self.config, num_lanes)
+
+    def synchrony(self) -> core.Synchrony:
+        return core.Synchrony(self.config.unroll_length, lag=int(self.config.overlap))
+
+    def make_networks(self, spec: Any) -> PPONetworks:
+        """Initial parameters come from torch's global generator, which the program seeds."""
+        return PPONetworks(self.config, spec)
+
+    def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
+        return PPOPolicy(networks, greedy=evaluation)
+
+    def make_tables(self, spec: Any) -> list[Any]:
+        from framework import replay
+
+        # Each item is learned from once. Actors wait for versions, not for room: there is always some.
+        return [replay.Table.queue(TABLE, (2 + self.synchrony().lag) * self.num_lanes)]
+
+    def make_adder(self, client: Any, spec: Any) -> Any:
+        from framework import adders
+
+        return adders.UnrollAdder(client, self.config.unroll_length)
+
+    def make_dataset(self, client: Any) -> Any:
+        from framework import replay
+
+        return replay.Dataset(client, TABLE, self.num_lanes, device=self.config.device, prefetch=1)
+
+    def make_learner(self, networks: PPONetworks, spec: Any) -> learners.MinibatchLearner:
+        config = self.config
+        update = PPOUpdate(config)
+        return learners.MinibatchLearner(
+            networks,
+            update.prepare,
+            update.loss,
+            lambda parameters: torch.optim.Adam(
+                parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True
+            ),
+            epochs=config.epochs,
+            minibatch_size=config.minibatch_size,
+            finish_fn=update.finish,
+            learning_rate_schedule=schedules.linear_decay(config.decay_steps, config.learning_rate_end),
+            max_gradient_norm=config.max_gradient_norm,
+            after_step=lambda nets, steps: nets.progress.version.fill_(steps),
+            device=config.device,
+        )

@@ -1,0 +1,158 @@
+"""A learner that goes over each batch several times, in minibatches: for on-policy agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import tree
+from torch import nn
+
+from framework import specs
+from framework.learners.sgd import LossOutput, SGDLearner
+from framework.types import Nest, StepResult
+
+
+class EpochContext(NamedTuple):
+    """What the functions of a ``MinibatchLearner`` may use beside the networks and the data.
+
+    Attributes:
+      steps: learner steps (batches) before this one.
+      rows: rows learned from before this step, each counted once however many epochs there were.
+      generator: random numbers on the learner's device; part of the checkpoint.
+    """
+
+    steps: int
+    rows: int
+    generator: torch.Generator
+
+
+class Prepared(NamedTuple):
+    """A batch made ready for its epochs.
+
+    Attributes:
+      data: nest of tensors ``[M, ...]``, shuffled and cut along M: rows, or lanes of a recurrent agent.
+      rows: how many rows count in it; less than M times T where some are masked.
+      metrics: what is known before the first minibatch, for the logs.
+    """
+
+    data: Nest
+    rows: int
+    metrics: dict[str, torch.Tensor]
+
+
+PrepareFn = Callable[[Any, Any, EpochContext], Prepared]
+MinibatchLossFn = Callable[[Any, Any, Any], LossOutput]
+FinishFn = Callable[[Any, Any, Prepared, EpochContext], dict[str, torch.Tensor]]
+
+
+class MinibatchLearner(SGDLearner):
+    """One step is ``epochs`` passes over one batch in shuffled minibatches of equal size (but for one)::
+
+        prepared = prepare_fn(networks, batch, context)         # advantages, once; no gradient
+        for each epoch, for each minibatch:
+            loss_fn(networks, minibatch, context)               # one optimizer step
+        metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
+
+    Every row is used once per epoch. Metrics of the loss function are means over the last epoch. Variables are
+    published, and versions counted, per batch.
+
+    Args:
+      networks: as in ``SGDLearner``.
+      prepare_fn: a ``ReplaySample`` of tensors on the device to ``Prepared``.
+      loss_fn: as in ``SGDLearner``, of one minibatch of ``Prepared.data``.
+      optimizer_fn: as in ``SGDLearner``.
+      epochs: passes over a batch.
+      minibatch_size: rows of a minibatch; the batch is cut into so many parts that they come closest to it.
+      finish_fn: called after the last epoch; what it returns joins the metrics. None for nothing.
+      learning_rate_schedule: rows learned from to a factor on the optimizer's learning rates.
+
+    Other arguments as in ``SGDLearner``.
+    """
+
+    def __init__(
+        self,
+        networks: nn.Module,
+        prepare_fn: PrepareFn,
+        loss_fn: MinibatchLossFn,
+        optimizer_fn: Callable[[Any], torch.optim.Optimizer],
+        *,
+        epochs: int,
+        minibatch_size: int,
+        finish_fn: FinishFn | None = None,
+        learning_rate_schedule: Callable[[int], float] | None = None,
+        max_gradient_norm: float | None = None,
+        after_step: Callable[[Any, int], None] | None = None,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+    ):
+        if epochs < 1:
+            raise ValueError(f"epochs is {epochs}; expected at least 1 pass over each batch.")
+        if minibatch_size < 1:
+            raise ValueError(f"minibatch_size is {minibatch_size}; expected at least 1 row.")
+        self.rows = 0
+        self._prepare_fn, self._finish_fn = prepare_fn, finish_fn
+        self._epochs, self._minibatch_size = epochs, minibatch_size
+        super().__init__(
+            networks,
+            loss_fn,
+            optimizer_fn,
+            learning_rate_schedule=learning_rate_schedule,
+            max_gradient_norm=max_gradient_norm,
+            after_step=after_step,
+            device=device,
+            seed=seed,
+        )
+
+    def step(self, batch: Any) -> StepResult:
+        """All epochs over ``batch``, a ``ReplaySample``; it gets no new priorities.
+
+        Metrics hold what the three functions gave, and ``loss``, ``gradient_norm`` (before clipping; both of
+        the last minibatch), ``learning_rate`` and ``rows``.
+        """
+        with self._lock:
+            batch = self._on_device(batch)
+            context = EpochContext(self.steps, self.rows, self._generator)
+            self._set_learning_rates(self.rows)
+            with torch.no_grad():
+                prepared = self._prepare_fn(self.networks, batch, context)
+            parts = max(1, round(prepared.rows / self._minibatch_size))
+            each: list[LossOutput] = []
+            norm = torch.zeros((), device=self.device)
+            for epoch in range(self._epochs):
+                for minibatch in self._shuffled(prepared.data, parts):
+                    output = self._loss_fn(self.networks, minibatch, context)
+                    norm = self._descend(output)
+                    if epoch == self._epochs - 1:
+                        each.append(output)
+            metrics = dict(prepared.metrics)
+            for name in each[0].metrics:
+                metrics[name] = torch.stack([output.metrics[name].detach() for output in each]).mean()
+            if self._finish_fn is not None:
+                with torch.no_grad():
+                    metrics.update(self._finish_fn(self.networks, batch, prepared, context))
+            self.rows += prepared.rows
+            self._finish_step()
+            metrics["loss"] = each[-1].loss.detach()
+            metrics["gradient_norm"] = norm
+            metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
+            metrics["rows"] = torch.tensor(prepared.rows)
+        return StepResult(metrics)
+
+    def save(self) -> dict[str, Any]:
+        return {**super().save(), "rows": self.rows}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rows = int(state["rows"])
+        super().restore(state)
+
+    def _shuffled(self, data: Nest, parts: int) -> Any:
+        """``data`` in a new order, in ``parts`` whose sizes differ by one at most."""
+        leaves = tree.flatten(data)
+        count = len(leaves[0])
+        order = torch.randperm(count, generator=self._generator, device=self.device)
+        build = specs.unflattener(data)
+        # Shuffled once per epoch: a minibatch is then a slice, without a copy of its own.
+        pieces = [leaf[order].tensor_split(min(parts, count)) for leaf in leaves]
+        return (build(list(piece)) for piece in zip(*pieces, strict=True))
