@@ -9,13 +9,9 @@ decides.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import selectors
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,15 +21,14 @@ from typing import Any
 import cloudpickle
 
 from launch.context import activate, deactivate
-from launch.engines import _code, _fork_server
-from launch.engines._channel import Channel
+from launch.engines import _code, _fork_server, _reports
+from launch.engines._fork_client import ForkServer, Process
 from launch.engines._node_process import Entry, RemoteRuntime, Setup
 from launch.engines.base import (
     Job,
     Options,
     Outcome,
     Resources,
-    Unit,
     back_off,
     find_leaf,
     plan,
@@ -44,7 +39,6 @@ from launch.nodes import ReplayNode
 from launch.program import Program
 from launch.rpc import sockets
 
-_LOG_TAIL_LINES = 20
 _STATUS_INTERVAL = 1.0
 _EXIT_GRACE = 2.0  # seconds that a node which has failed or closed has for leaving
 _ENDED = ("closed", "failed", "killed")
@@ -53,37 +47,6 @@ _ENDED = ("closed", "failed", "killed")
 def start(program: Program, options: Options) -> ProcessesJob:
     """Starts the program's processes."""
     return ProcessesJob(program, options)
-
-
-class _Process:
-    """One unit and the process that is its present life.
-
-    Attributes:
-      number: of this life, for the fork server; a restarted unit gets a new one.
-      worker: whether it has work of its own; None until it is ready.
-      kill_at: when it will be ended by force, if ever.
-    """
-
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
-        self.number = -1
-        self.channel: Channel | None = None
-        self.pid: int | None = None
-        self.state = "starting"
-        self.worker: bool | None = None
-        self.restarts = 0
-        self.restart_at: float | None = None
-        self.last_seen = 0.0
-        self.kill_at: float | None = None
-        self.kill_reason: str | None = None
-        self.failure: dict[str, Any] | None = None
-        self.closed = False
-        self.error: str | None = None
-        self.usage: dict[str, Any] = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
-
-    @property
-    def alive(self) -> bool:
-        return self.channel is not None
 
 
 class ProcessesJob(Job):
@@ -97,15 +60,13 @@ class ProcessesJob(Job):
         self._keys = sockets.CurveKeys.generate()
         self._entries: dict[int, Entry] = {}
         self._state = "running"
-        self._processes = [_Process(unit) for unit in self._units]
-        self._by_number: dict[int, _Process] = {}
-        self._numbers = 0
+        self._processes = [Process(unit) for unit in self._units]
+        self._by_number: dict[int, Process] = {}
         self._stop_asked = False
         self._kill_asked = False
         self._deadline: float | None = None
-        self._closing: _Process | None = None
+        self._closing: Process | None = None
         self._status_at = 0.0
-        self._server_text = b""
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         blobs = [_code.dumps(unit) for unit in self._units]  # fails here, where the user sees it
@@ -119,7 +80,11 @@ class ProcessesJob(Job):
             self._wake.setblocking(False)
             self._wake_end.setblocking(False)
             self._selector.register(self._wake, selectors.EVENT_READ)
-            self._start_fork_server()
+            preload = options.preload
+            if preload is None:
+                preload = ["torch"] if "torch" in sys.modules else []
+            self._server = ForkServer(preload, self._sockets, self._job)
+            self._selector.register(self._server.line, selectors.EVENT_READ)
         except BaseException:
             sockets.remove_private_directory(self._sockets)
             raise
@@ -147,19 +112,7 @@ class ProcessesJob(Job):
             "engine": "processes",
             "job": self._job,
             "state": self._state,
-            "nodes": [
-                {
-                    "label": process.unit.label,
-                    "group": process.unit.group,
-                    "index": process.unit.index,
-                    "state": process.state,
-                    "restarts": process.restarts,
-                    "pid": process.pid,
-                    **process.usage,
-                    "error": process.error,
-                }
-                for process in self._processes
-            ],
+            "nodes": [process.status() for process in self._processes],
         }
 
     # Preparation.
@@ -181,28 +134,6 @@ class ProcessesJob(Job):
                     else getattr(node, "client_options", None),
                 )
         return entries
-
-    def _start_fork_server(self) -> None:
-        ours, theirs = socket.socketpair()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from launch.engines._fork_server import main; "
-            f"main({theirs.fileno()})"
-        )
-        preload = self._options.preload
-        if preload is None:
-            preload = ["torch"] if "torch" in sys.modules else []
-        self._server = subprocess.Popen(
-            [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        theirs.close()
-        self._line = ours
-        settings = {"preload": list(preload), "sockets": self._sockets, "job": self._job}
-        ours.sendall(json.dumps(settings).encode() + b"\n")
-        self._selector.register(ours, selectors.EVENT_READ)
 
     # The supervisor's thread.
 
@@ -226,68 +157,44 @@ class ProcessesJob(Job):
             times += [at for at in (process.kill_at, process.restart_at) if at is not None]
         return max(0.0, min(_STATUS_INTERVAL, min(times) - time.monotonic()))
 
-    def _fork(self, process: _Process) -> None:
-        ours, theirs = socket.socketpair()
-        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it here
-        self._numbers += 1
-        process.number = self._numbers
-        process.channel = Channel(ours)
-        process.pid = None
-        process.state = "starting"
-        process.worker = None
-        process.failure = None
-        process.closed = False
-        process.kill_at = process.kill_reason = process.restart_at = None
-        process.last_seen = time.monotonic()
-        self._by_number[process.number] = process
-        self._selector.register(process.channel, selectors.EVENT_READ, process)
+    def _fork(self, process: Process) -> None:
+        label, directory = process.unit.label, self._options.directory
         resources = self._options.resources.get(process.unit.group, Resources())
-        log = None
-        if self._options.directory is not None:
-            log = self._log_path(process.unit.label)
-        request = {
-            "fork": process.number,
-            "env": {key: str(value) for key, value in resources.env.items()},
-            "threads": resources.threads,
-            "log": log,
-        }
-        socket.send_fds(self._line, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
-        theirs.close()
-        setup = Setup(
-            self._blobs[process.unit.label], self._entries, self._keys, self._options.heartbeat_timeout
+        number, channel = self._server.fork(
+            resources.threads,
+            {key: str(value) for key, value in resources.env.items()},
+            None if directory is None else _reports.log_path(directory, label),
         )
+        process.begin(number, channel, time.monotonic())
+        self._by_number[number] = process
+        self._selector.register(channel, selectors.EVENT_READ, process)
+        setup = Setup(self._blobs[label], self._entries, self._keys, self._options.heartbeat_timeout)
         try:
-            process.channel.send_bytes(cloudpickle.dumps(setup))
+            channel.send_bytes(cloudpickle.dumps(setup))
         except OSError:
             return  # it has died already; the fork server will say how
 
-    def _read(self, source: Any, process: _Process | None) -> None:
+    def _read(self, source: Any, process: Process | None) -> None:
         if source is self._wake:
             self._wake.recv(4096)
-        elif source is self._line:
+        elif source is self._server.line:
             self._read_server()
         elif process is not None and process.channel is source:  # else dropped a moment ago
             self._read_node(process)
 
     def _read_server(self) -> None:
-        data = self._line.recv(65536)
-        if not data:
-            self._selector.unregister(self._line)
-            code = self._server.wait()
-            for process in self._processes:
-                if process.alive:
-                    self._drop(process)
-                    process.state = "killed"
-            raise RuntimeError(f"the fork server ended with code {code}; its messages are on stderr")
-        *lines, self._server_text = (self._server_text + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
+        try:
+            messages = self._server.read()
+        except RuntimeError:
+            self._selector.unregister(self._server.line)
+            raise
+        for message in messages:
             if "forked" in message and message["forked"] in self._by_number:
                 self._by_number[message["forked"]].pid = message["pid"]
             elif "exit" in message:
                 self._has_exited(self._by_number.pop(message["exit"]), message["code"])
 
-    def _read_node(self, process: _Process) -> None:
+    def _read_node(self, process: Process) -> None:
         assert process.channel is not None
         try:
             messages = process.channel.receive_ready()
@@ -298,12 +205,12 @@ class ProcessesJob(Job):
         for what, value in messages:
             self._hear(process, what, value)
 
-    def _hear(self, process: _Process, what: str, value: Any) -> None:
+    def _hear(self, process: Process, what: str, value: Any) -> None:
         if what == "ready":
             process.worker = value
             process.state = "running"
             if self._state != "running":
-                self._order(process, "stop")
+                process.order("stop")
         elif what == "returned":
             process.state = "returned" if process.worker else "running"
             if process.worker is None:
@@ -325,7 +232,7 @@ class ProcessesJob(Job):
                 process.state = "failed"
                 self._fail(process, remote_error(process.unit.label, value, self._log_tail(process)))
 
-    def _has_exited(self, process: _Process, code: int) -> None:
+    def _has_exited(self, process: Process, code: int) -> None:
         self._drain(process)
         self._drop(process)
         if process.closed and process.failure is None:
@@ -337,7 +244,7 @@ class ProcessesJob(Job):
             return
         error: NodeError | None = None
         if process.failure is None:
-            kind, text = "ProcessDied", _describe_exit(code)
+            kind, text = "ProcessDied", _reports.describe_exit(code)
             if process.kill_reason is not None:
                 kind, text = "Hung", process.kill_reason
             process.error = f"{kind}: {text}"
@@ -351,15 +258,15 @@ class ProcessesJob(Job):
         if error is not None:
             self._fail(process, error)
 
-    def _may_restart(self, process: _Process) -> bool:
+    def _may_restart(self, process: Process) -> bool:
         allowed = self._options.restarts.get(process.unit.group, 0)
         return self._state == "running" and not self._stop_asked and process.restarts < allowed
 
-    def _fail(self, process: _Process, error: NodeError) -> None:
+    def _fail(self, process: Process, error: NodeError) -> None:
         self.outcome.fail(error)
         self._stop_asked = True
 
-    def _drain(self, process: _Process) -> None:
+    def _drain(self, process: Process) -> None:
         """Takes in what a process had said before it ended."""
         assert process.channel is not None
         with selectors.DefaultSelector() as selector:
@@ -371,20 +278,13 @@ class ProcessesJob(Job):
             except EOFError:
                 return
 
-    def _drop(self, process: _Process) -> None:
+    def _drop(self, process: Process) -> None:
         assert process.channel is not None
         with contextlib.suppress(KeyError):  # taken out already when the line broke
             self._selector.unregister(process.channel)
         process.channel.close()
         process.channel = None
         process.kill_at = None
-
-    def _order(self, process: _Process, what: str) -> None:
-        if process.channel is not None:
-            try:
-                process.channel.send(what)
-            except OSError:
-                return  # it is ending; the fork server will say how
 
     def _advance(self) -> bool:
         """Moves the program on to its next phase when it is time. True when all processes have ended."""
@@ -400,10 +300,7 @@ class ProcessesJob(Job):
                 if process.alive:
                     self._kill(process, "the program was ended by force")
             self._kill_asked = False
-        if self._state == "stopping" and not any(
-            process.alive and (process.worker is None or (process.worker and process.state == "running"))
-            for process in self._processes
-        ):
+        if self._state == "stopping" and not any(process.working for process in self._processes):
             self._state = "closing"
         if self._state == "closing":
             if self._closing is None or not self._closing.alive or self._closing.state in _ENDED:
@@ -416,7 +313,7 @@ class ProcessesJob(Job):
         self._deadline = time.monotonic() + self._options.stop_timeout
         for process in self._processes:
             process.restart_at = None
-            self._order(process, "stop")
+            process.order("stop")
         try:
             self._runtime.begin_stop()
         except Exception as error:
@@ -431,7 +328,7 @@ class ProcessesJob(Job):
                 self._closing = process
                 self._deadline = time.monotonic() + self._options.stop_timeout
                 process.state = "closing"
-                self._order(process, "close")
+                process.order("close")
                 return
 
     def _look_at_clock(self) -> None:
@@ -455,11 +352,7 @@ class ProcessesJob(Job):
 
     def _end_late_nodes(self) -> None:
         if self._state == "stopping":
-            late = [
-                p
-                for p in self._processes
-                if p.alive and p.state in ("running", "starting") and p.worker is not False
-            ]
+            late = [process for process in self._processes if process.working]
         else:
             late = [self._closing] if self._closing is not None and self._closing.alive else []
         for process in late:
@@ -471,14 +364,13 @@ class ProcessesJob(Job):
                 StopTimeoutWarning,
             )
 
-    def _kill(self, process: _Process, reason: str | None) -> None:
+    def _kill(self, process: Process, reason: str | None) -> None:
         process.kill_reason = process.kill_reason or reason
-        self._line.sendall(json.dumps({"kill": process.number}).encode() + b"\n")
+        self._server.kill(process.number)
 
     def _finish(self) -> None:
         try:
-            self._line.close()  # the fork server ends what is left, cleans up and leaves
-            self._server.wait()
+            self._server.close()
             for process in self._processes:
                 if process.alive:
                     self._drop(process)
@@ -503,34 +395,11 @@ class ProcessesJob(Job):
         except OSError:
             return  # full: it will wake anyway; closed: it is over
 
-    def _log_path(self, label: str) -> str:
-        return os.path.join(str(self._options.directory), "logs", f"{label}.log")
-
-    def _log_tail(self, process: _Process) -> str:
-        if self._options.directory is None:
-            return ""
-        try:
-            with open(self._log_path(process.unit.label), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
-                lines = file.read().decode(errors="replace").splitlines()
-        except FileNotFoundError:
-            return ""
-        return "\n".join(lines[-_LOG_TAIL_LINES:])
+    def _log_tail(self, process: Process) -> str:
+        return _reports.log_tail(self._options.directory, process.unit.label)
 
     def _write_status(self) -> None:
-        if self._options.directory is None:
-            return
-        path = os.path.join(self._options.directory, "status.json")
-        temporary = f"{path}.{secrets.token_hex(4)}"
-        with open(temporary, "w") as file:
-            json.dump({**self.status(), "time": time.time(), "launcher_pid": os.getpid()}, file, indent=1)
-        os.replace(temporary, path)
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"the process exited with code {code} before the program was over"
-    return f"the process was killed by {signal.Signals(-code).name}"
+        _reports.write_status(self._options.directory, self.status())
 
 
 def _free_port() -> int:
