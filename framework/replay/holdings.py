@@ -100,7 +100,9 @@ def _merge(pieces: list[Delivery]) -> Delivery:
             parts.append((binding, at + begin, index, lengths))
         begin += len(piece)
         piece.open = piece.pinned = False
-    merged = Delivery(pieces[0].table, info, np.concatenate([piece.slots for piece in pieces]), parts)
+    merged = Delivery(
+        pieces[0].table, info, np.concatenate([piece.slots for piece in pieces]), parts, pieces[0].epoch
+    )
     merged.pinned = True
     return merged
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from framework.replay import info as infos
-from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT, Channel, Connection, SessionLost
+from framework.replay.channel import Channel
+from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT, Connection, SessionLost
 from framework.replay.delivery import gather_parts
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.layout import Layout, pack_function

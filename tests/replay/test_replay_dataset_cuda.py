@@ -1,4 +1,4 @@
-"""`Dataset` to a GPU: the batches are right however far ahead they are fetched, and pinned buffers are reused."""
+"""`Dataset` to a GPU: right however far ahead batches are fetched, with pinned buffers that are reused."""
 
 import numpy as np
 import pytest

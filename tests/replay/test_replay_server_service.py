@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import zmq
 
-from framework.replay import connection, service, wire
+from framework.replay import channel as channels
+from framework.replay import service, wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from launch.rpc import sockets
 
@@ -60,7 +61,7 @@ def gate():
 
 @pytest.fixture
 def channel(gate):
-    channel = connection.Channel(gate.address, reconnect_timeout=10)
+    channel = channels.Channel(gate.address, reconnect_timeout=10)
     yield channel
     channel.close()
 
@@ -131,7 +132,7 @@ def test_a_parked_request_goes_through_when_this_process_changes_something(gate,
 def test_waiting_requests_go_through_in_line(gate):
     order, waits = [], []
     for number in range(5):
-        channel = connection.Channel(gate.address)
+        channel = channels.Channel(gate.address)
         gate.parked.clear()
 
         def wait(channel=channel, number=number):
@@ -152,7 +153,7 @@ def test_waiting_requests_go_through_in_line(gate):
 def test_stop_wakes_every_waiting_client_at_once(gate):
     waits = []
     for _ in range(4):
-        channel = connection.Channel(gate.address, reconnect_timeout=30)
+        channel = channels.Channel(gate.address, reconnect_timeout=30)
         gate.parked.clear()
         waits.append(in_thread(lambda channel=channel: channel.call({"op": "pass"}, wait=True)))
         assert gate.parked.wait(5)
@@ -203,7 +204,7 @@ def test_the_parked_request_of_a_client_that_has_gone_takes_nothing(gate, channe
     assert gate.ended_event.wait(5)
     gate.tokens += 1
     gate.service.wake()
-    other = connection.Channel(gate.address)
+    other = channels.Channel(gate.address)
     assert other.call({"op": "pass"}, timeout=5, wait=True)["passed"]
 
 
@@ -219,7 +220,7 @@ def test_garbage_is_counted_and_ignored(gate, channel):
 
 
 def test_an_error_of_the_loop_reaches_every_client(gate, channel):
-    waiting = connection.Channel(gate.address)
+    waiting = channels.Channel(gate.address)
     result = in_thread(lambda: waiting.call({"op": "pass"}, wait=True))
     assert gate.parked.wait(5)
     with pytest.raises(ServerClosed):
@@ -254,6 +255,6 @@ def test_a_restarted_server_is_found_again(gate, channel):
 def test_nobody_there(tmp_path):
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         port = socket.bind_to_random_port("tcp://127.0.0.1")
-    channel = connection.Channel(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
+    channel = channels.Channel(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
     with pytest.raises(ServerClosed, match="no replay server answered"):
         channel.call({"op": "echo", "value": 1})
