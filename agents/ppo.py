@@ -1,4 +1,4 @@
-"""PPO: proximal policy optimization, with the clipped objective or an adaptive KL penalty; see docs/agents/ppo.md."""
+"""PPO: proximal policy optimization, with the clipped objective or an adaptive KL penalty."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class PPOConfig:
 class Actions:
     """Between the environment's actions and those that the policy's distribution is about.
 
-    Choices count from 0 there. Continuous actions are in half-widths around the middle of their range (in the
-    environment's own units if it has none) and may leave it: the environment gets them clipped, the learner as
-    they were drawn.
+    Choices count from 0 there. Continuous actions are in half-widths around the middle of their range (in
+    the environment's own units if it has none) and may leave it: the environment gets them clipped, the
+    learner as they were drawn.
     """
 
     def __init__(self, spec: Any):
@@ -168,32 +168,35 @@ class Moments(nn.Module):
         variance = self.squares / self.count.clamp(min=1.0)
         return torch.where(self.count > 1, variance + 1e-8, torch.ones_like(variance)).sqrt().float()
 
+    def normalize(self, values: torch.Tensor) -> torch.Tensor:
+        """float32 ``[..., *shape]`` in standard deviations from the mean, clipped at +-10."""
+        return ((values - self.mean.float()) / self.std()).clamp(-10.0, 10.0)
+
 
 class ObservationNormalizer(nn.Module):
-    """Floats to mean 0 and variance 1, clipped at +-10; pictures and choices stay. Changed by the learner only."""
+    """Floats to mean 0 and variance 1, clipped at +-10; pictures and choices stay as they are."""
 
     def __init__(self, spec: Any, enabled: bool):
         super().__init__()
-        self._specs = tree.flatten(spec)
-        self.moments = nn.ModuleDict()
-        for index, leaf in enumerate(self._specs):
-            if enabled and np.issubdtype(leaf.dtype, np.floating):
-                self.moments[str(index)] = Moments(leaf.shape)
+        leaves = tree.flatten(spec)
+        chosen = [i for i, leaf in enumerate(leaves) if np.issubdtype(leaf.dtype, np.floating)]
+        self._indices = chosen if enabled else []
+        self._moments = [Moments(leaves[i].shape) for i in self._indices]
+        self.moments = nn.ModuleList(self._moments)
 
     def forward(self, observation: Any) -> Any:
-        if not self.moments:
+        if not self._indices:
             return observation
         leaves = tree.flatten(observation)
-        for key, moments in self.moments.items():
-            leaf = leaves[int(key)].float() - moments.mean.float()
-            leaves[int(key)] = (leaf / moments.std()).clamp(-10.0, 10.0)
+        for index, moments in zip(self._indices, self._moments, strict=True):
+            leaves[index] = moments.normalize(leaves[index])
         return tree.unflatten_as(observation, leaves)
 
     def update(self, observation: Any, rows: torch.Tensor) -> None:
         """Takes in the rows ``rows`` (bool ``[N, T]``) of observations ``[N, T, ...]``."""
         leaves = tree.flatten(observation)
-        for key, moments in self.moments.items():
-            moments.update(leaves[int(key)][rows])
+        for index, moments in zip(self._indices, self._moments, strict=True):
+            moments.update(leaves[index][rows])
 
 
 class RewardScale(nn.Module):
@@ -217,7 +220,7 @@ class RewardScale(nn.Module):
 
 
 class Progress(nn.Module):
-    """What travels with the parameters: their version, so that acting is known to be on-policy; the penalty."""
+    """What travels with the parameters: their version, so that acting shows it, and the penalty's weight."""
 
     version: torch.Tensor
     kl_coefficient: torch.Tensor
@@ -229,7 +232,7 @@ class Progress(nn.Module):
 
 
 class PPONetworks(nn.Module):
-    """The variables of PPO. Observations go through ``normalizer`` first; it is no part of the other methods."""
+    """The variables of PPO. Observations go through ``normalizer`` before they come to the methods."""
 
     def __init__(self, config: PPOConfig, spec: Any):
         super().__init__()
@@ -272,8 +275,8 @@ class PPONetworks(nn.Module):
     ) -> tuple[Any, torch.Tensor]:
         """The distribution over actions and the value, of each row.
 
-        Rows are ``[M, ...]``; with a memory ``[N, T, ...]``, from a ``state`` of ``[N, ...]`` on, which starts
-        anew where ``starts [N, T]`` is not 0.
+        Rows are ``[M, ...]``; with a memory ``[N, T, ...]``, from a ``state`` of ``[N, ...]`` on, which
+        starts anew where ``starts [N, T]`` is not 0.
         """
         encoded = self.encoder(observation)
         features = self.body(encoded)
@@ -345,7 +348,7 @@ class PPOUpdate:
         self._clip_factor = schedules.linear_decay(decay, config.clip_end)
 
     def prepare(self, nets: PPONetworks, batch: Any, context: EpochContext) -> Prepared:
-        """Values, advantages and targets of all unrolls ``[N, T + 1]``; the last row is there to bootstrap."""
+        """Values, advantages and targets of unrolls ``[N, T + 1]``, the last row to bootstrap from."""
         config, data = self._config, batch.data
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()

@@ -20,13 +20,13 @@ class UnrollAdder(Adder):
         calls of add     1     2     3     4   |   5     6     7     8   |
         lane 0           o0    o1    o2    o3  (o4) o4   o5   o6    o7  (o8)      an episode that goes on
         mask             1     1     1     1    0   1    1    1     1    0
-        lane 1           o0    o1    o2    o'0 (o'1) o'1 ...                      one of two steps, then a reset
+        lane 1           o0    o1    o2    o'0 (o'1) o'1 ...                      one of two steps, a reset
         mask             1     1     0     1    0   1
 
-    The last row of an item (in brackets) is closing: it holds the newest observation, to bootstrap from, and
-    is there again as the first row of the next item, where its action is. A ``SequenceAdder`` whose items
-    overlap by one row takes the action into that row, so that it completes an item only when the *next* unroll
-    has begun: too late for an actor that waits for what is learned from this one.
+    The last row of an item (in brackets) is closing: it holds the newest observation, to bootstrap from,
+    and is there again as the first row of the next item, where its action is. A ``SequenceAdder`` whose
+    items overlap by one row takes the action into that row, so that it completes an item only when the
+    *next* unroll has begun: too late for an actor that waits for what is learned from this one.
 
     ``start_of_episode`` is also set in the first row of each item. A recurrent learner starts that row from
     the stored state, which is the initial one if an episode begins there, and looks at later rows only.

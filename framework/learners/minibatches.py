@@ -10,7 +10,7 @@ import tree
 from torch import nn
 
 from framework import specs
-from framework.learners.sgd import LossOutput, SGDLearner
+from framework.learners.sgd import LossFn, LossOutput, SGDLearner
 from framework.types import Nest, StepResult
 
 
@@ -43,7 +43,6 @@ class Prepared(NamedTuple):
 
 
 PrepareFn = Callable[[Any, Any, EpochContext], Prepared]
-MinibatchLossFn = Callable[[Any, Any, Any], LossOutput]
 FinishFn = Callable[[Any, Any, Prepared, EpochContext], dict[str, torch.Tensor]]
 
 
@@ -55,8 +54,8 @@ class MinibatchLearner(SGDLearner):
             loss_fn(networks, minibatch, context)               # one optimizer step
         metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
 
-    Every row is used once per epoch. Metrics of the loss function are means over the last epoch. Variables are
-    published, and versions counted, per batch.
+    Every row is used once per epoch. Metrics of the loss function are means over the last epoch. Variables
+    are published, and versions counted, per batch.
 
     Args:
       networks: as in ``SGDLearner``.
@@ -75,7 +74,7 @@ class MinibatchLearner(SGDLearner):
         self,
         networks: nn.Module,
         prepare_fn: PrepareFn,
-        loss_fn: MinibatchLossFn,
+        loss_fn: LossFn,
         optimizer_fn: Callable[[Any], torch.optim.Optimizer],
         *,
         epochs: int,

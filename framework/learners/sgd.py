@@ -46,7 +46,8 @@ class LossContext(NamedTuple):
     generator: torch.Generator
 
 
-LossFn = Callable[[Any, Any, LossContext], LossOutput]
+# The context is a ``LossContext``; learners that make more of a batch give more.
+LossFn = Callable[[Any, Any, Any], LossOutput]
 
 
 class SGDLearner(core.Learner):
