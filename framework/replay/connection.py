@@ -282,8 +282,9 @@ class Connection:
     def _end(self) -> NoReturn:
         """The connection has ended: was it stopped, with a last word, or lost?"""
         if self._socket is not None and self._greeted:
-            with contextlib.suppress(zmq.Again, SessionLost):
-                while True:
+            # The word that it stopped may be old: the next session sees whether the server has come back.
+            with contextlib.suppress(zmq.Again, SessionLost, ServerClosed):
+                while self._socket is not None:
                     self._take(wire.decode(self._socket.recv_multipart(zmq.NOBLOCK, copy=False)))
         self.close()
         raise SessionLost
