@@ -61,6 +61,10 @@ class Draws:
 
     def attempt(self) -> Delivery | None:
         """All samples, or None if some are still missing; those that were drawn are kept."""
+        for piece in self._pieces:
+            if piece.epoch != self._table.epoch:  # the table was reset while the request waited: begin again
+                piece.unpin()
+        self._pieces = [piece for piece in self._pieces if piece.epoch == self._table.epoch]
         got = sum(map(len, self._pieces))
         try:
             self._pieces.append(self._table.sample(self._n - got, timeout=0))
@@ -72,17 +76,17 @@ class Draws:
             self._pieces.append(piece)
             # They count as handed out while the request waits, so that a batch larger than the window can
             # fill.
-            self._table.count_drawn(len(piece))
+            self._table.count_drawn(len(piece), piece.epoch)
             return None
         for piece in self._pieces[:-1]:
-            self._table.count_drawn(-len(piece))
+            self._table.count_drawn(-len(piece), piece.epoch)
         pieces, self._pieces = self._pieces, []
         return pieces[0] if len(pieces) == 1 else _merge(pieces)
 
     def end(self) -> None:
         """The request was dropped or has been answered: what was drawn for nothing is given back."""
         for piece in self._pieces:
-            self._table.count_drawn(-len(piece))
+            self._table.count_drawn(-len(piece), piece.epoch)
             self._table.give_back(piece)
             piece.unpin()
         self._pieces = []

@@ -143,9 +143,17 @@ class TableCore:
         with self._lock:
             self._waiting[side] += change
 
-    def count_drawn(self, n: int) -> None:
-        """``n`` reserved samples count as handed out from now on; of a negative number, as reserved again."""
+    @property
+    def epoch(self) -> int:
+        """How often the table was reset; deliveries of an earlier epoch mean nothing to it any more."""
+        return self._epoch
+
+    def count_drawn(self, n: int, epoch: int) -> None:
+        """``n`` samples reserved in ``epoch`` count as handed out from now on; of a negative number, as
+        reserved again."""
         with self._lock:
+            if epoch != self._epoch:
+                return  # a reset has forgotten them
             self.rate_limiter.reserved -= n
             self.rate_limiter.samples += n
             if n > 0 and self._waiting[1]:
