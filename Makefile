@@ -11,7 +11,7 @@ SEED ?= 1
 # One thread per process for numeric libraries: programs are many processes, tests run in several workers.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test lint test-reverb test-deepmind benchmarks clean
+.PHONY: train test lint test-reverb test-deepmind clean
 
 .venv/installed: setup.py $(wildcard constraints/*.txt)
 	@test -n "$(PYTHON)" || { echo "Repertory needs Python 3.10 or newer; none was found."; exit 1; }

@@ -136,10 +136,11 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
 
     def _publish(self) -> None:
         # The version is the number of learner steps, so that staleness is counted in learner steps.
-        variables = self._learner.get_variables()
+        published = self._learner.get_variables()
+        assert published is not None  # nothing is older than -1
         with self._published:
             self._version = self._steps
-            self._variables = variables[1]
+            self._variables = published[1]
             self._published.notify_all()
 
     def _count(self) -> None:

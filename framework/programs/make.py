@@ -111,11 +111,13 @@ def make_program(
     replay = learner = checkpointer = None
     if has_tables:
         with program.group("replay"):
-            checkpointer_fn = functools.partial(_replay_checkpointer, directory, keep_checkpoints)
+            checkpointer_fn = None
+            if directory is not None:
+                checkpointer_fn = functools.partial(_replay_checkpointer, directory, keep_checkpoints)
             replay = program.add_node(
                 launch.ReplayNode(
                     functools.partial(_make_tables, agent, spec, derive_seed(seed, "replay")),
-                    checkpointer_fn=None if directory is None else checkpointer_fn,
+                    checkpointer_fn=checkpointer_fn,
                     backend=replay_backend,
                 )
             )

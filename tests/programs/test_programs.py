@@ -24,17 +24,17 @@ SMALL = DQNConfig(
 
 
 def small_program(directory: pathlib.Path | None = None, **changes) -> launch.Program:
-    settings: dict = dict(
-        num_actors=2,
-        lanes_per_actor=3,
-        max_actor_steps=500,
-        evaluate_every=200,
-        num_evaluation_episodes=3,
-        log_every=100,
-        learner_log_every=20,
-        publish_every=5,
-        directory=directory,
-    )
+    settings: dict = {
+        "num_actors": 2,
+        "lanes_per_actor": 3,
+        "max_actor_steps": 500,
+        "evaluate_every": 200,
+        "num_evaluation_episodes": 3,
+        "log_every": 100,
+        "learner_log_every": 20,
+        "publish_every": 5,
+        "directory": directory,
+    }
     settings.update(changes)
     agent = settings.pop("agent", None) or DQN(SMALL)
     factory = settings.pop("environment", functools.partial(FakeEnvironment, episode_length=7))
@@ -165,7 +165,6 @@ def test_counts_that_make_no_sense_are_refused(name):
 def test_a_goal_without_an_evaluator_is_refused():
     with pytest.raises(ValueError, match="evaluator"):
         small_program(target_return=1.0, evaluate_every=None)
-
 
 
 def assert_equal_state(first, second) -> None:

@@ -1,0 +1,61 @@
+"""What imports what: one way only, and light packages stay light."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEAVY = ["torch", "ray", "tensorflow", "reverb", "launchpad", "gymnasium", "matplotlib", "rich"]
+
+
+def imported_by(path: pathlib.Path) -> set[str]:
+    """Absolute names of all modules that the file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("package", "may_not"),
+    [
+        ("launch", ("framework", "agents")),
+        ("framework/replay", ("agents",)),
+        ("framework", ("agents",)),
+    ],
+)
+def test_imports_point_one_way(package, may_not):
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / package).rglob("*.py")
+        for name in imported_by(path)
+        if name.split(".")[0] in may_not
+    }
+    assert not wrong
+
+
+def test_replay_imports_nothing_else_of_the_framework():
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "framework" / "replay").rglob("*.py")
+        for name in imported_by(path)
+        if name.startswith("framework.") and not name.startswith(("framework.replay", "framework.types"))
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("statement", ["import framework, launch", "from framework import replay"])
+def test_light_imports_stay_light(statement):
+    code = f"import sys; {statement}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.strip() == "[]"

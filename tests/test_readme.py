@@ -1,0 +1,40 @@
+"""The README's Python runs as it stands there, and its commands exist."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_ten_lines_train_an_agent(tmp_path):
+    program = next(block for block in blocks("python") if "launch.launch" in block)
+    assert len([line for line in program.splitlines() if line.strip()]) <= 12
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    reason, episode_return = run.stdout.split()
+    assert reason == "max_actor_steps" and float(episode_return) > 5
+
+
+def test_make_targets_of_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make (\S+)", "\n".join(blocks("sh")), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_commands_of_the_readme_exist():
+    import agents.cli
+
+    text = pathlib.Path(agents.cli.__file__).read_text(encoding="utf-8")
+    for command in set(re.findall(r"repertory (\w+)", README)):
+        assert command in text, command
