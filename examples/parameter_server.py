@@ -8,6 +8,7 @@ Shows a service with state, arrays as arguments, and a result that ends the prog
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class ParameterServer:
         self._weights = np.zeros(3)
         self._learning_rate = learning_rate
         self._updates = updates
+        self._lock = threading.Lock()  # calls of several workers may be carried out at the same time
 
     def parameters(self) -> np.ndarray:
         """float64[3]"""
@@ -31,10 +33,11 @@ class ParameterServer:
 
     def apply(self, gradient: np.ndarray) -> None:
         """Takes one step along float64[3]."""
-        self._weights = self._weights - self._learning_rate * gradient
-        self._updates -= 1
-        if self._updates == 0:
-            lp.stop(self._weights)
+        with self._lock:
+            self._weights = self._weights - self._learning_rate * gradient
+            self._updates -= 1
+            if self._updates == 0:
+                lp.stop(self._weights)
 
 
 class Worker:

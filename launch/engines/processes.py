@@ -190,7 +190,9 @@ class ProcessesJob(Job):
             raise
         for message in messages:
             if "forked" in message and message["forked"] in self._by_number:
-                self._by_number[message["forked"]].pid = message["pid"]
+                process = self._by_number[message["forked"]]
+                process.pid = message["pid"]
+                process.last_seen = time.monotonic()  # its silence counts from now on
             elif "exit" in message:
                 self._has_exited(self._by_number.pop(message["exit"]), message["code"])
 
@@ -341,7 +343,8 @@ class ProcessesJob(Job):
                 self._kill(process, None)
             silent = now - process.last_seen
             limit = self._options.heartbeat_timeout
-            if process.alive and limit is not None and silent > limit and process.kill_reason is None:
+            born = process.alive and process.pid is not None
+            if born and limit is not None and silent > limit and process.kill_reason is None:
                 self._kill(process, f"no sign of life for {silent:.1f} s (heartbeat_timeout={limit})")
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None

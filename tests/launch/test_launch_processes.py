@@ -107,7 +107,7 @@ def test_hung_node_is_found():
         service.hang()
 
     with pytest.raises(lp.NodeError, match=r"service-0.*no sign of life") as caught:
-        lp.launch(service_program(main, Service), heartbeat_timeout=1.0, stop_timeout=0.5)
+        lp.launch(service_program(main, Service), heartbeat_timeout=4.0, stop_timeout=0.5)
     assert caught.value.kind == "Hung"
 
 
