@@ -19,12 +19,14 @@ def check_engine(name: str) -> None:
         raise CommandError(f"Unknown engine {name!r}; the engines are {', '.join(engine_names())}.")
 
 
-def environment_spec(options: RunOptions) -> Any:
-    """The spec of the environment; CommandError if it is unknown or cannot be made."""
+def environment_spec(options: RunOptions, agent: Any) -> Any:
+    """The spec of the environment as ``agent`` sees it; CommandError if it is unknown or cannot be made."""
     from framework import environments, specs
 
     try:
-        environment = environments.make(options.environment, num_lanes=1, seed=options.seed)
+        environment = environments.make(
+            options.environment, num_lanes=1, seed=options.seed, wrappers=agent.environment_wrappers()
+        )
         try:
             return specs.make_environment_spec(environment)
         finally:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         raise CommandError(str(error)) from error
     run = replace(RunOptions(), environment=options.environment, num_actors=options.num_actors)
-    building.environment_spec(run)
+    building.environment_spec(run, agent)
     program = building.build_program(agent, run, Path("runs") / name)
     groups = groups_of(program)
     print(as_text(program.name, groups))

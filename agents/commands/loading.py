@@ -31,7 +31,7 @@ class LoadedPolicy:
 
     def __init__(self, folder: RunFolder, reader: CheckpointReader):
         self.agent = folder.make_agent()
-        self.spec = environment_spec(folder.options)
+        self.spec = environment_spec(folder.options, self.agent)
         if describe_spec(self.spec) != folder.environment_spec:
             raise CommandError(
                 f"{folder.path}: {folder.options.environment!r} is not the environment that the run was "
@@ -76,6 +76,7 @@ class LoadedPolicy:
             seed=seed,
             stepping="inline" if render_mode else self._options.stepping,
             render_mode=render_mode,
+            wrappers=self.agent.environment_wrappers(),
         )
         if self._normaliser is not None:
             environment.restore(self._normaliser)

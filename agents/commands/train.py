@@ -59,8 +59,8 @@ def start(name: str, arguments: Sequence[str]) -> int:
     """Trains the agent ``name`` in a new folder."""
     agent_name, config, options = parse_new(name, arguments)
     building.check_engine(options.engine)
-    spec = building.environment_spec(options)
     agent = agents.find(agent_name).load()[0](config)
+    spec = building.environment_spec(options, agent)
     building.check_agent(agent, spec)
     path = Path(options.directory) if options.directory else default_path(agent_name, options)
     options = dataclasses.replace(options, directory=str(path))
@@ -105,9 +105,10 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     }
     options = dataclasses.replace(folder.options, **new, directory=str(folder.path))
     building.check_engine(options.engine)
-    _check_same_environment(folder, building.environment_spec(options))
+    agent = folder.make_agent()
+    _check_same_environment(folder, building.environment_spec(options, agent))
     folder = dataclasses.replace(folder, options=options)
-    program = building.build_program(folder.make_agent(), options, folder.path)
+    program = building.build_program(agent, options, folder.path)
     with _writing(folder.path):
         choose_checkpoint(folder, given.checkpoint)
         folder.save()

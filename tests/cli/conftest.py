@@ -35,7 +35,7 @@ def make_run(tmp_path):
 
     def make(name="run", steps=(), returns=(), agent="random_actions", **options):
         options = RunOptions(**{"max_actor_steps": 1000, "directory": str(tmp_path / name), **options})
-        spec = building.environment_spec(options)
+        spec = building.environment_spec(options, agents.make(agent))
         folder = RunFolder.create(tmp_path / name, agent, agents.make_config(agent), options, spec)
         for step in steps:
             parts = {"counter": torch_part({"counts": {"actor_steps": step}, "cache": {}})}

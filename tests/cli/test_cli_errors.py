@@ -16,7 +16,7 @@ WRONG = {
     "unknown command": (("trian",), 2, ["'trian'", "Did you mean 'train'?"]),
     "no agent": (("train",), 1, ["which agent", "dqn", "random_actions", "--resume RUN"]),
     "unknown agent": (("train", "dpn"), 1, ["Unknown agent 'dpn'", "Did you mean 'dqn'?"]),
-    "unknown agent to draw": (("graph", "dpn"), 1, ["Unknown agent 'dpn'", "dqn, random_actions"]),
+    "unknown agent to draw": (("graph", "dpn"), 1, ["Unknown agent 'dpn'", "the agents are dqn"]),
     "unknown flag": ((*TRAIN, "--max-actor-step", "5"), 2, ["--max-actor-step", "--max-actor-steps"]),
     "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
     "wrong value": ((*TRAIN, "--num-actors", "two"), 2, ["--num-actors", "two"]),
