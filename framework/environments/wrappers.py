@@ -289,6 +289,53 @@ def _stacked_spec(spec: specs.Array, num_frames: int) -> specs.Array:
     return specs.Array(shape, spec.dtype, name=spec.name)
 
 
+class ObservationActionReward(EnvironmentWrapper):
+    """Observations become dicts of ``observation``, the ``action`` before it and the ``reward`` of that.
+
+    At the first step of an episode action and reward are zeros. So a policy knows what it did and what came
+    of it, and replay holds exactly what the policy saw.
+    """
+
+    def __init__(self, environment: BatchedEnvironment, reward_clip: float | None = None):
+        """``reward_clip``: the reward is clipped to +- this, in the observation only; None keeps it."""
+        super().__init__(environment)
+        if reward_clip is not None and not reward_clip > 0:
+            raise ValueError(f"reward_clip is {reward_clip}, expected more than 0, or None")
+        self._clip = reward_clip
+        self._spec = {
+            "observation": environment.observation_spec(),
+            "action": environment.action_spec(),
+            "reward": environment.reward_spec(),
+        }
+        self._no_action = specs.zeros(self._spec["action"], (self.num_lanes,))
+
+    def observation_spec(self) -> Nest:
+        return self._spec
+
+    def reset(self) -> dm_env.TimeStep:
+        return self._observe(self._no_action, self._environment.reset())
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        timestep = self._environment.step(action)
+        first = timestep.step_type == FIRST
+
+        def taken(leaf: Any, none: np.ndarray) -> np.ndarray:
+            copied = np.array(leaf, none.dtype)
+            if np.count_nonzero(first):
+                copied[first] = 0
+            return copied
+
+        return self._observe(tree.map_structure(taken, action, self._no_action), timestep)
+
+    def _observe(self, action: Nest, timestep: dm_env.TimeStep) -> dm_env.TimeStep:
+        reward = timestep.reward
+        if self._clip is not None:
+            reward = tree.map_structure(lambda leaf: leaf.clip(-self._clip, self._clip), reward)
+        return timestep._replace(
+            observation={"observation": timestep.observation, "action": action, "reward": reward}
+        )
+
+
 class SinglePrecision(_ObservationWrapper):
     """float64 observations and actions as float32."""
 

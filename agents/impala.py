@@ -1,0 +1,314 @@
+"""IMPALA: an actor-critic that corrects for the age of its data by V-trace (Espeholt et al., 2018).
+
+Actors write unrolls of T steps into a queue and go on with parameters that may be a few learner steps old;
+the learner takes batches from the queue, each unroll once. V-trace weighs what the actors' policy mu did by
+how likely the learner's policy pi is to do the same. How far the two are apart is logged: ``staleness`` in
+learner steps, ``rho_clipped`` the share of importance weights that were clipped.
+
+What the actors' policy saw is what is in replay: the last action and the last reward are part of the
+observation (a wrapper of the environment puts them there), the log-probability of the action and the state
+of the LSTM at the start of each unroll are extras.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import tree
+from torch import nn
+
+from framework import core, learners, losses, networks
+from framework.learners import LossContext, LossOutput, schedules
+from framework.types import Nest
+
+
+@dataclass(frozen=True)
+class IMPALAConfig:
+    """Settings of IMPALA. A *learner step* is one batch; a *step* is one of the environment."""
+
+    # What is learned from.
+    discount: float = 0.99  # Per environment step. Higher looks further ahead, and learns slower.
+    unroll_length: int = 20  # T, steps of a lane in an item. More bootstraps later; data gets older.
+    reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
+    previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
+
+    # The queue between actors and learner.
+    batch_size: int = 16  # N, unrolls in a learner step: N * T steps of the environment.
+    queue_batches: int = 2  # Batches that wait in the queue; then actors wait. More: older data, fewer gaps.
+    prefetch_batches: int = 1  # Batches that the learner's node holds ready beside those.
+
+    # V-trace.
+    vtrace_lambda: float = 1.0  # 1 is the paper's; less cuts the variance of long unrolls, and adds bias.
+    clip_rho: float = 1.0  # Largest importance weight of an error: higher follows pi further from mu.
+    clip_c: float = 1.0  # Largest importance weight in a trace: higher passes rewards back faster, noisily.
+
+    # Loss: the mean over the steps of a batch. (The paper sums them: its gradients are N * T times as large.)
+    value_cost: float = 0.5  # Weight of half the squared error of the values.
+    entropy_cost: float = 0.01  # Weight of the policy's entropy. More explores longer.
+
+    # Learning.
+    optimizer: str = "rmsprop"  # Or "adam".
+    learning_rate: float = 5e-4  # At the start.
+    learning_rate_decay_steps: int | None = None  # Learner steps until it has fallen; None keeps it.
+    learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
+    rmsprop_decay: float = 0.99  # How long RMSprop remembers squared gradients.
+    rmsprop_momentum: float = 0.0  # Share of the last update that is made again.
+    optimizer_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
+    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
+
+    # Networks and device.
+    torso: str = "shallow"  # For images: "shallow" or "deep", the paper's two; "nature", that of DQN.
+    hidden_sizes: tuple[int, ...] = (64, 64)  # For observations without images: hidden layers.
+    activation: str = "tanh"  # Of those: relu, tanh, elu, silu.
+    lstm_size: int | None = None  # Width of an LSTM behind the torso; None is a feed-forward network.
+    device: str = "cpu"  # Of the learner.
+    compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
+    autocast: bool = False  # bfloat16 mixed precision in the learner.
+    actor_autocast: bool = False  # bfloat16 mixed precision in the actors; pays for images in batches.
+
+
+_TORSOS: dict[str, Any] = {
+    "shallow": networks.ShallowConv,
+    "deep": networks.ResidualConv,
+    "nature": networks.NatureConv,
+}
+
+
+class ActorCritic(nn.Module):
+    """Torso, LSTM (if there is one), and the heads of policy and value."""
+
+    def __init__(self, config: IMPALAConfig, spec: Any):
+        super().__init__()
+        if config.torso not in _TORSOS:
+            raise ValueError(f"torso is {config.torso!r}; expected one of {sorted(_TORSOS)}.")
+        has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(spec.observations))
+        self.torso = networks.ObservationEncoder(
+            spec.observations,
+            () if has_images else config.hidden_sizes,
+            config.activation,
+            _TORSOS[config.torso],
+        )
+        width = self.torso.output_size
+        self.core = None if config.lstm_size is None else networks.RecurrentCore(width, config.lstm_size)
+        width = width if config.lstm_size is None else config.lstm_size
+        self.policy = networks.make_policy_head(width, spec.actions)
+        self.value = nn.Linear(width, 1)
+
+    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
+        """The LSTM's state ``[B, lstm_size]`` at the start of an episode; ``()`` without one."""
+        return () if self.core is None else self.core.initial_state(batch_size)
+
+    def step(self, observation: Nest, state: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
+        """One step of acting: ``[B, ...]`` to the distribution over actions and the next state."""
+        features = self.torso(observation)
+        if self.core is not None:
+            features, state = self.core.step(features, state)
+        return self.policy(features), state
+
+    def unroll(
+        self, observation: Nest, state: tuple[torch.Tensor, ...], start_of_episode: torch.Tensor
+    ) -> tuple[Any, torch.Tensor]:
+        """Sequences ``[N, T + 1, ...]`` to distributions over actions and values, ``[N, T + 1]``."""
+        features = self.torso(observation)
+        if self.core is not None:
+            features, _ = self.core.unroll(features, state, start_of_episode)
+        return self.policy(features), self.value(features).squeeze(-1)
+
+
+class Progress(nn.Module):
+    """Counts the learner's steps, beside the parameters, so that actors can say how old theirs are."""
+
+    steps: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+
+class IMPALANetworks(nn.Module):
+    """The variables of IMPALA: ``actor_critic`` and ``progress``."""
+
+    def __init__(self, config: IMPALAConfig, spec: Any):
+        super().__init__()
+        actions = spec.actions
+        if tree.is_nested(actions) or not np.issubdtype(actions.dtype, np.integer):
+            raise ValueError(
+                f"IMPALA needs discrete actions (one, or several independent ones); the action spec is "
+                f"{actions!r}. Use an environment with a Discrete or MultiDiscrete action space."
+            )
+        self.action_dtype = actions.dtype
+        self.actor_critic = ActorCritic(config, spec)
+        self.progress = Progress()
+
+
+class IMPALAPolicy(core.Policy):
+    """Draws actions from the policy, or takes the most likely one if ``greedy``.
+
+    Extras of each step: ``log_prob`` of the action, ``learner_steps`` that the parameters had seen, and
+    with an LSTM its ``state`` before the step.
+    """
+
+    def __init__(self, networks: IMPALANetworks, greedy: bool = False, autocast: bool = False):
+        self._networks = networks
+        self._greedy = greedy
+        self._autocast = autocast
+        self._random = torch.Generator().manual_seed(0)
+
+    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
+        return self._networks.actor_critic.initial_state(batch_size)
+
+    @torch.inference_mode()
+    def step(self, observation: Nest, state: Any) -> tuple[np.ndarray, dict[str, Any], Any]:
+        tensors = networks.as_tensors(observation)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
+            policy, next_state = self._networks.actor_critic.step(tensors, state)
+        actions = policy.mode() if self._greedy else policy.sample(self._random)
+        log_probs = policy.log_prob(actions).float().numpy()
+        steps = self._networks.progress.steps.numpy()
+        extras = {"log_prob": log_probs, "learner_steps": np.full(log_probs.shape, steps)}
+        if state:
+            extras["state"] = tuple(part.numpy() for part in state)
+        return actions.numpy().astype(self._networks.action_dtype, copy=False), extras, next_state
+
+    def seed(self, seed: int) -> None:
+        self._random.manual_seed(seed)
+
+    def save(self) -> torch.Tensor:
+        return self._random.get_state()
+
+    def restore(self, state: torch.Tensor) -> None:
+        self._random.set_state(state)
+
+
+def make_loss(config: IMPALAConfig) -> Any:
+    """The loss function of IMPALA on a ``ReplaySample`` of ``Step``s ``[N, T + 1, ...]``."""
+
+    def loss_fn(nets: IMPALANetworks, batch: Any, context: LossContext) -> LossOutput:
+        data = batch.data
+        rewards = data.reward.float()
+        if config.reward_clip is not None:
+            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        # As it was before the first row: the learner's own state would need the whole episode.
+        state = tuple(part[:, 0] for part in data.extras.get("state", ()))
+        policy, values = nets.actor_critic.unroll(data.observation, state, data.start_of_episode)
+        log_probs, values = policy.log_prob(data.action).float(), values.float()
+        counted = losses.transition_mask(data.mask)
+        vtrace = losses.vtrace(
+            log_probs - data.extras["log_prob"],
+            rewards,
+            config.discount * data.discount.float(),
+            values,
+            data.mask,
+            config.vtrace_lambda,
+            config.clip_rho,
+            config.clip_c,
+        )
+        policy_loss = losses.policy_gradient_loss(log_probs, vtrace.advantages, counted)
+        value_loss = losses.value_loss(values, vtrace.targets, counted)
+        entropy = losses.masked_mean(policy.entropy().float(), counted)
+        loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy
+        with torch.no_grad():
+            age = (context.steps - data.extras["learner_steps"]).float()
+            metrics = {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": entropy,
+                "value_mean": losses.masked_mean(values, counted),
+                "rho_clipped": losses.masked_mean(vtrace.clipped, counted),
+                "staleness": losses.masked_mean(age, counted),
+                "staleness_max": (age * counted).max(),
+                "transitions": counted.sum(),
+            }
+        return LossOutput(loss, metrics)
+
+    return loss_fn
+
+
+class IMPALA(core.Agent):
+    """V-trace actor-critic for discrete actions.
+
+    ::
+
+        agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
+        program = programs.make_program(agent, environment_factory, num_actors=2, lanes_per_actor=8)
+    """
+
+    def __init__(self, config: IMPALAConfig | None = None):
+        self.config = config or IMPALAConfig()
+        if self.config.unroll_length < 1:
+            raise ValueError(f"unroll_length is {self.config.unroll_length}; expected at least 1 step.")
+
+    def environment_wrappers(self) -> Sequence[Any]:
+        """The last action and reward become part of the observation, where the config says so."""
+        from framework.environments import wrappers
+
+        if not self.config.previous_action_and_reward:
+            return ()
+        return (functools.partial(wrappers.ObservationActionReward, reward_clip=self.config.reward_clip),)
+
+    def make_networks(self, spec: Any) -> IMPALANetworks:
+        """Initial parameters come from torch's global generator, which the program seeds."""
+        return IMPALANetworks(self.config, spec)
+
+    def make_policy(self, networks: IMPALANetworks, evaluation: bool = False) -> IMPALAPolicy:
+        return IMPALAPolicy(networks, greedy=evaluation, autocast=self.config.actor_autocast)
+
+    def make_tables(self, spec: Any) -> list[Any]:
+        from framework import replay
+
+        size = self.config.queue_batches * self.config.batch_size
+        return [replay.Table.queue("priority_table", size)]
+
+    def make_adder(self, client: Any, spec: Any) -> Any:
+        from framework import adders
+
+        length = self.config.unroll_length
+        # The last row of an unroll is only there to bootstrap from; it is the first one of the next.
+        return adders.SequenceAdder(client, length + 1, length, adders.EndOfEpisodeBehavior.CONTINUE)
+
+    def make_dataset(self, client: Any) -> Any:
+        from framework import replay
+
+        return replay.Dataset(
+            client,
+            "priority_table",
+            self.config.batch_size,
+            device=self.config.device,
+            prefetch=self.config.prefetch_batches,
+        )
+
+    def make_learner(self, networks: IMPALANetworks, spec: Any) -> learners.SGDLearner:
+        config = self.config
+        return learners.SGDLearner(
+            networks,
+            make_loss(config),
+            functools.partial(_make_optimizer, config),
+            learning_rate_schedule=schedules.linear_decay(
+                config.learning_rate_decay_steps, config.learning_rate_end
+            ),
+            max_gradient_norm=config.max_gradient_norm,
+            after_step=lambda nets, steps: nets.progress.steps.fill_(steps),
+            device=config.device,
+            compile_loss=config.compile_loss,
+            autocast_dtype=torch.bfloat16 if config.autocast else None,
+        )
+
+
+def _make_optimizer(config: IMPALAConfig, parameters: Any) -> torch.optim.Optimizer:
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True)
+    if config.optimizer == "rmsprop":
+        return torch.optim.RMSprop(
+            parameters,
+            lr=config.learning_rate,
+            alpha=config.rmsprop_decay,
+            eps=config.optimizer_epsilon,
+            momentum=config.rmsprop_momentum,
+            foreach=True,
+        )
+    raise ValueError(f"optimizer is {config.optimizer!r}; expected 'rmsprop' or 'adam'.")
