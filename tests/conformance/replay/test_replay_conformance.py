@@ -1,0 +1,511 @@
+"""The same scripts on dm-reverb and on our replay, through the interface that both have.
+
+The answers stand here as dm-reverb 0.14.0 gave them (0.7.2 gives the same). Where dm-reverb is not
+installed, ours is still held to them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import threading
+
+import numpy as np
+import pytest
+
+BACKENDS = ("framework.replay", "reverb")
+PATIENCE = 20.0
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    if request.param == "reverb" and importlib.util.find_spec("reverb") is None:
+        pytest.skip("dm-reverb is not installed")
+    return importlib.import_module(request.param)
+
+
+class Session:
+    """One table, its server and a client; methods are the operations of scripts."""
+
+    def __init__(self, backend, make_table):
+        self.table = make_table(backend)
+        self.server = backend.Server([self.table], port=None)
+        self.client = self.server.localhost_client()
+        self.key = None  # of the item that was sampled last
+        self._waiting = []
+
+    def insert(self, value, priority=1.0):
+        self.client.insert([np.array(value, np.int64)], {"t": priority})
+
+    def insert_all(self, *values):
+        for value in values:
+            self.insert(value)
+
+    def insert_later(self, value):
+        """In a thread, because it waits."""
+        thread = threading.Thread(target=self.insert, args=(value,), daemon=True)
+        thread.start()
+        self._waiting.append(thread)
+
+    def join(self):
+        """Whether what was to be inserted later is there."""
+        for thread in self._waiting:
+            thread.join(PATIENCE)
+        return not any(thread.is_alive() for thread in self._waiting)
+
+    def _sample(self, n):
+        samples = list(self.client.sample("t", n, emit_timesteps=False))
+        self.key = samples[-1].info.key
+        return samples
+
+    def sample(self, n=1):
+        return [int(np.ravel(sample.data[0])[0]) for sample in self._sample(n)]
+
+    def distinct(self, n):
+        return sorted(set(self.sample(n)))
+
+    def drawn(self):
+        """``(value, probability, table_size, priority, times_sampled)`` of one sample."""
+        sample = self._sample(1)[0]
+        info = sample.info
+        value = int(np.ravel(sample.data[0])[0])
+        return value, round(info.probability, 6), info.table_size, info.priority, info.times_sampled
+
+    def probabilities(self):
+        """Of each value, from enough samples to see all that can come."""
+        found = {}
+        for sample in self._sample(400):
+            found[int(np.ravel(sample.data[0])[0])] = round(float(sample.info.probability), 6)
+        return dict(sorted(found.items()))
+
+    def update(self, priority):
+        """Of the item that was sampled last."""
+        self.client.mutate_priorities("t", updates={self.key: priority})
+
+    def delete(self):
+        """The item that was sampled last."""
+        self.client.mutate_priorities("t", deletes=[self.key])
+
+    def update_and_delete(self, priority):
+        self.client.mutate_priorities("t", updates={self.key: priority}, deletes=[self.key])
+
+    def update_gone(self):
+        self.client.mutate_priorities("t", updates={12345: 7.0}, deletes=[54321])
+
+    def reset(self):
+        self.client.reset("t")
+
+    def can(self):
+        """Whether one more ``(insert, sample)`` would go through at once."""
+        return self.table.can_insert(1), self.table.can_sample(1)
+
+    def inserts_until_blocked(self, most=50):
+        for count in range(most):
+            if not self.table.can_insert(1):
+                return count
+            self.insert(count)
+        return "never"
+
+    def samples_until_blocked(self, most=50):
+        for count in range(most):
+            if not self.table.can_sample(1):
+                return count
+            self.sample()
+        return "never"
+
+    def counts(self):
+        """``(size, inserts, samples, unique samples)``."""
+        info = self.client.server_info()["t"]
+        limiter = info.rate_limiter_info
+        return (
+            info.current_size,
+            limiter.insert_stats.completed,
+            limiter.sample_stats.completed,
+            info.num_unique_samples,
+        )
+
+    def described(self):
+        info = self.client.server_info()["t"]
+        limiter = info.rate_limiter_info
+        return (
+            info.name,
+            info.max_size,
+            info.max_times_sampled,
+            limiter.samples_per_insert,
+            limiter.min_size_to_sample,
+            limiter.min_diff,
+            limiter.max_diff,
+        )
+
+    def error(self, operation, *args):
+        """Of which of these kinds the error is that the operation ends with."""
+        with pytest.raises(Exception) as caught:
+            getattr(self, operation)(*args)
+        return [kind.__name__ for kind in (ValueError, RuntimeError) if isinstance(caught.value, kind)]
+
+
+def table(sampler="Fifo", remover="Fifo", size=100, times=0, limiter=None, exponent=None):
+    """A maker of tables for either backend."""
+
+    def make(backend):
+        def selector(name):
+            cls = getattr(backend.selectors, name)
+            return cls(exponent) if name == "Prioritized" else cls()
+
+        kind, args = limiter or ("MinSize", (1,))
+        return backend.Table(
+            "t",
+            selector(sampler),
+            selector(remover),
+            size,
+            getattr(backend.rate_limiters, kind)(*args),
+            max_times_sampled=times,
+        )
+
+    return make
+
+
+def ratio(*args):
+    return ("SampleToInsertRatio", args)
+
+
+# name: (table, [(operation, *arguments, answer)])
+SCRIPTS = {
+    "fifo gives the oldest, again and again": (
+        table("Fifo"),
+        [("insert_all", 1, 2, 3, None), ("sample", 3, [1, 1, 1])],
+    ),
+    "fifo moves on when items leave": (
+        table("Fifo", times=1),
+        [("insert_all", 1, 2, 3, None), ("sample", 3, [1, 2, 3]), ("counts", (0, 3, 3, 3))],
+    ),
+    "lifo gives the newest": (
+        table("Lifo", times=1),
+        [("insert_all", 1, 2, 3, None), ("sample", 2, [3, 2]), ("insert", 4, None), ("sample", 2, [4, 1])],
+    ),
+    "max heap by priority": (
+        table("MaxHeap", times=1),
+        [
+            ("insert", 1, 0.5, None),
+            ("insert", 2, 3.0, None),
+            ("insert", 3, 1.0, None),
+            ("sample", 3, [2, 3, 1]),
+        ],
+    ),
+    "min heap by priority": (
+        table("MinHeap", times=1),
+        [
+            ("insert", 1, 0.5, None),
+            ("insert", 2, 3.0, None),
+            ("insert", 3, 1.0, None),
+            ("sample", 3, [1, 3, 2]),
+        ],
+    ),
+    "heap ties go to the oldest": (
+        table("MaxHeap", times=1),
+        [("insert_all", 1, 2, 3, None), ("sample", 3, [1, 2, 3])],
+    ),
+    "an update makes a heap's item young": (
+        table("MaxHeap"),
+        [
+            ("insert_all", 1, 2, 3, None),
+            ("sample", [1]),
+            ("update", 1.0, None),
+            ("sample", [2]),
+            ("update", 0.5, None),
+            ("sample", [3]),
+            ("update", 2.0, None),
+            ("sample", [3]),
+        ],
+    ),
+    "deletes come before updates": (
+        table("MaxHeap"),
+        [
+            ("insert", 1, 1.0, None),
+            ("insert", 2, 5.0, None),
+            ("sample", [2]),
+            ("update_and_delete", 9.0, None),
+            ("sample", [1]),
+            ("counts", (1, 2, 2, 2)),
+        ],
+    ),
+    "keys that are gone are ignored": (
+        table(),
+        [("insert", 1, None), ("update_gone", None), ("counts", (1, 1, 0, 0))],
+    ),
+    "fifo remover drops the oldest": (
+        table("Uniform", "Fifo", size=3),
+        [("insert_all", 0, 1, 2, 3, 4, None), ("distinct", 200, [2, 3, 4]), ("counts", (3, 5, 200, 3))],
+    ),
+    "lifo remover drops the newest before: the new item itself": (
+        table("Uniform", "Lifo", size=3),
+        [("insert_all", 0, 1, 2, 3, 4, None), ("distinct", 200, [0, 1, 2])],
+    ),
+    "min heap remover drops a new item of low priority at once": (
+        table("Uniform", "MinHeap", size=2),
+        [
+            ("insert", 0, 5.0, None),
+            ("insert", 1, 6.0, None),
+            ("insert", 2, 1.0, None),
+            ("distinct", 100, [0, 1]),
+            ("insert", 3, 9.0, None),
+            ("distinct", 100, [1, 3]),
+        ],
+    ),
+    "max heap remover drops the highest": (
+        table("Uniform", "MaxHeap", size=2),
+        [
+            ("insert", 0, 5.0, None),
+            ("insert", 1, 6.0, None),
+            ("insert", 2, 1.0, None),
+            ("distinct", 100, [0, 2]),
+        ],
+    ),
+    "info of a sample": (
+        table("Fifo", times=2),
+        [
+            ("insert", 1, 3.0, None),
+            ("insert", 2, 4.0, None),
+            ("drawn", (1, 1.0, 2, 3.0, 1)),
+            ("update", 5.0, None),
+            ("drawn", (1, 1.0, 2, 5.0, 2)),
+            ("drawn", (2, 1.0, 1, 4.0, 1)),
+            ("counts", (1, 2, 3, 2)),
+        ],
+    ),
+    "uniform probabilities": (
+        table("Uniform"),
+        [("insert", 1, 9.0, None), ("insert", 2, 0.0, None), ("probabilities", {1: 0.5, 2: 0.5})],
+    ),
+    "prioritized, exponent 1": (
+        table("Prioritized", exponent=1.0),
+        [("insert", 1, 1.0, None), ("insert", 2, 3.0, None), ("probabilities", {1: 0.25, 2: 0.75})],
+    ),
+    "prioritized, exponent 0.5": (
+        table("Prioritized", exponent=0.5),
+        [("insert", 1, 1.0, None), ("insert", 2, 9.0, None), ("probabilities", {1: 0.25, 2: 0.75})],
+    ),
+    "priority 0 is never drawn": (
+        table("Prioritized", exponent=1.0),
+        [("insert", 1, 0.0, None), ("insert", 2, 3.0, None), ("probabilities", {2: 1.0})],
+    ),
+    "priority 0 is never drawn with exponent 0 either": (
+        table("Prioritized", exponent=0.0),
+        [
+            ("insert", 1, 0.0, None),
+            ("insert", 2, 3.0, None),
+            ("insert", 3, 5.0, None),
+            ("probabilities", {2: 0.5, 3: 0.5}),
+        ],
+    ),
+    "all priorities 0 are uniform": (
+        table("Prioritized", exponent=1.0),
+        [("insert", 1, 0.0, None), ("insert", 2, 0.0, None), ("probabilities", {1: 0.5, 2: 0.5})],
+    ),
+    "an update to 0 takes an item out": (
+        table("Prioritized", exponent=1.0),
+        [
+            ("insert", 1, 1.0, None),
+            ("sample", [1]),
+            ("update", 0.0, None),
+            ("insert", 2, 1.0, None),
+            ("probabilities", {2: 1.0}),
+        ],
+    ),
+    "min size blocks samples only": (
+        table(limiter=("MinSize", (3,))),
+        [
+            ("insert_all", 1, 2, None),
+            ("can", (True, False)),
+            ("insert", 3, None),
+            ("can", (True, True)),
+            ("samples_until_blocked", "never"),
+            ("inserts_until_blocked", "never"),
+        ],
+    ),
+    "deletes take a table below its minimum": (
+        table(limiter=("MinSize", (2,))),
+        [
+            ("insert_all", 1, 2, None),
+            ("sample", [1]),
+            ("delete", None),
+            ("can", (True, False)),
+            ("counts", (1, 2, 1, 1)),
+            ("insert", 3, None),
+            ("sample", [2]),
+        ],
+    ),
+    "a queue holds so many, each once": (
+        table(size=3, times=1, limiter=("Queue", (3,))),
+        [
+            ("can", (True, False)),
+            ("inserts_until_blocked", 3),
+            ("can", (False, True)),
+            ("sample", 2, [0, 1]),
+            ("inserts_until_blocked", 2),
+            ("samples_until_blocked", 3),
+            ("counts", (0, 5, 5, 5)),
+        ],
+    ),
+    "an insert into a full queue waits for a sample": (
+        table(size=1, times=1, limiter=("Queue", (1,))),
+        [
+            ("insert", 1, None),
+            ("insert_later", 2, None),
+            ("can", (False, True)),
+            ("counts", (1, 1, 0, 0)),
+            ("sample", [1]),
+            ("join", True),
+            ("sample", [2]),
+        ],
+    ),
+    "a stack gives the newest and holds so many": (
+        table("Lifo", "Lifo", size=3, times=1, limiter=("Stack", (3,))),
+        [("inserts_until_blocked", 3), ("sample", 3, [2, 1, 0]), ("can", (True, False))],
+    ),
+    "ratio 1, minimum 1, window 1": (
+        table(limiter=ratio(1.0, 1, 1.0)),
+        [("inserts_until_blocked", 2), ("samples_until_blocked", 2), ("inserts_until_blocked", 2)],
+    ),
+    "ratio 2, minimum 3, window 4": (
+        table(limiter=ratio(2.0, 3, 4.0)),
+        [("inserts_until_blocked", 5), ("samples_until_blocked", 8), ("inserts_until_blocked", 4)],
+    ),
+    "ratio 0.5, minimum 4, window 2": (
+        table(limiter=ratio(0.5, 4, 2.0)),
+        [("inserts_until_blocked", 8), ("samples_until_blocked", 4), ("inserts_until_blocked", 8)],
+    ),
+    "ratio 4 with a window of its own": (
+        table(limiter=ratio(4.0, 2, (0.0, 16.0))),
+        [("inserts_until_blocked", 4), ("samples_until_blocked", 16), ("inserts_until_blocked", 4)],
+    ),
+    "ratio 8, minimum 10, window 80": (
+        table(limiter=ratio(8.0, 10, 80.0)),
+        [("inserts_until_blocked", 20), ("sample", 8, [0] * 8), ("inserts_until_blocked", 1)],
+    ),
+    "reset forgets items and counts": (
+        table(limiter=ratio(1.0, 1, 1.0)),
+        [
+            ("insert_all", 1, 2, None),
+            ("sample", 2, [1, 1]),
+            ("reset", None),
+            ("counts", (0, 0, 0, 0)),
+            ("can", (True, False)),
+            ("inserts_until_blocked", 2),
+        ],
+    ),
+    "what a table says of itself": (
+        table(size=7, times=3, limiter=ratio(2.0, 3, 4.0)),
+        [("described", ("t", 7, 3, 2.0, 3, 2.0, 10.0))],
+    ),
+    "a priority that is no number is refused": (
+        table(),
+        [("error", "insert", 1, math.nan, ["ValueError"]), ("counts", (0, 0, 0, 0)), ("insert", 1, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script(backend, name):
+    make, steps = SCRIPTS[name]
+    session = Session(backend, make)
+    try:
+        for at, (operation, *arguments, answer) in enumerate(steps):
+            result = getattr(session, operation)(*arguments)
+            assert result == answer, f"step {at}: {operation}{tuple(arguments)}"
+    finally:
+        session.server.stop()
+
+
+def _limiter(kind, *args):
+    return lambda backend: getattr(backend.rate_limiters, kind)(*args)
+
+
+def _table(**changes):
+    def make(backend):
+        arguments = {
+            "name": "t",
+            "sampler": backend.selectors.Fifo(),
+            "remover": backend.selectors.Fifo(),
+            "max_size": 1,
+            "rate_limiter": backend.rate_limiters.MinSize(1),
+            **changes,
+        }
+        return backend.Table(**arguments)
+
+    return make
+
+
+def _client(call):
+    def make(backend):
+        with_table = backend.Server([_table()(backend)], port=None)
+        try:
+            call(with_table.localhost_client())
+        finally:
+            with_table.stop()
+
+    return make
+
+
+# name: (what is made or called, the kind of error)
+ERRORS = {
+    "no tables": (lambda backend: backend.Server([], port=None), ValueError),
+    "two tables of one name": (
+        lambda backend: backend.Server([_table()(backend), _table()(backend)], port=None),
+        ValueError,
+    ),
+    "empty name": (_table(name=""), ValueError),
+    "no room": (_table(max_size=0), ValueError),
+    "negative room": (_table(max_size=-1), ValueError),
+    "ratio 0": (_limiter("SampleToInsertRatio", 0.0, 1, 10.0), ValueError),
+    "negative ratio": (_limiter("SampleToInsertRatio", -1.0, 1, 10.0), ValueError),
+    "window too narrow": (_limiter("SampleToInsertRatio", 1.0, 1, 0.5), ValueError),
+    "window too narrow for the ratio": (_limiter("SampleToInsertRatio", 4.0, 1, 3.9), ValueError),
+    "a window that begins too late": (_limiter("SampleToInsertRatio", 1.0, 1, (5.0, 10.0)), ValueError),
+    "minimum 0": (_limiter("MinSize", 0), ValueError),
+    "minimum 0 with a ratio": (_limiter("SampleToInsertRatio", 1.0, 0, 10.0), ValueError),
+    "insert into no table": (_client(lambda client: client.insert([1], {})), ValueError),
+    "insert into an unknown table": (_client(lambda client: client.insert([1], {"u": 1.0})), ValueError),
+    "sample of an unknown table": (_client(lambda client: list(client.sample("u"))), RuntimeError),
+    "reset of an unknown table": (_client(lambda client: client.reset("u")), RuntimeError),
+    "mutation of an unknown table": (
+        _client(lambda client: client.mutate_priorities("u", updates={1: 1.0})),
+        RuntimeError,
+    ),
+    "steps of columns of different lengths": (
+        _client(lambda client: (_two_lengths(client), next(iter(client.sample("t"))))),
+        ValueError,
+    ),
+}
+
+
+def _two_lengths(client):
+    writer = client.trajectory_writer(num_keep_alive_refs=2)
+    for step in range(2):
+        writer.append({"a": step, "b": step})
+    writer.create_item("t", 1.0, {"a": writer.history["a"][-2:], "b": writer.history["b"][-1:]})
+    writer.flush()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(backend, name):
+    call, kind = ERRORS[name]
+    with pytest.raises(kind):
+        call(backend)
+
+
+def test_negative_priorities_are_refused_where_dm_reverb_breaks():
+    """On purpose: in dm-reverb one such insert ends the table's worker, and every later call hangs."""
+    from framework import replay
+
+    session = Session(replay, table("Prioritized", exponent=1.0))
+    try:
+        assert session.error("insert", 1, -1.0) == ["ValueError"]
+        session.insert(1)
+        assert session.sample() == [1]
+        assert session.error("update", -1.0) == ["ValueError"]
+        assert session.drawn()[3] == 1.0
+    finally:
+        session.server.stop()
