@@ -62,6 +62,9 @@ _ENTRIES = (
         "RandomActionsConfig",
         "acts at random and learns nothing; a floor for scores",
     ),
+    AgentEntry(
+        "sac", "agents.sac", "SAC", "SACConfig", "soft actor-critic from replay, real or discrete actions"
+    ),
 )
 REGISTRY = {entry.name: entry for entry in _ENTRIES}
 

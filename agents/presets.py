@@ -37,6 +37,16 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "evaluate_every": 2_000,
         },
     ),
+    ("sac", "gymnasium:Pendulum-v1"): Preset(
+        agent={
+            "min_replay_size": 500,
+            "batch_size": 128,
+            "hidden_sizes": (64, 64),
+            "actor_learning_rate": 1e-3,
+            "critic_learning_rate": 2e-3,
+        },
+        run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 20_000, "evaluate_every": 5_000},
+    ),
     ("random_actions", "gymnasium:CartPole-v1"): Preset(run={"max_actor_steps": 10_000}),
 }
 
