@@ -85,6 +85,7 @@ class ActorWorker(ProgramWorker):
         self._episodes = EpisodeStatistics()
         self._steps = 0
         self._logged_at = 0
+        self._dropped = 0  # items that were on their way when the program stopped
         self._started = False
         # For agents that follow the learner in step: unrolls count from the version there at the start.
         self._synchrony = agent.synchrony() if learner is not None else None
@@ -172,7 +173,8 @@ class ActorWorker(ProgramWorker):
     def _finish(self) -> None:
         self._finished = True
         if self._adder is not None:
-            self._adder.close(timeout=5.0)
+            # What a rate limiter does not let in now it never will: nobody samples any more.
+            self._dropped = self._adder.close(timeout=0.2)
         self._granted = self._report(0)
         self._log()
         if self._checkpointer is not None:
@@ -194,6 +196,8 @@ class ActorWorker(ProgramWorker):
             return
         self._logged_at = self._steps
         row: dict[str, Any] = {"steps": self._steps, **self._episodes.summary()}
+        if self._dropped:
+            row["dropped_items"] = self._dropped
         if self._variables is not None:
             row["variables_version"] = self._variables.version
         row.update({f"time/{k}_s": v for k, v in self._loop.take_seconds().items()})

@@ -62,10 +62,12 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._times_sampled = 0.0
         self._table_size = 0
         self._logged = (0, time.perf_counter())
+        self._metrics: dict[str, Any] | None = None  # of the last step
         self._checkpointed_at = 0
         # Of the published variables: they are served while a step runs.
         self._published = threading.Condition()
         self._version = -1
+        self._version_offset = 0
         self._variables: dict[str, Any] = {}
         if checkpointer is not None:
             self._restore()
@@ -102,6 +104,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         if result.priorities is not None:
             priorities = np.asarray(result.priorities, np.float64)
             self._dataset.update_priorities(np.asarray(sample.info.key), priorities)
+        self._metrics = result.metrics
         self._steps += 1
         self._uncounted += 1
         self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
@@ -116,7 +119,9 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
             self._monitor.finish("max_learner_steps", {"learner_steps": self._steps})
 
     def close(self) -> None:
-        """Counts what was done, leaves the state for the last checkpoint, gives prefetched samples back."""
+        """Logs and counts what was done, leaves the state for a checkpoint, gives prefetched samples back."""
+        if self._metrics is not None and self._steps > self._logged[0]:
+            self._log(self._metrics)
         self._count()
         if self._checkpointer is not None:
             self._checkpointer.put("learner", self.save())
@@ -132,14 +137,19 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._learner.restore(state["learner"])
         self._steps = int(state["steps"])
         self._logged = (self._steps, time.perf_counter())
-        self._checkpointed_at = self._counter.get_counts().get("actor_steps", 0)
+        counts = self._counter.get_counts()
+        self._checkpointed_at = counts.get("actor_steps", 0)
+        # A learner that comes back from an older checkpoint goes on above what actors may have already.
+        made = counts.get("learner_steps", 0)
+        if made > self._steps:
+            self._version_offset = made - self._steps + self._publish_every
 
     def _publish(self) -> None:
-        # The version is the number of learner steps, so that staleness is counted in learner steps.
+        # The version counts learner steps, so that staleness is a number of them.
         published = self._learner.get_variables()
         assert published is not None  # nothing is older than -1
         with self._published:
-            self._version = self._steps
+            self._version = self._steps + self._version_offset
             self._variables = published[1]
             self._published.notify_all()
 
@@ -156,7 +166,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
     def _log(self, metrics: dict[str, Any]) -> None:
         steps, now = self._steps, time.perf_counter()
         made, seconds = steps - self._logged[0], max(now - self._logged[1], 1e-9)
-        row: dict[str, Any] = {"steps": steps}
+        row: dict[str, Any] = {"steps": steps, "version": self._version}
         row.update({k: float(v) for k, v in metrics.items()})
         row["times_sampled"] = self._times_sampled / made
         row["time/learner_steps_per_s"] = made / seconds

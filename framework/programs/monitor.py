@@ -79,14 +79,19 @@ class Monitor:
             if "variables_version" in r and k.startswith("actor")
         ]
         if versions:
-            numbers["acting_staleness"] = float(row["steps"] - sum(versions) / len(versions))
+            numbers["acting_staleness"] = float(row["version"] - sum(versions) / len(versions))
         if self._replay is not None:
             numbers.update(replay_numbers(self._replay.server_info(timeout=5)))
         return numbers
 
 
 def replay_numbers(info: dict[str, Any]) -> dict[str, Any]:
-    """Size, items inserted and sampled, and their ratio, per table of a ``server_info``."""
+    """Counters of each table of a ``server_info``, all since its beginning.
+
+    ``size``, ``inserted``, ``sampled``, ``samples_per_insert``; ``sample_age``, how many items on average had
+    been inserted since a sampled one was; ``time/…_blocked_s``, how long inserts and samples waited for the
+    rate limiter. A back end without the last two leaves them out.
+    """
     numbers: dict[str, Any] = {}
     for name, table in info.items():
         prefix = "replay" if len(info) == 1 else f"replay/{name}"
@@ -96,4 +101,9 @@ def replay_numbers(info: dict[str, Any]) -> dict[str, Any]:
         numbers[f"{prefix}/inserted"] = inserted
         numbers[f"{prefix}/sampled"] = sampled
         numbers[f"{prefix}/samples_per_insert"] = sampled / max(inserted, 1)
+        if hasattr(table, "sampled_age"):
+            drawn = max(sampled + table.reserved, 1)
+            numbers[f"{prefix}/sample_age"] = table.sampled_age / drawn
+            numbers[f"time/{prefix}/insert_blocked_s"] = limiter.insert_stats.blocked_ms / 1000
+            numbers[f"time/{prefix}/sample_blocked_s"] = limiter.sample_stats.blocked_ms / 1000
     return numbers

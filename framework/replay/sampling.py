@@ -73,6 +73,7 @@ class Sampling(Inserting):
                 delivery = self._reserve(n, timeout, cancelled)
             else:
                 slots, info = self._draw(n)
+                self._count_age(slots)
                 limiter.samples += n
                 if self._waiting[1]:
                     self._may_insert.notify_all()
@@ -154,9 +155,13 @@ class Sampling(Inserting):
             if len(spent):
                 self._to_limbo(spent)
         slots = drawn[0]
+        self._count_age(slots)
         limiter.reserved += len(slots)
         np.add.at(items.pending, slots, _ONE)
         return drawn
+
+    def _count_age(self, slots: np.ndarray) -> None:
+        self._age_sum += len(slots) * self._stamp - int(self._items.stamps.take(slots).sum())
 
     def _draw_until_removal(self, n: int, limit: int) -> tuple[np.ndarray, SampleInfo]:
         """Random samples up to and with the first that makes an item leave: what comes after must not see

@@ -197,6 +197,7 @@ class Table(Sampling):
                 reserved=limiter.reserved,
                 why_not_sample=limiter.why_not_sample(1, self._limbo),
                 why_not_insert=limiter.why_not_insert(1),
+                sampled_age=self._age_sum,
             )
 
     def replace(self, **overrides: Any) -> Table:

@@ -52,6 +52,11 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     assert labels == {"actor-0", "actor-1", "learner", "evaluator"}
     learner = [row for row in rows if row["label"] == "learner"][-1]
     assert learner["steps"] > 0 and np.isfinite(learner["loss"])
+    assert learner["replay/sampled"] >= learner["steps"] * SMALL.batch_size - 64
+    assert 0 < learner["replay/sample_age"] < learner["replay/inserted"]
+    assert learner["acting_staleness"] >= 0 and learner["times_sampled"] >= 1
+    assert learner["time/environment_steps_per_s"] > 0
+    assert learner["time/replay/insert_blocked_s"] >= 0 and learner["time/replay/sample_blocked_s"] >= 0
     state = Checkpointer(tmp_path / "checkpoints").restore().state("counter")
     assert state["counts"]["actor_steps"] == 500
 
