@@ -193,8 +193,8 @@ def make_loss(config: IMPALAConfig) -> Any:
         rewards = data.reward.float()
         if config.reward_clip is not None:
             rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
-        # As it was before the first row: the learner's own state would need the whole episode.
-        state = tuple(part[:, 0] for part in data.extras.get("state", ()))
+        # The state is the actor's, before the first row: the learner's own would need the whole episode.
+        state = data.extras.get("state", ())
         policy, values = nets.actor_critic.unroll(data.observation, state, data.start_of_episode)
         log_probs, values = policy.log_prob(data.action).float(), values.float()
         counted = losses.transition_mask(data.mask)
@@ -269,7 +269,13 @@ class IMPALA(core.Agent):
 
         length = self.config.unroll_length
         # The last row of an unroll is only there to bootstrap from; it is the first one of the next.
-        return adders.SequenceAdder(client, length + 1, length, adders.EndOfEpisodeBehavior.CONTINUE)
+        return adders.SequenceAdder(
+            client,
+            length + 1,
+            length,
+            adders.EndOfEpisodeBehavior.CONTINUE,
+            extras_of_first_row=() if self.config.lstm_size is None else ("state",),
+        )
 
     def make_dataset(self, client: Any) -> Any:
         from framework import replay

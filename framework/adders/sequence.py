@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import tree
 from dm_env import specs as dm_specs
 
 from framework.adders.block import FIRST, LAST, BlockAdder, PriorityFns
-from framework.adders.fields import is_absent, result_dtype
+from framework.adders.fields import column_name, is_absent, result_dtype
 from framework.types import Nest, Step
 
 STREAM = "steps"
+FIRST_ROWS = "first_rows"
 START, MASK = "start_of_episode", "mask"
 
 
@@ -53,6 +55,9 @@ class RowAdder(BlockAdder):
     is the closing row (the last observation, with zeros for the rest) or padding.
     """
 
+    # Columns of extras that an item has for its first row only; they are in the stream FIRST_ROWS.
+    _of_first_row: frozenset[str] = frozenset()
+
     def _begin(self) -> None:
         # Ids of the rows in replay; -1 where there is none.
         self._rows = np.full(self._kinds.shape, -1, np.int64)
@@ -90,6 +95,8 @@ class RowAdder(BlockAdder):
         columns = self._observation.columns(begin - self._skip, end - self._skip, where)
         for field in fields:
             columns.update(field.columns(begin, end, where))
+        for name in self._of_first_row:
+            del columns[name]
         picked = (
             (lambda array: array[first:last].reshape(-1)) if where is None else (lambda array: array[new])
         )
@@ -146,12 +153,21 @@ class RowAdder(BlockAdder):
             for field in (self._observation, self._action, self._reward, self._discount, self._extras)
             if field is not None
             for name, array in zip(field.names, field.arrays, strict=True)
+            if name not in self._of_first_row
         ]
 
-    def _slices(self, rows: np.ndarray, lengths: np.ndarray | None, part: slice) -> Step:
-        """The trajectory of the items ``part`` of ``rows [k, L]``."""
+    def _slices(
+        self, rows: np.ndarray, lengths: np.ndarray | None, part: slice, first_rows: Any = None
+    ) -> Step:
+        """The trajectory of the items ``part`` of ``rows [k, L]``; ``first_rows [k]`` of ``FIRST_ROWS``."""
         rows, sizes = rows[part], None if lengths is None else lengths[part]
-        return self._step(lambda name: self._writer.slice(STREAM, name, rows, lengths=sizes))
+
+        def leaf(name: str) -> Any:
+            if name in self._of_first_row:
+                return self._writer.slice(FIRST_ROWS, name, first_rows[part])
+            return self._writer.slice(STREAM, name, rows, lengths=sizes)
+
+        return self._step(leaf)
 
     def _step(self, leaf: Any) -> Step:
         """A ``Step`` of ``leaf(column)`` for each leaf."""
@@ -187,6 +203,7 @@ class SequenceAdder(RowAdder):
         period: int,
         end_of_episode_behavior: EndOfEpisodeBehavior | str = EndOfEpisodeBehavior.ZERO_PAD,
         *,
+        extras_of_first_row: Collection[str] = (),
         priority_fns: PriorityFns | None = None,
         max_in_flight_items: int | None = None,
         max_delay: float = 0.05,
@@ -198,12 +215,13 @@ class SequenceAdder(RowAdder):
           sequence_length: rows in an item, at least 1.
           period: rows from the start of one item to the start of the next, in [1, ``sequence_length``].
           end_of_episode_behavior: an ``EndOfEpisodeBehavior`` or its name in any case.
+          extras_of_first_row: keys of the extras that an item needs for its first row only, such as a
+            recurrent state. They have no time axis then, and the other rows' are not stored.
           priority_fns: ``{table: fn or None}``: each item goes to each table. ``fn`` is given a ``Step`` of k
             items (leaves ``[k, L, ...]``, shorter ones padded with zeros) and returns k priorities; None
             means the largest priority so far.
           max_in_flight_items: how many items may wait for room in a table before ``add`` waits too; None
-          leaves
-            it to the client.
+            leaves it to the client.
           max_delay: seconds; see ``BlockAdder``.
         """
         for name, value in (("sequence_length", sequence_length), ("period", period)):
@@ -217,6 +235,7 @@ class SequenceAdder(RowAdder):
         self._length = int(sequence_length)
         self._period = int(period)
         self._end = _as_behavior(end_of_episode_behavior)
+        self._extras_of_first_row = frozenset(extras_of_first_row)
         super().__init__(
             client,
             self._length - 1,
@@ -228,13 +247,30 @@ class SequenceAdder(RowAdder):
 
     @classmethod
     def signature(
-        cls, environment_spec: Any, extras_spec: Nest = (), sequence_length: int | None = None
+        cls,
+        environment_spec: Any,
+        extras_spec: Nest = (),
+        sequence_length: int | None = None,
+        extras_of_first_row: Collection[str] = (),
     ) -> Step:
         """The specs of one item, for ``replay.Table(signature=...)``.
 
         ``sequence_length``: the length of the time axis; None if items may differ (``TRUNCATE``).
         """
-        return step_signature(environment_spec, extras_spec, sequence_length)
+        return step_signature(environment_spec, extras_spec, sequence_length, extras_of_first_row)
+
+    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
+        keys = self._extras_of_first_row
+        if keys and not (isinstance(extras, Mapping) and keys <= extras.keys()):
+            have = sorted(extras) if isinstance(extras, Mapping) else type(extras).__name__
+            raise ValueError(
+                f"extras_of_first_row: got {sorted(keys)}, but the extras are {have}; expected a dict that "
+                "has these keys."
+            )
+        super()._declare(action, timestep, extras)
+        if keys:
+            paths = [path for path, _ in tree.flatten_with_path(extras)]
+            self._of_first_row = frozenset(column_name("extras", path) for path in paths if path[0] in keys)
 
     def _emit(self, t: int) -> None:
         history, length, period = self._history, self._length, self._period
@@ -287,8 +323,26 @@ class SequenceAdder(RowAdder):
         if padded.any():
             # Rows beyond the length of a ragged item are never looked at, but must exist.
             rows = np.where(padded, rows[:, :1] if lengths is not None else self._padding_row(), rows)
+        first_rows = self._append_first_rows(index[:, 0]) if self._of_first_row else None
         self._write_items(
-            lambda part: self._slices(rows, lengths, part), len(rows), lambda: self._data(index, padded)
+            lambda part: self._slices(rows, lengths, part, first_rows),
+            len(rows),
+            lambda: self._data(index, padded),
+        )
+        if first_rows is not None:
+            self._outbox.release(FIRST_ROWS, first_rows)
+
+    def _append_first_rows(self, index: np.ndarray) -> np.ndarray:
+        """Appends what items whose first rows have the flat indices ``[k]`` need of those rows only."""
+        assert self._extras is not None
+        values = zip(self._extras.names, self._extras.arrays, strict=True)
+        return self._writer.append(
+            FIRST_ROWS,
+            {
+                name: array.reshape(-1, *array.shape[2:]).take(index, axis=0)
+                for name, array in values
+                if name in self._of_first_row
+            },
         )
 
     def _data(self, index: np.ndarray, padded: np.ndarray) -> Step:
@@ -304,11 +358,13 @@ class SequenceAdder(RowAdder):
                 zero = padded if field is self._observation else ~real
                 for name, value in zip(field.names, field.take(index), strict=True):
                     value[zero] = 0
-                    values[name] = value
+                    values[name] = value[:, 0] if name in self._of_first_row else value
         return self._step(values.__getitem__)
 
 
-def step_signature(environment_spec: Any, extras_spec: Nest, length: int | None) -> Step:
+def step_signature(
+    environment_spec: Any, extras_spec: Nest, length: int | None, extras_of_first_row: Collection[str] = ()
+) -> Step:
     """The specs of ``Step`` items with a time axis of ``length`` rows."""
 
     def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
@@ -322,13 +378,16 @@ def step_signature(environment_spec: Any, extras_spec: Nest, length: int | None)
     def floats(spec: Any) -> Any:
         return with_time(spec, result_dtype(spec.dtype))
 
+    def extra(path: tuple[Any, ...], spec: Any) -> Any:
+        return spec if path and path[0] in extras_of_first_row else with_time(spec)
+
     return Step(
         observation=tree.map_structure(with_time, environment_spec.observations),
         action=tree.map_structure(with_time, environment_spec.actions),
         reward=tree.map_structure(floats, environment_spec.rewards),
         discount=tree.map_structure(floats, environment_spec.discounts),
         start_of_episode=array((), np.bool_, START),
-        extras=() if is_absent(extras_spec) else tree.map_structure(with_time, extras_spec),
+        extras=() if is_absent(extras_spec) else tree.map_structure_with_path(extra, extras_spec),
         mask=array((), np.float32, MASK),
     )
 

@@ -14,6 +14,7 @@ MAKERS = {
     "pictures": lambda client: adders.NStepTransitionAdder(client, 2, 0.9, frame_stack=2),
     "sequences": lambda client: adders.SequenceAdder(client, 3, 2),
     "shorter sequences": lambda client: adders.SequenceAdder(client, 3, 3, "TRUNCATE"),
+    "states of first rows": lambda client: adders.SequenceAdder(client, 3, 2, extras_of_first_row=["state"]),
     "episodes": lambda client: adders.EpisodeAdder(client, 12, np.zeros),
 }
 

@@ -1,0 +1,89 @@
+"""Extras that an item has for its first row only."""
+
+import dm_env
+import numpy as np
+import pytest
+import tree
+from dm_env import specs as dm_specs
+
+from framework import adders, replay
+from framework.environments.testing import make_spec
+
+TABLE = adders.DEFAULT_TABLE
+LANES = 3
+
+
+def play(adder, steps=60):
+    """Episodes of different lengths in each lane; extras say time and lane."""
+    kinds = np.zeros(LANES, np.int64)
+    for t in range(steps):
+        one = np.ones(LANES, np.float32)
+        timestep = dm_env.TimeStep(kinds, one, one, np.full((LANES, 3), t, np.float32))
+        if t == 0:
+            adder.add_first(timestep)
+        else:
+            state = 100.0 * t + np.arange(LANES)[:, None] + np.zeros((LANES, 2))
+            extras = {"log_prob": -one * t, "state": (state.astype(np.float32), {"age": np.full(LANES, t)})}
+            adder.add(np.zeros(LANES, np.int64), timestep, extras)
+        kinds = np.where(kinds == 2, 0, np.where((t + np.arange(LANES)) % 7 == 6, 2, 1))
+
+
+def items(signature=None, **options):
+    table = replay.Table.queue(TABLE, 1000, signature=signature)
+    client = replay.EmbeddedClient([table])
+    adder = adders.SequenceAdder(client, **options)
+    play(adder)
+    adder.flush()
+    return client.sample_batch(TABLE, table.info.current_size).data
+
+
+@pytest.mark.parametrize("end", ["ZERO_PAD", "WRITE", "CONTINUE"])
+@pytest.mark.parametrize("length, period", [(4, 3), (4, 4), (5, 1), (1, 1)])
+def test_they_are_those_of_the_first_row(length, period, end):
+    options = {"sequence_length": length, "period": period, "end_of_episode_behavior": end}
+    every, first = items(**options), items(**options, extras_of_first_row=["state"])
+    expected = tree.map_structure(lambda leaf: leaf[:, 0], every.extras["state"])
+    tree.map_structure(np.testing.assert_array_equal, first.extras["state"], expected)
+    assert first.extras["state"][0].shape == (len(first.mask), 2)
+    rest = every._replace(extras={"log_prob": every.extras["log_prob"]})
+    kept = first._replace(extras={"log_prob": first.extras["log_prob"]})
+    tree.map_structure(np.testing.assert_array_equal, kept, rest)
+
+
+def test_priority_functions_see_them_as_they_are_stored():
+    seen = []
+
+    def priority(step):
+        seen.append(step.extras["state"][1]["age"])
+        return step.mask.sum(-1)
+
+    data = items(sequence_length=4, period=3, extras_of_first_row=["state"], priority_fns={TABLE: priority})
+    np.testing.assert_array_equal(np.concatenate(seen), data.extras["state"][1]["age"])
+
+
+def test_a_table_with_the_signature_takes_the_items():
+    state = (dm_specs.Array((2,), np.float32), {"age": dm_specs.Array((), np.int64)})
+    extras = {"log_prob": dm_specs.Array((), np.float32), "state": state}
+    signature = adders.SequenceAdder.signature(make_spec(), extras, 4, ["state"])
+    assert signature.extras["state"][0].shape == (2,) and signature.extras["log_prob"].shape == (4,)
+    assert len(items(signature, sequence_length=4, period=3, extras_of_first_row=["state"]).mask)
+    wrong = adders.SequenceAdder.signature(make_spec(), extras, 4)
+    with pytest.raises(ValueError, match="state"):
+        items(wrong, sequence_length=4, period=3, extras_of_first_row=["state"])
+
+
+def test_a_name_that_no_extra_has_is_an_error():
+    with pytest.raises(ValueError, match=r"got \['core'\], but the extras are \['log_prob', 'state'\]"):
+        items(sequence_length=4, period=3, extras_of_first_row=["core"])
+
+
+def test_the_rows_go_when_the_items_do():
+    table = replay.Table.queue(TABLE, 1000)
+    client = replay.EmbeddedClient([table])
+    adder = adders.SequenceAdder(client, 4, 3, extras_of_first_row=["state"])
+    play(adder)
+    adder.close()
+    count = table.info.current_size
+    assert client.store.streams["first_rows"].num_rows == count
+    client.sample_batch(TABLE, count)
+    assert client.store.streams["first_rows"].num_rows == 0
