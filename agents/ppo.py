@@ -416,8 +416,11 @@ class PPOUpdate:
             value_loss = losses.value_loss(values, rows.target, mask)
         else:
             value_loss = losses.clipped_value_loss(values, rows.value, rows.target, mask, config.value_clip)
-        entropy = losses.masked_mean(new.entropy(), mask)
-        loss = surrogate.loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+        loss = surrogate.loss + config.value_coefficient * value_loss
+        with torch.set_grad_enabled(config.entropy_coefficient != 0.0):
+            entropy = losses.masked_mean(new.entropy(), mask)
+        if config.entropy_coefficient != 0.0:
+            loss = loss - config.entropy_coefficient * entropy
         metrics = {
             "policy_loss": surrogate.loss,
             "value_loss": value_loss,

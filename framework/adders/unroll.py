@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from framework.adders.base import Adder
-from framework.adders.block import FIRST, PriorityFns
+from framework.adders.block import FIRST, NO_EXTRAS, PriorityFns
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
 from framework.types import Nest
 
 
-class UnrollAdder(Adder):
+class UnrollAdder(SequenceAdder):
     """Writes a ``Step`` item of ``unroll_length + 1`` rows per lane after each ``unroll_length`` steps.
 
     A row of the environment's step type is there for each step, so that all lanes write at the same time::
@@ -43,46 +43,53 @@ class UnrollAdder(Adder):
         if unroll_length != int(unroll_length) or unroll_length < 2:
             raise ValueError(f"unroll_length: got {unroll_length!r}, expected a whole number of at least 2.")
         rows = int(unroll_length) + 1
-        self._adder = SequenceAdder(
-            client, rows, rows, EndOfEpisodeBehavior.CONTINUE, priority_fns=priority_fns
-        )
         self._unroll_length = int(unroll_length)
-        self._steps = 0  # rows of the item under way
-        self._open = self._acted = False
+        self._made = 0  # steps of the unroll under way
+        super().__init__(
+            client,
+            rows,
+            rows,
+            EndOfEpisodeBehavior.CONTINUE,
+            priority_fns=priority_fns,
+            max_delay=math.inf,  # between the ends of unrolls there is nothing to see
+        )
 
     def add_first(self, timestep: Any) -> None:
-        # A reset in the middle ends a row; before the first action there is none to end.
-        ends_row = self._open and self._acted
-        self._adder.add_first(timestep)
-        self._open = True
-        if ends_row:
-            self._count(timestep)
+        with self._lock:
+            # A reset in the middle ends a row; before the first action there is none to end.
+            ends_row = self._open and self._action is not None
+            super().add_first(timestep)
+            if ends_row:
+                self._count(timestep)
 
-    def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
-        self._adder.add(action, next_timestep, extras)
-        self._acted = True
-        self._count(next_timestep)
+    def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
+        with self._lock:
+            super().add(action, next_timestep, extras)
+            self._count(next_timestep)
 
     def reset(self) -> None:
-        self._adder.reset()
-        self._steps = 0
-        self._open = False
+        with self._lock:
+            super().reset()
+            self._made = 0
 
     def ready(self) -> bool:
-        return self._adder.ready()
+        with self._lock:
+            # Only the last step of an unroll makes items; those of the one before may still wait for room.
+            if self._open and not self._outbox.kept and self._made < self._unroll_length - 1:
+                return not self._closed
+            return super().ready()
 
-    def flush(self, timeout: float | None = None) -> None:
-        self._adder.flush(timeout)
-
-    def close(self, timeout: float | None = None) -> int:
-        return self._adder.close(timeout)
+    def flush_pending(self) -> None:
+        # Whoever reads asks often; rows that are no item yet need not be written for that.
+        if self._made == 0 or self._outbox.kept:
+            super().flush_pending()
 
     def _count(self, timestep: Any) -> None:
-        self._steps += 1
-        if self._steps < self._unroll_length:
+        self._made += 1
+        if self._made < self._unroll_length:
             return
-        self._steps = 0
+        self._made = 0
         firsts = np.full_like(np.asarray(timestep.step_type), FIRST)
-        self._adder.add_first(timestep._replace(step_type=firsts))
+        super().add_first(timestep._replace(step_type=firsts))
         # Who waits for this unroll should not wait for the staging too.
-        self._adder.flush_pending()
+        super().flush_pending()

@@ -29,6 +29,7 @@ class Categorical:
 
     def __init__(self, logits: torch.Tensor, legal: torch.Tensor | None = None):
         self.logits = entropies.mask_logits(logits, legal)
+        self._normalized: torch.Tensor | None = None
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         # Argmax of exponential races: one pass, and no [..., A] cumulative sums.
@@ -39,13 +40,23 @@ class Categorical:
         return self.logits.argmax(-1)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        return self.logits.log_softmax(-1).gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+        return self._log_probs().gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> torch.Tensor:
-        return entropies.categorical_entropy(self.logits)
+        log_probs = self._log_probs()
+        return -(log_probs.exp() * log_probs).sum(-1)
 
     def kl(self, other: Categorical) -> torch.Tensor:
         return entropies.categorical_kl(self.logits, other.logits)
+
+    def _log_probs(self) -> torch.Tensor:
+        """Kept, since a loss asks for the log probability and the entropy; but not without its gradient."""
+        if self._normalized is not None:
+            return self._normalized
+        log_probs = self.logits.log_softmax(-1)
+        if torch.is_grad_enabled():
+            self._normalized = log_probs
+        return log_probs
 
 
 class MultiCategorical:
