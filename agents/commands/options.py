@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,22 @@ class RunOptions:
     publish_every: int = 10  # Learner steps between versions of the parameters that actors can pull.
     log_every: int = 1_000  # Environment steps of an actor between its rows of metrics.
     learner_log_every: int = 500  # Learner steps between its rows of metrics.
-    replay_backend: str = "framework.replay"  # Module with Reverb's interface: or "reverb".
+    replay: Literal["repertory", "reverb"] = "repertory"  # What serves the tables; reverb is dm-reverb.
 
     csv: bool = False  # Also write metrics.csv.
     tensorboard: bool = False  # Also write TensorBoard events to tensorboard/.
 
 
 # Not arguments of make_program: what runs it, and what is shown and written beside it.
-_OF_THE_COMMAND = ("environment", "engine", "csv", "tensorboard")
+_OF_THE_COMMAND = ("environment", "engine", "replay", "csv", "tensorboard")
+_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.reverb"}
 
 
 def program_arguments(options: RunOptions) -> dict[str, Any]:
     """The keyword arguments of ``framework.programs.make_program``."""
-    return {
+    arguments = {
         field.name: getattr(options, field.name)
         for field in fields(options)
         if field.name not in _OF_THE_COMMAND
     }
+    return {**arguments, "replay_backend": _REPLAY_MODULES[options.replay]}
