@@ -1,5 +1,7 @@
 # make train   the main job: DQN on CartPole-v1 as a multi-process program
 # make test    the tests;  make lint  ruff and mypy
+# make test-reverb    replay on a real dm-reverb (Python 3.11)
+# make test-deepmind  programs on a real Launchpad, with dm-reverb and Acme (Python 3.10)
 # Each creates .venv and installs what it needs. PYTHON=... picks another interpreter.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
@@ -29,6 +31,30 @@ train: .venv/installed
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest -n 2 tests
+
+# dm-reverb and Launchpad exist for certain versions of Python only. A shim of pyenv may be there and fail.
+python = $(shell for p in python$(1) "$$(pyenv root 2>/dev/null)"/versions/$(1).*/bin/python; do "$$p" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(1)")' 2>/dev/null && echo "$$p" && break; done)
+
+.PHONY: python3.10 python3.11
+python3.10 python3.11: python%:
+	@test -n "$(call python,$*)" || { printf '\n%s\n\n' "##### Python $* was not found: what needs it is NOT tested. #####" >&2; exit 1; }
+
+.venv-reverb/installed: PY = $(call python,3.11)
+.venv-deepmind/installed: PY = $(call python,3.10)
+.venv-deepmind/installed: NO_DEPS = --no-deps
+.venv-%/installed: constraints/%.txt setup.py
+	@test -n "$(PY)" || { printf '\n%s\n\n' "##### The Python for .venv-$* was not found: what needs it is NOT tested. #####" >&2; exit 1; }
+	"$(PY)" -m venv .venv-$*
+	.venv-$*/bin/python -m pip install -q --disable-pip-version-check $(NO_DEPS) -r constraints/$*.txt
+	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	touch $@
+
+test-reverb: .venv-reverb/installed
+	.venv-reverb/bin/python -m pytest -n 2 tests/conformance/replay tests/replay/test_reverb_backend.py
+
+test-deepmind: .venv-deepmind/installed
+	.venv-deepmind/bin/python -m pytest -n 2 tests/conformance/deepmind tests/conformance/replay tests/replay/test_reverb_backend.py
+	.venv-deepmind/bin/python -m pytest -n 2 tests/conformance/launch -k launchpad
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -64,6 +64,8 @@ class Server:
         native = native_tables(tables)
         self.concurrent = concurrent
         self.tables = dict(zip(names, native, strict=True))
+        # A server that restores a checkpoint makes tables of its own; those given to it stay empty then.
+        self._direct = self.tables if checkpointer is None else None
         self.native = reverb.Server(native, port=port, checkpointer=native_checkpointer(checkpointer))
         self.port: int = self.native.port
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -71,7 +73,7 @@ class Server:
 
     def localhost_client(self) -> Client:
         """A client in this process; it goes to the tables directly."""
-        client = Client(f"localhost:{self.port}", concurrent=self.concurrent, tables=self.tables)
+        client = Client(f"localhost:{self.port}", concurrent=self.concurrent, tables=self._direct)
         self._clients.add(client)
         return client
 
@@ -80,7 +82,7 @@ class Server:
         if not self._stopped.is_set():
             self._stopped.set()
             for client in list(self._clients):
-                client.interrupt()
+                client.abandon()
             self.native.stop()
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -46,9 +46,11 @@ class Client:
         self._tables = tables
         self._changed = threading.Condition()
         self._interrupted = False
+        self._closed = False
         self._writers: list[ReverbWriter] = []
         self._pending: list[Any] = []
         self._kept: dict[str, list[Any]] = {}  # samples that were drawn and not handed out
+        self._coming: dict[str, int] = {}  # samples that calls on their way will get
         self._max_priority: dict[str, float] = {}
         self._signatures: dict[str, Any] | None = None
         self._stacker = reverb_tables.Stacker()
@@ -120,19 +122,25 @@ class Client:
     def _draw(self, table: str, n: int, timeout: float | None, cancelled: Callable[[], bool]) -> list[Any]:
         self._signature(table)  # UnknownTableError rather than a wait
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            kept = self._kept.setdefault(table, [])
-            samples = kept[:n]
-            del kept[: len(samples)]
+        samples: list[Any] = []
         try:
             while len(samples) < n:
                 if self._interrupted or cancelled():
                     raise ServerClosed("the client was interrupted or closed")
-                missing = n - len(samples)
-                allowed = reverb_tables.samples_to_be_had(self._settled_info(table), missing, certain=True)
-                if allowed:
+                info = self._settled_info(table)
+                with self._changed:
+                    kept = self._kept.setdefault(table, [])
+                    samples += kept[: n - len(samples)]
+                    del kept[: len(samples)]
+                    missing = n - len(samples)
+                    coming = self._coming.get(table, 0)
+                    allowed = reverb_tables.samples_to_be_had(info, missing + coming, certain=True) - coming
+                    self._coming[table] = coming + max(0, allowed)
+                if missing and allowed > 0:
                     samples += self._take(table, allowed, cancelled)
                     continue
+                if not missing:
+                    break
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise DeadlineExceededError(f"table {table!r}: no {n} samples within {timeout} s")
@@ -150,14 +158,18 @@ class Client:
         return samples
 
     def _take(self, table: str, n: int, cancelled: Callable[[], bool]) -> list[Any]:
-        """``n`` samples that the table will give at once, unless another reader is faster.
+        """``n`` samples that the table will give at once, unless a reader elsewhere is faster.
 
         dm-reverb cannot end a call that waits, so it is made by a thread that can be left behind. What it
         still gets is kept.
         """
 
         def call() -> list[Any]:
-            return list(self.native.sample(table, n, emit_timesteps=False))
+            try:
+                return list(self.native.sample(table, n, emit_timesteps=False))
+            finally:
+                with self._changed:
+                    self._coming[table] -= n
 
         if not self.concurrent:
             return call()
@@ -294,7 +306,7 @@ class Client:
                 return self.native.server_info(timeout=seconds)
             except errors.DeadlineExceededError as error:
                 self._check()
-                if not again or time.monotonic() > deadline:
+                if not again or self._interrupted or time.monotonic() > deadline:
                     raise DeadlineExceededError(f"no dm-reverb server answers at {self._address}") from error
 
     def _signature(self, table: str) -> Any:
@@ -330,11 +342,16 @@ class Client:
         """Ends this client; what its writers hold back is inserted as far as that goes without waiting."""
         for writer in list(self._writers):
             writer.close(timeout=0)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Called when the server stops: no call goes through any more."""
+        self._closed = True
         self.interrupt()
 
     def _check(self) -> None:
-        if self._interrupted:
-            raise ServerClosed("the client was interrupted or closed")
+        if self._closed:
+            raise ServerClosed("the server was stopped, or the client closed")
 
 
 class _Source:

@@ -78,6 +78,7 @@ class ReverbWriter:
             if sent:
                 for row in rows.tolist():  # they hold something new
                     sent.pop(row, None)
+                    sent.pop(~row, None)
             return rows
 
     def release(self, stream: str, rows: Any) -> None:
@@ -224,10 +225,18 @@ class ReverbWriter:
         for sent in self._sent.values():
             sent.clear()
 
-    def _step(self, stream: str, row: int) -> int:
-        """The step that holds the row; sends it if the writer has not got it, or not for much longer."""
+    def _step(self, stream: str, row: int, before: int = -1) -> int:
+        """A step that holds the row; sends it if the writer has not got it, or not for much longer.
+
+        It is another step than ``before``, the one that goes before it in the item: dm-reverb takes the same
+        chunk twice in a row for one of twice the length. So rows that are repeated have a twin.
+        """
         sent = self._sent[stream]
+        key = row
         step = sent.get(row)
+        if step == before and step is not None:
+            key = ~row
+            step = sent.get(key)
         # Half of the window is for rows that the item at hand may still bring in.
         if step is not None and self._steps - step <= self._window // 2:
             return step
@@ -243,7 +252,7 @@ class ReverbWriter:
         self._writer.append(data)
         if fresh:
             self._histories = self._writer.history
-        step = sent[row] = self._steps
+        step = sent[key] = self._steps
         self._steps += 1
         return step
 
@@ -252,7 +261,10 @@ class ReverbWriter:
         at = 0
         for number, group in enumerate(layout.groups):
             count = group.length if lengths is None or not group.ragged else lengths[number]
-            groups.append([self._step(group.stream, row) for row in index[at : at + count]])
+            steps: list[int] = []
+            for row in index[at : at + count]:
+                steps.append(self._step(group.stream, row, steps[-1] if steps else -1))
+            groups.append(steps)
             at += group.length
         columns = []
         for leaf in layout.leaves:

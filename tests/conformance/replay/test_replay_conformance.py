@@ -1,12 +1,13 @@
 """The same scripts on dm-reverb and on our replay, through the interface that both have.
 
-The answers stand here as dm-reverb 0.14.0 gave them (0.7.2 gives the same). Where dm-reverb is not
-installed, ours is still held to them.
+The answers stand here as dm-reverb 0.14.0 gave them; 0.7.2 gives the same but for three checks that it does
+not make. Where dm-reverb is not installed, ours is still held to them.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import math
 import threading
@@ -23,6 +24,17 @@ def backend(request):
     if request.param == "reverb" and importlib.util.find_spec("reverb") is None:
         pytest.skip("dm-reverb is not installed")
     return importlib.import_module(request.param)
+
+
+# What dm-reverb before 0.8 lets pass.
+UNCHECKED_BEFORE = {"ratio 0", "negative ratio", "a priority that is no number is refused"}
+
+
+def skip_unchecked(backend, name):
+    if backend.__name__ == "reverb" and name in UNCHECKED_BEFORE:
+        version = importlib.metadata.version("dm-reverb").split(".")
+        if tuple(map(int, version[:2])) < (0, 8):
+            pytest.skip("this dm-reverb does not check it")
 
 
 class Session:
@@ -408,6 +420,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script(backend, name):
+    skip_unchecked(backend, name)
     make, steps = SCRIPTS[name]
     session = Session(backend, make)
     try:
@@ -491,6 +504,7 @@ def _two_lengths(client):
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(backend, name):
+    skip_unchecked(backend, name)
     call, kind = ERRORS[name]
     with pytest.raises(kind):
         call(backend)

@@ -1,0 +1,194 @@
+"""Programs under a real Launchpad, with a real dm-reverb and Acme's environment loop (Python 3.10)."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import dm_env
+import numpy as np
+import pytest
+
+import launch as lp
+from framework import replay
+from framework.types import Transition
+
+INSTALLED = importlib.util.find_spec("launchpad") is not None
+needs_launchpad = pytest.mark.skipif(not INSTALLED, reason="dm-launchpad is not installed")
+ENGINES = ("launchpad_mt", "launchpad")
+
+
+@pytest.mark.skipif(INSTALLED, reason="dm-launchpad is installed")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_launchpad_the_error_says_what_is_missing(engine):
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(print), label="main")
+    with pytest.raises(lp.LaunchError, match=r"dm-launchpad \(Python 3.10\)"):
+        lp.start(program, engine)
+
+
+def tables():
+    return [replay.Table.queue("queue", 100)]
+
+
+def write_items(client, count):
+    with client.batch_writer() as writer:
+        for number in range(count):
+            rows = writer.append("steps", {"x": np.array([number, number + 1])})
+            leaf, after = (writer.slice("steps", "x", rows[at : at + 1]) for at in (0, 1))
+            writer.create_items("queue", Transition(leaf, (), (), (), after))
+            writer.release("steps", rows)
+
+
+def read_items(client, count):
+    data = client.sample_batch("queue", count).data
+    assert type(data) is Transition
+    lp.stop((os.getpid(), data.observation.tolist(), data.next_observation.tolist()))
+
+
+def replay_program(backend):
+    program = lp.Program("test")
+    node = program.add_node(lp.ReplayNode(tables, backend=backend), label="replay")
+    program.add_node(lp.PyNode(write_items, node, 5), label="writer")
+    program.add_node(lp.PyNode(read_items, node, 5), label="reader")
+    return program
+
+
+@needs_launchpad
+@pytest.mark.parametrize("backend", ["framework.replay", "framework.replay.reverb"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_replay_nodes(engine, backend):
+    pid, values, after = lp.launch(replay_program(backend), engine, stop_timeout=60.0)
+    assert pid != os.getpid()
+    assert values == [0, 1, 2, 3, 4] and after == [1, 2, 3, 4, 5]
+
+
+class Counter:
+    def count(self):
+        return 1
+
+
+@needs_launchpad
+def test_the_graph_is_a_launchpad_program():
+    import launchpad
+
+    from launch.engines import _launchpad_driver
+    from launch.engines._launchpad_node import Wiring
+    from launch.engines.launchpad import _part
+
+    program = lp.Program("graph")
+    store = program.add_node(lp.ReplayNode(tables, backend="framework.replay.reverb"), label="replay")
+    counter = lp.CourierNode(Counter)
+    handle = program.add_node(counter, label="counter")
+    counter.configure(handle)  # a circle
+    program.add_node(lp.PyNode(print, [store], {"a": handle}), label="main")
+    units = tuple((group, b"", (_part(node),)) for group, _, node in program.members())
+    wiring = Wiring("job", "ipc://nowhere", None, {})
+    made = _launchpad_driver.build(_launchpad_driver.Plan("graph", "local_mt", units, wiring, {}))
+    assert isinstance(made, launchpad.Program)
+    kinds = {label: [type(node).__name__ for node in nodes] for label, nodes in made.groups.items()}
+    assert kinds == {"replay": ["ReverbNode"], "counter": ["CourierNode"], "main": ["PyNode"]}
+    calls = {label: len(nodes[0].input_handles) for label, nodes in made.groups.items()}
+    assert calls == {"replay": 0, "counter": 1, "main": 2}
+
+
+@needs_launchpad
+def test_messages_of_strangers_are_not_unpickled():
+    from launch.engines._launchpad_node import pack, unpack
+    from launch.rpc.sockets import CurveKeys
+
+    keys, others = CurveKeys.generate(), CurveKeys.generate()
+    message = pack(keys, ("name", (np.arange(3),), {}))
+    assert unpack(keys, message)[0] == "name"
+    for bad in (pack(others, 1), message[:-1], b"", b"\0" * 40):
+        with pytest.raises(lp.LaunchError, match="signature"):
+            unpack(keys, bad)
+
+
+@needs_launchpad
+def test_dqn_trains_on_cartpole():
+    from agents.dqn import DQN, DQNConfig
+    from framework import programs
+
+    config = DQNConfig(
+        min_replay_size=200, batch_size=32, samples_per_insert=4.0, insert_burst=64, prioritized=True
+    )
+    program = programs.make_program(
+        DQN(config),
+        "gymnasium:CartPole-v1",
+        num_actors=2,
+        max_actor_steps=1500,
+        evaluate_every=1500,
+        num_evaluation_episodes=2,
+        replay_backend="framework.replay.reverb",
+    )
+    result = lp.launch(program, "launchpad_mt", stop_timeout=60.0)
+    assert result["actor_steps"] == 1500
+    assert result["learner_steps"] >= 100
+    assert result["episode_return"] > 0
+
+
+class Corridor(dm_env.Environment):
+    """Five steps of reward 1."""
+
+    def reset(self):
+        self._t = 0
+        return dm_env.restart(np.zeros(3, np.float32))
+
+    def step(self, action):
+        self._t += 1
+        observation = np.full(3, self._t, np.float32)
+        return (dm_env.termination if self._t == 5 else dm_env.transition)(1.0, observation)
+
+    def observation_spec(self):
+        return dm_env.specs.Array((3,), np.float32)
+
+    def action_spec(self):
+        return dm_env.specs.DiscreteArray(2)
+
+
+def drive(loop_factory):
+    """Ten episodes of our DQN actor by ``loop_factory(environment, actor)``; what replay has then."""
+    from agents.dqn import DQN, DQNConfig
+    from framework import environments, specs
+    from framework.actors import PolicyActor
+    from framework.actors.acme import AcmeActor
+
+    agent = DQN(DQNConfig(n_step=2))
+    spec = specs.make_environment_spec(environments.make(Corridor, num_lanes=1))
+    client = replay.EmbeddedClient(agent.make_tables(spec), concurrent=False)
+    policy = agent.make_policy(agent.make_networks(spec))
+    actor = PolicyActor(policy, adder=agent.make_adder(client, spec), num_lanes=1, seed=0)
+    loop_factory(Corridor(), AcmeActor(actor))
+    return client
+
+
+@pytest.mark.skipif(importlib.util.find_spec("acme") is None, reason="dm-acme is not installed")
+def test_acme_environment_loop_drives_our_actor():
+    import acme
+
+    def run(environment, actor):
+        acme.EnvironmentLoop(environment, actor).run(num_episodes=10)
+
+    client = drive(run)
+    # Windows of 2 steps that begin and end with the episode: 5 steps make 6 items.
+    assert client.server_info()["priority_table"].current_size == 60
+    sample = client.sample_batch("priority_table", 256)
+    last = sample.data.discount == 0
+    assert last.any() and np.array_equal(sample.data.next_observation[last][:, 0], np.full(last.sum(), 5.0))
+
+
+def test_the_adapter_adds_and_removes_the_lane():
+    def run(environment, actor):
+        for _ in range(10):
+            timestep = environment.reset()
+            actor.observe_first(timestep)
+            while not timestep.last():
+                action = actor.select_action(timestep.observation)
+                assert np.shape(action) == () and action in (0, 1)
+                timestep = environment.step(action)
+                actor.observe(action, next_timestep=timestep)
+                actor.update()
+
+    assert drive(functools.partial(run)).server_info()["priority_table"].current_size == 60

@@ -1,0 +1,342 @@
+"""Our tables, adders, datasets and agents on a real dm-reverb server."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import threading
+
+import dm_env
+import numpy as np
+import pytest
+
+pytest.importorskip("reverb", reason="dm-reverb is not installed")
+
+import launch
+from framework import adders, replay
+from framework.replay import reverb, reverb_writer
+from framework.types import Step, Transition
+
+pytestmark = pytest.mark.reverb
+PATIENCE = 30.0
+
+
+def make_table(name="t", sampler=None, remover=None, max_size=1000, limiter=None, **options):
+    return replay.Table(
+        name,
+        sampler or replay.selectors.Fifo(),
+        remover or replay.selectors.Fifo(),
+        max_size,
+        limiter or replay.rate_limiters.MinSize(1),
+        **options,
+    )
+
+
+@pytest.fixture
+def serve():
+    """Makes servers that are stopped at the end."""
+    servers = []
+
+    def make(*tables, **options):
+        server = reverb.Server(list(tables), **options)
+        servers.append(server)
+        return server
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+def write(writer, values, table="t", **options):
+    values = np.asarray(values, np.int64)
+    rows = writer.append("steps", {"x": values})
+    writer.create_items(table, {"x": writer.slice("steps", "x", rows)}, **options)
+    writer.release("steps", rows)
+
+
+def read(client, n, table="t", **options):
+    return client.sample_batch(table, n, **options).data["x"].tolist()
+
+
+@pytest.mark.parametrize("selector", ["Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized"])
+def test_tables_say_the_same_of_themselves(serve, selector):
+    def make():
+        cls = getattr(replay.selectors, selector)
+        limiter = replay.rate_limiters.SampleToInsertRatio(2.0, 3, 4.0)
+        chosen = cls(0.75) if selector == "Prioritized" else cls()
+        return make_table("t", chosen, replay.selectors.Lifo(), 7, limiter, max_times_sampled=5)
+
+    ours = replay.EmbeddedClient([make()]).server_info()["t"]
+    theirs = serve(make()).localhost_client().server_info()["t"]
+    times = type(ours.table_worker_time)()
+    assert theirs._replace(table_worker_time=times) == ours._replace(table_worker_time=times)
+
+
+def episodes(num_lanes, num_steps, seed=0):
+    """``[(action, time step)]``: lanes whose episodes have different lengths; the first has no action."""
+    rng = np.random.default_rng(seed)
+    kinds = np.zeros(num_lanes, np.int64)
+    steps = []
+    for _ in range(num_steps):
+        timestep = dm_env.TimeStep(
+            step_type=kinds,
+            reward=rng.random(num_lanes).astype(np.float32),
+            discount=np.ones(num_lanes, np.float32),
+            observation={
+                "a": rng.random((num_lanes, 3)).astype(np.float32),
+                "b": rng.integers(9, size=num_lanes),
+            },
+        )
+        steps.append((rng.integers(2, size=num_lanes), timestep))
+        over = kinds == 2
+        kinds = np.where(over, 0, np.where(rng.random(num_lanes) < 0.2, 2, 1))
+    return steps
+
+
+def fill(client, make_adder):
+    adder = make_adder(client)
+    (_, first), *others = episodes(num_lanes=3, num_steps=40)
+    adder.add_first(first)
+    for action, timestep in others:
+        adder.add(action, timestep, {"logits": timestep.observation["a"]})
+    adder.close()
+
+
+ADDERS = {
+    "transitions": (
+        lambda client: adders.NStepTransitionAdder(client, 3, 0.9, priority_fns={"t": None}),
+        Transition,
+    ),
+    "sequences": (
+        lambda client: adders.SequenceAdder(client, sequence_length=4, period=2, priority_fns={"t": None}),
+        Step,
+    ),
+}
+
+
+def contents(data):
+    """The items of a batch as a sorted list of what is in them."""
+    leaves, structure = replay.layout.flatten(data)
+    flat = [np.asarray(leaf, np.float64).reshape(len(leaf), -1) for leaf in leaves]
+    return structure, np.sort(
+        np.concatenate(flat, axis=1).view(f"V{8 * sum(f.shape[1] for f in flat)}"), axis=0
+    )
+
+
+@pytest.mark.parametrize("name", ADDERS)
+@pytest.mark.parametrize("window", [None, 16], ids=["default", "rows are sent again"])
+def test_adders_write_the_same_items(serve, monkeypatch, name, window):
+    if window is not None:
+        monkeypatch.setattr(reverb_writer, "_WINDOW_STEPS", (window, window))
+    make_adder, kind = ADDERS[name]
+    batches = []
+    for make_client in (lambda table: replay.EmbeddedClient([table]), lambda t: serve(t).localhost_client()):
+        client = make_client(make_table(max_times_sampled=1))
+        fill(client, make_adder)
+        size = client.server_info()["t"].current_size
+        batches.append(client.sample_batch("t", size, timeout=PATIENCE))
+    ours, theirs = batches
+    assert type(theirs.data) is kind and len(theirs.info.key) > 40
+    structure, items = contents(ours.data)
+    assert contents(theirs.data)[0] == structure
+    np.testing.assert_array_equal(contents(theirs.data)[1], items)
+    for array, other in zip(theirs.info[1:], ours.info[1:], strict=True):
+        np.testing.assert_array_equal(array, other)
+        assert array.dtype == other.dtype
+
+
+def test_ragged_items_are_padded(serve):
+    client = serve(make_table(max_times_sampled=1)).localhost_client()
+    with client.batch_writer() as writer:
+        rows = writer.append("steps", {"x": np.arange(1, 5)})
+        index = np.stack([rows[:3], np.repeat(rows[3], 3)])
+        writer.create_items("t", {"x": writer.slice("steps", "x", index, lengths=[3, 1])})
+        with pytest.raises(ValueError, match="different lengths"):
+            client.sample_batch("t", 2, timeout=PATIENCE)
+        writer.create_items("t", {"x": writer.slice("steps", "x", index, lengths=[3, 1])})
+        sample = client.sample_batch("t", 2, timeout=PATIENCE, pad=True)
+    assert sample.data["x"].tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert sample.lengths["x"].tolist() == [3, 1]
+
+
+def test_a_signature_keeps_the_structure_without_a_description(serve):
+    spec = dm_env.specs.Array((), np.int64)
+    signature = Transition(spec, {"move": spec}, spec, spec, spec)
+    client = serve(make_table(signature=signature)).localhost_client()
+    with client.batch_writer() as writer:
+        rows = writer.append("steps", {"x": np.array([5])})
+        leaf = writer.slice("steps", "x", rows)
+        writer.create_items("t", Transition(leaf, {"move": leaf}, leaf, leaf, leaf))
+    native = next(iter(client.native.sample("t", 1, emit_timesteps=False)))
+    assert [int(leaf) for leaf in native.data] == [5] * 5
+    sample = client.sample_batch("t", 1, timeout=PATIENCE)
+    assert type(sample.data) is Transition and sample.data.action["move"].tolist() == [5]
+
+
+def test_bad_priorities_do_not_reach_the_server(serve):
+    client = serve(make_table(sampler=replay.selectors.Prioritized(1.0))).localhost_client()
+    writer = client.batch_writer()
+    for bad in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="priorities"):
+            write(writer, [1], priorities=[bad])
+    write(writer, [1], priorities=[2.0])
+    key = client.sample_batch("t", 1, timeout=PATIENCE).info.key
+    for bad in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="priorities"):
+            client.update_priorities("t", key, [bad])
+        with pytest.raises(ValueError, match="priorities"):
+            client.mutate_priorities("t", updates={int(key[0]): bad})
+    assert client.sample_batch("t", 1, timeout=PATIENCE).info.priority.tolist() == [2.0]
+    client.update_priorities("t", key, [7.0])
+    assert client.sample_batch("t", 1, timeout=PATIENCE).info.priority.tolist() == [7.0]
+    write(writer, [2])  # gets the largest so far
+    client.mutate_priorities("t", deletes=[int(key[0])])
+    assert client.sample_batch("t", 1, timeout=PATIENCE).info.priority.tolist() == [7.0]
+
+
+def test_unknown_tables(serve):
+    client = serve(make_table()).localhost_client()
+    with pytest.raises(replay.UnknownTableError, match="'u'"):
+        client.sample_batch("u", 1)
+    with pytest.raises(ValueError, match="'u'"):
+        write(client.batch_writer(), [1], table="u")
+
+
+def test_items_that_a_limiter_refuses_are_counted(serve):
+    client = serve(replay.Table.queue("t", 4)).localhost_client()
+    writer = client.batch_writer(max_in_flight_items=2)
+    assert writer.can_insert("t", 4) and not writer.can_insert("t", 5)
+    with pytest.raises(replay.DeadlineExceededError) as caught:
+        write(writer, range(10), timeout=0.05)
+    done = caught.value.args[1]
+    assert 4 <= done <= 6  # the queue's and those in flight
+    assert not writer.can_insert("t")
+    assert read(client, 4) == [0, 1, 2, 3]
+    assert client.server_info()["t"].current_size == done - 4
+    write(writer, [100, 101, 102, 103][: 6 - done + 2], timeout=PATIENCE)
+    with pytest.raises(replay.DeadlineExceededError):
+        write(writer, range(9), timeout=0.05)
+    assert writer.close(timeout=0.05) > 0
+
+
+def test_waiting_ends_with_timeout_interrupt_and_stop(serve):
+    server = serve(make_table())
+    client = server.localhost_client()
+    with pytest.raises(replay.DeadlineExceededError):
+        client.sample_batch("t", 1, timeout=0.02)
+    ended = []
+
+    def wait(client):
+        with pytest.raises(replay.ServerClosed):
+            client.sample_batch("t", 1)
+        ended.append(client)
+
+    for end in (client.interrupt, server.stop):
+        waiting = client if end == client.interrupt else server.localhost_client()
+        thread = threading.Thread(target=wait, args=(waiting,), daemon=True)
+        thread.start()
+        end()
+        thread.join(PATIENCE)
+        assert ended.pop() is waiting
+
+
+def test_nobody_else_runs(serve):
+    client = serve(make_table(), concurrent=False).localhost_client()
+    with pytest.raises(replay.WouldBlockError):
+        client.sample_batch("t", 1)
+    dataset = replay.Dataset(client, "t", 2)
+    assert not dataset.ready()
+    write(client.batch_writer(), [1, 2])
+    threads = threading.active_count()
+    assert dataset.ready() and next(dataset).data["x"].tolist() == [1, 1]
+    assert threading.active_count() == threads
+    assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 2
+
+
+def test_batches_fetched_ahead_are_not_lost(serve):
+    client = serve(make_table(max_times_sampled=1)).localhost_client()
+    write(client.batch_writer(), range(12))
+    with replay.Dataset(client, "t", 2, prefetch=2) as dataset:
+        assert next(dataset).data["x"].tolist() == [0, 1]
+    assert sorted(read(client, 10, timeout=PATIENCE)) == list(range(2, 12))
+
+
+def test_the_checkpoint_has_a_folder_of_its_own(serve, tmp_path):
+    (tmp_path / "results.csv").write_text("dear")
+    server = serve(make_table(), checkpointer=tmp_path)
+    client = server.localhost_client()
+    write(client.batch_writer(), [3])
+    path = pathlib.Path(client.checkpoint())
+    client.checkpoint()
+    assert (tmp_path / "dm-reverb") in path.parents
+    assert (tmp_path / "results.csv").read_text() == "dear"
+    server.stop()
+    for checkpointer in (tmp_path, replay.checkpointers.DefaultCheckpointer(str(tmp_path))):
+        again = serve(make_table(), checkpointer=checkpointer).localhost_client()
+        assert read(again, 1, timeout=PATIENCE) == [3]
+    with pytest.raises(ValueError, match="checkpointer"):
+        serve(make_table(), checkpointer=7)
+
+
+def test_another_process_finds_the_port(tmp_path):
+    address = f"ipc://{tmp_path}/replay"
+    clients = []
+    finding = threading.Thread(target=lambda: clients.append(reverb.connect_node(address)), daemon=True)
+    finding.start()
+    options = {"embedded": False, "concurrent": True, "address": address, "curve": None}
+    server = reverb.serve_node([make_table()], **options)
+    finding.join(PATIENCE)
+    (client,) = clients
+    write(client.batch_writer(), [4, 5])
+    assert client.can_sample("t") and read(client, 1, timeout=PATIENCE) == [4]
+    server.stop()
+    again = reverb.serve_node([make_table()], **options)
+    assert again.port == server.port
+    again.stop()
+
+
+def _environment():
+    """Three steps, reward 1 for action 1."""
+
+    class Environment(dm_env.Environment):
+        def reset(self):
+            self._t = 0
+            return dm_env.restart(np.zeros(2, np.float32))
+
+        def step(self, action):
+            self._t += 1
+            observation = np.full(2, self._t, np.float32)
+            return (dm_env.termination if self._t == 3 else dm_env.transition)(float(action), observation)
+
+        def observation_spec(self):
+            return dm_env.specs.Array((2,), np.float32)
+
+        def action_spec(self):
+            return dm_env.specs.DiscreteArray(2)
+
+    return Environment()
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_dqn_trains(engine):
+    pytest.importorskip("torch")
+    from agents.dqn import DQN, DQNConfig
+    from framework import programs
+
+    config = DQNConfig(
+        min_replay_size=64,
+        batch_size=16,
+        samples_per_insert=4.0,
+        insert_burst=16,
+        prioritized=engine == "threads",
+    )
+    program = programs.make_program(
+        DQN(config),
+        functools.partial(_environment),
+        max_actor_steps=400,
+        evaluate_every=400,
+        num_evaluation_episodes=2,
+        replay_backend="framework.replay.reverb",
+    )
+    result = launch.launch(program, engine=engine)
+    assert result["actor_steps"] == 400 and result["learner_steps"] >= 40
