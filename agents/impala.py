@@ -245,11 +245,11 @@ class IMPALA(core.Agent):
 
     def environment_wrappers(self) -> Sequence[Any]:
         """The last action and reward become part of the observation, where the config says so."""
-        from framework.environments import wrappers
+        from framework import environments
 
         if not self.config.previous_action_and_reward:
             return ()
-        return (functools.partial(wrappers.ObservationActionReward, reward_clip=self.config.reward_clip),)
+        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
 
     def make_networks(self, spec: Any) -> IMPALANetworks:
         """Initial parameters come from torch's global generator, which the program seeds."""

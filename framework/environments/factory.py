@@ -39,9 +39,10 @@ def make(
         make(MyEnvironment, num_lanes=4, options={"size": 9})
 
     Args:
-      environment: ``gymnasium:ID``, ``dm_control:DOMAIN/TASK``, ``atari:GAME``, ``minatar:GAME``; or a
-        callable that returns a new ``dm_env.Environment``, ``gymnasium.Env`` or (all lanes at once)
-        ``gymnasium.vector.VectorEnv``. A callable with a parameter ``seed`` is given the lane's seed there.
+      environment: ``gymnasium:ID``, ``dm_control:DOMAIN/TASK``, ``atari:GAME``, ``minatar:GAME``,
+        ``testing:NAME``; or a callable that returns a new ``dm_env.Environment``, ``gymnasium.Env`` or (all
+        lanes at once) ``gymnasium.vector.VectorEnv``. A callable with a parameter ``seed`` is given the
+        lane's seed there.
       num_lanes: B.
       seed: of all lanes; each gets its own from it. None: different at every run.
       stepping: how the lanes are stepped. ``inline``: one after the other in this thread. ``vector``: by

@@ -149,15 +149,32 @@ def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, functools.partial(minatar.MinAtarEnvironment, name), options)
 
 
+def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    from framework.environments import testing
+
+    known = {
+        "Echo": testing.EchoEnvironment,
+        "Fake": testing.FakeEnvironment,
+        "Memory": testing.MemoryEnvironment,
+    }
+    if name not in known:
+        raise ValueError(
+            f"unknown environment {full!r}; there are {', '.join(f'testing:{n}' for n in known)}"
+        )
+    return Source(full, known[name], options)
+
+
 SUITES: dict[str, Callable[[str, str, dict[str, Any], str | None], Source]] = {
     "gymnasium": _gymnasium,
     "dm_control": _dm_control,
     "atari": _atari,
     "minatar": _minatar,
+    "testing": _testing,
 }
 EXAMPLES = {
     "gymnasium": "CartPole-v1",
     "dm_control": "cartpole/balance",
     "atari": "Pong",
     "minatar": "Breakout",
+    "testing": "Memory",
 }

@@ -194,6 +194,13 @@ def test_dm_control():
         environments.make("dm_control:nothing")
 
 
+def test_environments_for_tests_have_names():
+    environment = environments.make("testing:Memory", num_lanes=2, seed=0, options={"length": 3})
+    assert environment.reset().observation.shape == (2, 3)
+    with pytest.raises(ValueError, match="there are testing:Echo, testing:Fake, testing:Memory"):
+        environments.make("testing:Memoir")
+
+
 def test_minatar():
     pytest.importorskip("minatar")
     environment = environments.make("minatar:Breakout", num_lanes=2, seed=0)

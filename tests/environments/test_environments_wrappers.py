@@ -1,5 +1,6 @@
 """Wrappers, each against what it must do written out by hand."""
 
+import copy
 import functools
 
 import dm_env
@@ -290,3 +291,24 @@ def test_action_repeat_must_be_innermost():
             testing.EchoEnvironment,
             wrappers=[environments.SinglePrecision, lambda e: environments.ActionRepeat(e, 2)],
         )
+
+
+def test_observation_action_reward():
+    environment = environments.make(
+        testing.EchoEnvironment,
+        num_lanes=2,
+        options={"episode_length": 2},
+        wrappers=[functools.partial(environments.ObservationActionReward, reward_clip=150.0)],
+    )
+    assert environment.observation_spec()["action"].num_values == 4
+    timestep = environment.reset()
+    seen = [copy.deepcopy(timestep.observation)]
+    for action in ([1, 2], [3, 0], [1, 1], [2, 3]):  # the third is ignored: both lanes begin anew
+        timestep = environment.step(np.array(action))
+        seen.append(copy.deepcopy(timestep.observation))
+    assert [o["action"].tolist() for o in seen] == [[0, 0], [1, 2], [3, 0], [0, 0], [2, 3]]
+    assert [o["reward"].tolist() for o in seen] == [[0, 0], [1, 2], [103, 100], [0, 0], [150, 150]]
+    assert [o["observation"][0, 0] for o in seen] == [0, 1, 2, 3, 4]
+    assert timestep.reward.tolist() == [302, 303]  # as it is
+    with pytest.raises(ValueError, match="reward_clip is 0"):
+        environments.ObservationActionReward(environment, reward_clip=0)
