@@ -148,6 +148,11 @@ class Counter(Saveable[dict[str, Any]]):
             self._changed.notify_all()
             return granted
 
+    def ungranted(self) -> int | None:
+        """Steps of the budget that ``grant`` could still hand out; None without a budget."""
+        with self._changed:
+            return None if self._max_steps is None else self._left()
+
     def remaining(self) -> int | None:
         """Steps of the budget that nobody has taken yet, granted ones among them; None without a budget."""
         with self._changed:

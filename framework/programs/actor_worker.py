@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from framework import core
-from framework.actors import PolicyActor, VariableClient
+from framework.programs.acting import make_acting
 from framework.programs.seeding import prepare_process
 from framework.programs.statistics import EpisodeStatistics
 from framework.programs.worker import ProgramWorker
@@ -36,6 +36,9 @@ class ActorWorker(ProgramWorker):
       log_every: environment steps between two rows of metrics.
       update_period: batched steps between two questions for newer parameters.
       grant_steps: batched steps asked of the counter at a time.
+      mode: where actions come from, one of `framework.programs.acting.INFERENCE`.
+      inference: the inference server, for the modes that need one.
+      messages: talk to it by messages, even where there is shared memory.
       ends_program: end the program when the last step is made (where no evaluator does).
     """
 
@@ -56,29 +59,32 @@ class ActorWorker(ProgramWorker):
         log_every: int = 1000,
         update_period: int = 1,
         grant_steps: int = 16,
+        mode: str = "local",
+        inference: Any = None,
+        messages: bool = False,
         ends_program: bool = False,
     ):
-        from framework.environment_loop import EnvironmentLoop
-
         prepare_process(seed)
         self._name = f"actor-{index}"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._learner = learner
-        self._environment = make_environment(lanes, seed)
-        networks = agent.make_networks(spec)
-        variables = None
-        if learner is not None:
-            variables = VariableClient(learner, networks, update_period=update_period)
-        self._adder = agent.make_adder(replay, spec) if replay is not None else None
-        self._actor = PolicyActor(
-            agent.make_policy(networks),
-            adder=self._adder,
-            variable_client=variables,
-            num_lanes=lanes,
+        acting = make_acting(
+            mode,
+            agent,
+            make_environment,
+            spec,
+            replay=replay,
+            learner=learner,
+            inference=inference,
+            name=self._name,
+            lanes=lanes,
             seed=seed,
+            update_period=update_period,
+            messages=messages,
         )
-        self._variables = variables
-        self._loop = EnvironmentLoop(self._environment, self._actor, should_update=agent.synchrony() is None)
+        self._environment, self._adder, self._actor = acting.environment, acting.adder, acting.actor
+        self._loop, self._parts, self._variables = acting.loop, acting.parts, acting.versioned
+        self._stop_acting = acting.close
         self._lanes, self._ends_program = lanes, ends_program
         self._log_every, self._grant_steps = log_every, grant_steps
         self._granted = self._spent = 0  # steps of the current grant, and how many of them are made
@@ -89,7 +95,10 @@ class ActorWorker(ProgramWorker):
         self._started = False
         # For agents that follow the learner in step: unrolls count from the version there at the start.
         self._synchrony = agent.synchrony() if learner is not None else None
-        self._batched_steps = 0
+        if self._synchrony is not None:
+            # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
+            self._grant_steps = max(1, min(grant_steps, (self._synchrony.unroll_length - 2) // 2))
+        self._batched_steps = 0  # of the loop: with two halves, two of them are a step of all lanes
         self._first_version = 0
         if checkpointer is not None:
             self._restore()
@@ -131,9 +140,11 @@ class ActorWorker(ProgramWorker):
 
     def _needed_version(self) -> int | None:
         """The version that the next batched step must be made with at least; None at other times."""
-        if self._synchrony is None or self._batched_steps % self._synchrony.unroll_length:
+        if self._synchrony is None:
             return None
-        unroll = self._batched_steps // self._synchrony.unroll_length
+        unroll, begun = divmod(self._batched_steps, self._parts * self._synchrony.unroll_length)
+        if begun:
+            return None
         return self._first_version + max(0, unroll - self._synchrony.lag)
 
     def _has_version(self, timeout: float) -> bool:
@@ -142,7 +153,9 @@ class ActorWorker(ProgramWorker):
         if needed is None or self._variables is None or self._variables.version >= needed:
             return True
         if not self._learner.wait_for_version(needed, timeout):
-            return False
+            # At the end of the budget other actors may have stopped in the middle of their unroll, and the
+            # version never comes. What this one was granted it makes all the same: too little for an unroll.
+            return self._counter.ungranted() == 0
         self._actor.update(wait=True)
         return True
 
@@ -150,6 +163,7 @@ class ActorWorker(ProgramWorker):
         """Counts what was done, leaves the state for the last checkpoint and closes the environment."""
         if not self._finished:
             self._finish()
+        self._stop_acting()
         self._environment.close()
 
     def save(self) -> dict[str, Any]:
