@@ -1,4 +1,4 @@
-"""The launcher's side of the fork server, and its record of each process."""
+"""The launcher's side of the fork server."""
 
 from __future__ import annotations
 
@@ -11,71 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch.engines._channel import Channel
-from launch.engines.base import Unit
-
-
-class Process:
-    """One unit and the process that is its present life.
-
-    Attributes:
-      number: of this life, for the fork server; a restarted unit gets a new one.
-      channel: the private line to it; None when it has ended.
-      worker: whether it has work of its own; None until it is ready.
-      kill_at: when it will be ended by force, if ever (`time.monotonic`).
-      kill_reason: why it was ended by force, if it was.
-      failure: what `launch.rpc.wire.describe_error` said over there.
-      closed: whether it said that it has closed in good order.
-    """
-
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
-        self.restarts = 0
-        self.error: str | None = None
-        self.usage: dict[str, Any] = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
-        self.begin(-1, None, 0.0)
-
-    def begin(self, number: int, channel: Channel | None, now: float) -> None:
-        """A new life."""
-        self.number = number
-        self.channel = channel
-        self.pid: int | None = None
-        self.state = "starting"
-        self.worker: bool | None = None
-        self.restart_at: float | None = None
-        self.last_seen = now
-        self.kill_at: float | None = None
-        self.kill_reason: str | None = None
-        self.failure: dict[str, Any] | None = None
-        self.closed = False
-
-    @property
-    def alive(self) -> bool:
-        return self.channel is not None
-
-    @property
-    def working(self) -> bool:
-        """Whether a stop still has to wait for it: it is starting, or its work has not returned."""
-        return self.alive and (self.worker is None or (self.worker and self.state == "running"))
-
-    def order(self, what: str) -> None:
-        """Tells the process to "stop" or "close"."""
-        if self.channel is not None:
-            try:
-                self.channel.send(what)
-            except OSError:
-                return  # it is ending; the fork server will say how
-
-    def status(self) -> dict[str, Any]:
-        return {
-            "label": self.unit.label,
-            "group": self.unit.group,
-            "index": self.unit.index,
-            "state": self.state,
-            "restarts": self.restarts,
-            "pid": self.pid,
-            **self.usage,
-            "error": self.error,
-        }
+from launch.engines.base import Resources, Unit
 
 
 class ForkServer:
@@ -106,12 +42,13 @@ class ForkServer:
         theirs.close()
         self._send({"preload": list(preload), "sockets": sockets, "job": job})
 
-    def fork(self, threads: int, env: dict[str, str], log: str | None) -> tuple[int, Channel]:
+    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         """Asks for a process. Returns the number of its life and the line to it."""
         ours, theirs = socket.socketpair()
         ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
         self._lives += 1
-        request = {"fork": self._lives, "threads": threads, "env": env, "log": log}
+        env = {key: str(value) for key, value in resources.env.items()}
+        request = {"fork": self._lives, "threads": resources.threads, "env": env, "log": log}
         socket.send_fds(self.line, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
         theirs.close()
         return self._lives, Channel(ours)

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import errno
 import os
 import pickle
 import resource
 import socket
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import zmq
 
 from launch import context
 from launch.context import NodeContext, Runtime, entered
 from launch.engines._channel import Channel
 from launch.engines.base import Leaf, Unit, ended_normally
-from launch.errors import LaunchError
+from launch.errors import LaunchError, ProgramStopped
 from launch.handles import Client
 from launch.nodes import CourierNode, ReplayNode, connect_replay
 from launch.rpc import wire
 from launch.rpc.client import Connection
+from launch.rpc.moving import MovingConnection
 from launch.rpc.server import Server
 from launch.rpc.sockets import CurveKeys
 
@@ -36,6 +41,7 @@ class Entry:
 
     Attributes:
       serves: as `launch.nodes.Node.serves`.
+      address: None if it is not known yet; it is told later, by the order "where".
       port: a loopback port, for replay back ends that know nothing of our sockets.
       options: of the client; or the name of the replay back end.
     """
@@ -43,7 +49,7 @@ class Entry:
     label: str
     description: str
     serves: str | None
-    address: str
+    address: str | None
     port: int | None
     options: Any
 
@@ -56,6 +62,8 @@ class Setup:
     entries: dict[int, Entry]
     keys: CurveKeys
     heartbeat: float | None
+    former: dict[int, str] = field(default_factory=dict)  # where the last life of these nodes was
+    interface: str = ""  # where nodes without a fixed address serve: the name or number of this machine
 
 
 class RemoteRuntime(Runtime):
@@ -70,11 +78,16 @@ class RemoteRuntime(Runtime):
         self._lock = threading.Lock()
         self._clients: dict[int, Any] = {}
         self._connections: list[Any] = []
+        self._moved = threading.Condition()
+        self._moving: dict[int, MovingConnection] = {}
 
     def request_stop(self, result: Any = None) -> None:
         self._request_stop(result)
 
     def client(self, node_id: int) -> Any:
+        entry = self._entries.get(node_id)
+        if entry is not None and entry.serves == "replay" and entry.address is None:
+            self._wait_for_address(node_id)  # before the lock: others may need their clients meanwhile
         with self._lock:
             client = self._clients.get(node_id)
             if client is None:
@@ -86,23 +99,62 @@ class RemoteRuntime(Runtime):
         if entry is None:
             raise LaunchError(f"the program has no node {node_id}: was the node of this handle added to it?")
         if entry.serves == "replay":
+            address = self._wait_for_address(node_id)
             with entered(self, self.only_context):
-                client = connect_replay(entry.options, None, entry.address, entry.port, self._keys)
+                client = connect_replay(entry.options, None, address, entry.port, self._keys)
             self._connections.append(client)
             return client
         if entry.serves is None:
             raise LaunchError(
                 f"node {entry.label!r} is a {entry.description}, which serves nothing: use a CourierNode"
             )
-        connection = Connection(
-            entry.address,
-            self._keys,
-            name=entry.label,
-            max_in_flight=entry.options["max_in_flight"],
-            stopped=self.stopped,
-        )
+        connection = self._open(node_id, entry)
         self._connections.append(connection)
         return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
+
+    def _open(self, node_id: int, entry: Entry) -> Connection | MovingConnection:
+        limit = entry.options["max_in_flight"]
+        if entry.address is not None and entry.address.startswith("ipc://"):
+            return Connection(
+                entry.address, self._keys, name=entry.label, max_in_flight=limit, stopped=self.stopped
+            )
+        with self._moved:
+            address = self._entries[node_id].address
+            moving = MovingConnection(
+                address, self._keys, name=entry.label, max_in_flight=limit, stopped=self.stopped
+            )
+            self._moving[node_id] = moving
+            return moving
+
+    def move(self, addresses: dict[int, str | None]) -> None:
+        """Nodes are somewhere else from now on, or nowhere (None)."""
+        with self._moved:
+            for node_id, address in addresses.items():
+                self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
+            moving = [(self._moving[n], a) for n, a in addresses.items() if n in self._moving]
+            self._moved.notify_all()
+        for connection, address in moving:
+            connection.move(address)
+
+    def begin_stop(self) -> None:
+        try:
+            super().begin_stop()
+        finally:
+            with self._moved:
+                moving = list(self._moving.values())
+                self._moved.notify_all()
+            for connection in moving:
+                connection.stop()
+
+    def _wait_for_address(self, node_id: int) -> str:
+        """Where a node is, as soon as it is somewhere. ProgramStopped if the program stops first."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._entries[node_id].address is not None or self.stopped.is_set())
+            address = self._entries[node_id].address
+        if address is None:
+            label = self._entries[node_id].label
+            raise ProgramStopped(f"node {label!r} is not there and the program stops")
+        return address
 
     def close(self) -> None:
         """Closes every client of this process."""
@@ -173,25 +225,51 @@ class NodeProcess:
     def _build(self, living: _Living) -> None:
         node, entry = living.leaf.node, self._setup.entries[living.leaf.node.node_id]
         if isinstance(node, ReplayNode):
-            living.object = node.serve(
-                embedded=False,
-                concurrent=True,
-                address=entry.address,
-                port=entry.port,
-                curve=self._setup.keys,
+            living.object = self._serve_at(
+                node.node_id,
+                lambda address: node.serve(
+                    embedded=False,
+                    concurrent=True,
+                    address=address,
+                    port=entry.port,
+                    curve=self._setup.keys,
+                ),
             )
             return
         living.object = None if node.is_function else node.call()
         if isinstance(node, CourierNode):
-            leaf = living.leaf
-            living.server = Server(
-                living.object,
-                entry.address,
-                self._setup.keys,
-                name=leaf.context.label,
-                enter=lambda: context.enter(self._runtime, leaf.context),
-                **node.server_options,
+            leaf, options = living.leaf, node.server_options
+            living.server = self._serve_at(
+                node.node_id,
+                lambda address: Server(
+                    living.object,
+                    address,
+                    self._setup.keys,
+                    name=leaf.context.label,
+                    enter=lambda: context.enter(self._runtime, leaf.context),
+                    **options,
+                ),
             ).start()
+
+    def _serve_at(self, node_id: int, make: Callable[[str], Any]) -> Any:
+        """``make(address)``, where the address is the node's, its last one, or a free port that is told."""
+        fixed = self._setup.entries[node_id].address
+        if fixed is not None:
+            return make(fixed)
+        interface, former = self._setup.interface, self._setup.former.get(node_id)
+        tries = [f"tcp://{interface}:{_free_port(interface)}" for _ in range(3)]
+        if former is not None and former.rpartition(":")[0] == f"tcp://{interface}":
+            tries.insert(0, former)
+        for address in tries:
+            try:
+                served = make(address)
+            except (OSError, zmq.ZMQError) as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            self._tell("serving", {node_id: address})
+            return served
+        raise LaunchError(f"no free port on {interface}: tried {tries}")
 
     def _work(self) -> None:
         """Runs the workers: the only one on the main thread, several on threads; returns when all have."""
@@ -245,6 +323,8 @@ class NodeProcess:
                     self._begin_stop()
                 elif command == "close":
                     self._close.set()
+                elif command[0] == "where":
+                    self._runtime.move(command[1])
         except EOFError:
             self._close.set()
             self._begin_stop()
@@ -273,6 +353,12 @@ class NodeProcess:
     def _tell(self, what: str, value: Any = None) -> None:
         with contextlib.suppress(OSError):  # the launcher is dead; the listening thread ends this process
             self._channel.send((what, value))
+
+
+def _free_port(interface: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in interface else socket.AF_INET) as probe:
+        probe.bind((interface.strip("[]"), 0))
+        return probe.getsockname()[1]
 
 
 def _join_all(threads: list[threading.Thread], done: threading.Event) -> None:

@@ -18,6 +18,13 @@ def log_path(directory: str, label: str) -> str:
     return os.path.join(directory, "logs", f"{label}.log")
 
 
+def append_log(directory: str | None, label: str, data: bytes) -> None:
+    """Writes what a node elsewhere has printed."""
+    if directory is not None:
+        with open(log_path(directory, label), "ab") as file:
+            file.write(data)
+
+
 def log_tail(directory: str | None, label: str) -> str:
     """The last lines of a node's log; empty if there is none."""
     if directory is None:

@@ -39,10 +39,19 @@ class Resources:
       threads: for OpenMP, BLAS and torch, in each node; more make a learner faster and starve the actors.
       env: environment variables, e.g. ``{"CUDA_VISIBLE_DEVICES": "0"}``. Engines within one process ignore
         them.
+      num_cpus, num_gpus, custom: what a machine must have free for each node of the group, as Ray counts it;
+        only the engine ``ray`` places nodes. None of ``num_cpus`` means that one is needed to be placed and
+        none is held.
+      strategy: how Ray spreads the group's nodes over machines: ``"PACK"`` (near each other), ``"SPREAD"``
+        (apart where possible), ``"STRICT_PACK"`` (one machine) or ``"STRICT_SPREAD"``; None leaves it to Ray.
     """
 
     threads: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
+    num_cpus: float | None = None
+    num_gpus: float = 0
+    custom: Mapping[str, float] = field(default_factory=dict)
+    strategy: str | None = None
 
 
 @dataclass(frozen=True)

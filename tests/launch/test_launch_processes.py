@@ -27,6 +27,7 @@ class Service:
 
     def hang(self):
         os.kill(os.getpid(), signal.SIGSTOP)
+        threading.Event().wait()  # the other threads stop first, this one perhaps only after the answer
 
 
 def wait_for_stop():
