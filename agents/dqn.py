@@ -20,7 +20,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from framework import core, learners, losses, networks
-from framework.learners import LossContext, LossOutput, schedules
+from framework.learners import LossContext, LossOutput, distributed, schedules
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,11 @@ class DQN(core.Agent):
 
     def __init__(self, config: DQNConfig | None = None):
         self.config = config or DQNConfig()
+
+    def for_learner(self, rank: int, num_learners: int) -> DQN:
+        if num_learners == 1:
+            return self
+        return DQN(distributed.shard(self.config, rank, num_learners))
 
     def make_networks(self, spec: Any) -> DQNNetworks:
         """Initial parameters come from torch's global generator, which the program seeds."""

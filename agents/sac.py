@@ -24,7 +24,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from framework import core, learners, losses, networks
-from framework.learners import LossContext, LossOutput, schedules
+from framework.learners import LossContext, LossOutput, distributed, schedules
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _frozen(module: nn.Module) -> Iterator[None]:
 def make_loss(config: SACConfig) -> Any:
     """The loss function of SAC on a ``ReplaySample`` of ``Transition``s."""
 
-    def continuous(nets: SACNetworks, data: Any, context: LossContext) -> tuple[torch.Tensor, ...]:
+    def continuous(nets: SACNetworks, data: Any, context: LossContext) -> tuple[Any, ...]:
         temperature = nets.temperature.log.exp()
         with torch.no_grad():
             next_action, next_log_prob = nets.policy(data.next_observation).rsample_with_log_prob(
@@ -258,7 +258,7 @@ def make_loss(config: SACConfig) -> Any:
             own_values = nets.critics(data.observation, nets.normalized(action)).amin(0)
         return values, next_soft, losses.sac_actor_loss(log_prob, own_values, temperature), log_prob
 
-    def discrete(nets: SACNetworks, data: Any, context: LossContext) -> tuple[torch.Tensor, ...]:
+    def discrete(nets: SACNetworks, data: Any, context: LossContext) -> tuple[Any, ...]:
         temperature = nets.temperature.log.exp()
         with torch.no_grad():
             next_values = context.targets["critics"](data.next_observation).amin(0)
@@ -318,6 +318,11 @@ class SAC(core.Agent):
         for field in ("actor_delay", "num_critics", "n_step"):
             if getattr(self.config, field) < 1:
                 raise ValueError(f"{field} is {getattr(self.config, field)}; expected at least 1.")
+
+    def for_learner(self, rank: int, num_learners: int) -> SAC:
+        if num_learners == 1:
+            return self
+        return SAC(distributed.shard(self.config, rank, num_learners))
 
     def make_networks(self, spec: Any) -> SACNetworks:
         """Initial parameters come from torch's global generator, which the program seeds."""
@@ -385,4 +390,5 @@ class SAC(core.Agent):
             seed=int(torch.randint(2**31, ())),  # From the global generator, as the first parameters.
             compile_loss=config.compile_loss,
             autocast_dtype=torch.bfloat16 if config.autocast else None,
+            partial_gradients=config.actor_delay > 1,
         )

@@ -114,6 +114,12 @@ class Learner(VariableSource, Saveable):
     def step(self, batch: Any) -> StepResult:
         """One update from a ``ReplaySample`` whose leaves are ``[N, ...]`` or ``[N, T, ...]``."""
 
+    def distribute(self, group: Any) -> None:
+        """Learns together with the other processes of a ``framework.learners.LearnerGroup`` from now on."""
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot learn in several processes; use num_learners=1."
+        )
+
 
 class Worker(abc.ABC):
     """What sits in a node of a program and does its work one step at a time."""
@@ -193,6 +199,17 @@ class Agent(abc.ABC):
     def for_lanes(self, num_lanes: int) -> Agent:
         """This agent for a program of ``num_lanes`` lanes in all; itself, if it does not depend on them."""
         return self
+
+    def for_learner(self, rank: int, num_learners: int) -> Agent:
+        """This agent for one of several learners: its dataset gives that learner's shard of each batch.
+
+        ValueError if the batch cannot be divided, or if this agent cannot learn in several processes.
+        """
+        if num_learners == 1:
+            return self
+        raise ValueError(
+            f"num_learners is {num_learners}; {type(self).__name__} cannot learn in several processes, use 1."
+        )
 
     def environment_wrappers(self) -> Sequence[Any]:
         """What this agent puts around its environment, innermost first; see ``environments.make``."""

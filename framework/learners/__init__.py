@@ -1,11 +1,13 @@
 """Learners: batches in, parameters out."""
 
+from framework.learners.distributed import LearnerGroup
 from framework.learners.minibatches import EpochContext, MinibatchLearner, Prepared
 from framework.learners.schedules import constant, linear_decay
 from framework.learners.sgd import LossContext, LossOutput, SGDLearner
 
 __all__ = [
     "EpochContext",
+    "LearnerGroup",
     "LossContext",
     "LossOutput",
     "MinibatchLearner",

@@ -10,6 +10,7 @@ import tree
 from torch import nn
 
 from framework import specs
+from framework.learners.distributed import LearnerGroup
 from framework.learners.sgd import LossFn, LossOutput, SGDLearner
 from framework.types import Nest, StepResult
 
@@ -117,6 +118,9 @@ class MinibatchLearner(SGDLearner):
             with torch.no_grad():
                 prepared = self._prepare_fn(self.networks, batch, context)
             parts = max(1, round(prepared.rows / self._minibatch_size))
+            if self._group is not None:
+                # Gradients are exchanged per minibatch, so that all need equally many.
+                parts = self._group.smallest(min(parts, len(tree.flatten(prepared.data)[0])))
             each: list[LossOutput] = []
             norm = torch.zeros((), device=self.device)
             for epoch in range(self._epochs):
@@ -145,6 +149,9 @@ class MinibatchLearner(SGDLearner):
     def restore(self, state: dict[str, Any]) -> None:
         self.rows = int(state["rows"])
         super().restore(state)
+
+    def _average(self, group: LearnerGroup) -> None:
+        self._minibatch_loss_fn = group.averaged(self.networks, self._minibatch_loss_fn)
 
     def _shuffled(self, data: Nest, parts: int) -> Any:
         """``data`` in a new order, in ``parts`` whose sizes differ by one at most."""

@@ -14,6 +14,7 @@ import tree
 from torch import nn
 
 from framework import core
+from framework.learners.distributed import LearnerGroup
 from framework.types import StepResult
 
 
@@ -80,6 +81,7 @@ class SGDLearner(core.Learner):
         with a gradient scaler). None computes in the parameters' precision.
       compile_loss: compiles the loss function with ``torch.compile``; the first steps take long.
       check_period: steps between looks for non-finite values on a GPU.
+      partial_gradients: the loss leaves some parameters out at some steps. Several learners must know.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class SGDLearner(core.Learner):
         autocast_dtype: torch.dtype | None = None,
         compile_loss: bool = False,
         check_period: int = 100,
+        partial_gradients: bool = False,
     ):
         if target_update_period < 1:
             raise ValueError(f"target_update_period is {target_update_period}; expected at least 1 step.")
@@ -136,6 +139,8 @@ class SGDLearner(core.Learner):
         self._autocast_dtype = autocast_dtype
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=autocast_dtype is torch.float16)
         self._loss_fn = torch.compile(loss_fn) if compile_loss else loss_fn
+        self._group: LearnerGroup | None = None
+        self._partial_gradients = partial_gradients
         self._check_period = check_period
         self._unchecked: list[tuple[int, torch.Tensor]] = []
 
@@ -229,6 +234,24 @@ class SGDLearner(core.Learner):
             self._version_offset = max(self._version_offset, int(state["version_offset"]))
             self._unchecked.clear()
             self._publish_locked()
+
+    def distribute(self, group: LearnerGroup) -> None:
+        """From now on each step averages its gradient with those of the other learners of ``group``.
+
+        All must be in the same state, and then make the same steps, each on its shard of the batch. The
+        loss must be a mean over the items, so that the mean over the shards is that over the batch. Random
+        numbers differ from learner to learner. Buffers of the networks (statistics of data) are rank 0's.
+        """
+        with self._lock:
+            self._group = group
+            self._average(group)
+            if group.rank:
+                seed = torch.randint(2**62, (), generator=self._generator, device=self.device)
+                self._generator.manual_seed(int(seed) + group.rank)
+
+    def _average(self, group: LearnerGroup) -> None:
+        """Makes the loss functions those of the whole group."""
+        self._loss_fn = group.averaged(self.networks, self._loss_fn, self._partial_gradients)
 
     def _set_learning_rates(self, progress: int) -> None:
         """Sets the rates of the schedule at ``progress``, in the schedule's unit."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from framework import core
+from framework.programs.learner_group import FirstLearner
 from framework.programs.seeding import prepare_process
 from framework.programs.worker import ProgramWorker
 
@@ -31,6 +32,8 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
       publish_every: learner steps between two versions handed to the actors; 1 if they follow in step.
       log_every: learner steps between two rows of metrics.
       checkpoint_every: environment steps between two checkpoints; None for one at the end only.
+      num_learners: this one and ``LearnerPeer`` s beside it, each with its shard of every batch. Metrics are
+        those of this one's shard.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         publish_every: int = 10,
         log_every: int = 500,
         checkpoint_every: int | None = None,
+        num_learners: int = 1,
     ):
         prepare_process(seed)
+        agent = agent.for_learner(0, num_learners)
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
@@ -71,6 +76,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._variables: dict[str, Any] = {}
         if checkpointer is not None:
             self._restore()
+        self._others = FirstLearner(self._learner, num_learners) if num_learners > 1 else None
         self._publish()
 
     def get_variables(
@@ -86,6 +92,14 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         with self._published:
             return self._published.wait_for(lambda: self._version >= version, timeout)
 
+    def meet_learners(self) -> tuple[int, dict[str, Any]]:
+        """For the other learners: see ``FirstLearner.meeting``."""
+        return self._together().meeting()
+
+    def arrive(self) -> bool:
+        """For the other learners: waits until all have data for the next step; False at the end."""
+        return self._together().turnstile.arrive()
+
     def ready(self) -> bool:
         return not self._finished and self._dataset.ready()
 
@@ -97,8 +111,8 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         started = time.perf_counter()
         sample = next(self._dataset, None)
         self._waited_s += time.perf_counter() - started
-        if sample is None:  # the program is being stopped
-            self._finished = True
+        if sample is None or not (self._others is None or self._others.go_on()):
+            self._finished = True  # the program is being stopped
             return
         result = self._learner.step(sample)
         if result.priorities is not None:
@@ -116,6 +130,8 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
             self._log(result.metrics)
         if last:
             self._finished = True
+            if self._others is not None:
+                self._others.turnstile.close()
             self._monitor.finish("max_learner_steps", {"learner_steps": self._steps})
 
     def close(self) -> None:
@@ -125,10 +141,17 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._count()
         if self._checkpointer is not None:
             self._checkpointer.put("learner", self.save())
+        if self._others is not None:
+            self._others.close()
         self._dataset.close()
 
     def save(self) -> dict[str, Any]:
         return {"learner": self._learner.save(), "steps": self._steps}
+
+    def _together(self) -> FirstLearner:
+        if self._others is None:
+            raise RuntimeError("This learner was made with num_learners=1; others cannot join it.")
+        return self._others
 
     def _restore(self) -> None:
         state = self._checkpointer.get("learner")

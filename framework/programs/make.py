@@ -11,6 +11,7 @@ import launch
 from framework import core
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.evaluator import Evaluator
+from framework.programs.learner_group import LearnerPeer
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.monitor import Monitor
 from framework.programs.run_checkpointer import RunCheckpointer
@@ -23,6 +24,7 @@ def make_program(
     *,
     num_actors: int = 1,
     lanes_per_actor: int = 1,
+    num_learners: int = 1,
     seed: int = 0,
     max_actor_steps: int | None = None,
     max_learner_steps: int | None = None,
@@ -56,6 +58,8 @@ def make_program(
       environment_factory: a name for ``environments.make``, or a callable that returns an environment.
       num_actors: actor nodes.
       lanes_per_actor: environments that each of them steps as one batch.
+      num_learners: learner nodes, each of which learns from an equal shard of every batch; more than one need
+        an engine with a process for each node, and on GPUs one GPU for each of them.
       seed: of everything; on the serial engine the same seed gives the same run, bit by bit.
       max_actor_steps: environment steps of all actors together, made exactly; None for no limit.
       max_learner_steps: learner steps; None for no limit.
@@ -84,6 +88,7 @@ def make_program(
     _check_positive(
         num_actors=num_actors,
         lanes_per_actor=lanes_per_actor,
+        num_learners=num_learners,
         max_actor_steps=max_actor_steps,
         max_learner_steps=max_learner_steps,
         num_evaluation_episodes=num_evaluation_episodes,
@@ -106,6 +111,9 @@ def make_program(
     directory = None if directory is None else pathlib.Path(directory).absolute()
     agent = agent.for_lanes(num_actors * lanes_per_actor)
     has_tables = bool(agent.make_tables(spec))
+    if not has_tables and num_learners > 1:
+        raise ValueError(f"num_learners is {num_learners}, and {type(agent).__name__} learns nothing; use 1.")
+    agent.for_learner(0, num_learners)  # refuses here what it would refuse in the node
 
     program = launch.Program(name or type(agent).__name__.lower())
     replay = learner = checkpointer = None
@@ -152,8 +160,22 @@ def make_program(
                     publish_every=publish_every,
                     log_every=learner_log_every,
                     checkpoint_every=checkpoint_every,
+                    num_learners=num_learners,
                 )
             )
+            for rank in range(1, num_learners):
+                program.add_node(
+                    launch.CourierNode(
+                        LearnerPeer,
+                        agent,
+                        spec,
+                        replay=replay,
+                        first=learner,
+                        rank=rank,
+                        num_learners=num_learners,
+                        seed=derive_seed(seed, f"learner-{rank}"),
+                    )
+                )
     with program.group("actor"):
         for index in range(num_actors):
             program.add_node(

@@ -1,0 +1,127 @@
+"""Learning in several processes: each has a shard of every batch, and their gradients are averaged.
+
+::
+
+    store = host_store(size)                                    # in the process of rank 0
+    group = LearnerGroup(rank, size, store.port, learner.device)  # in each process; waits for the others
+    learner.distribute(group)
+    while True:
+        learner.step(shard)                                     # in all of them, the same number of times
+    group.close()
+
+All begin with the same parameters, optimizer and count of steps (``learner.restore(first.save())``) and, as
+they apply the same averaged gradients, stay the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+_LOOPBACK = "127.0.0.1"
+
+
+def shard(config: Any, rank: int, num_learners: int) -> Any:
+    """An agent's config for one of several learners: an equal part of ``batch_size``, a GPU of its own.
+
+    ValueError if the batch cannot be divided evenly. A ``device`` of "cuda" becomes "cuda:<rank>".
+    """
+    if config.batch_size % num_learners:
+        raise ValueError(
+            f"batch_size is {config.batch_size}; with num_learners={num_learners} it must be a multiple of "
+            "that, since each learner gets an equal shard."
+        )
+    device = f"cuda:{rank}" if config.device == "cuda" else config.device
+    return dataclasses.replace(config, batch_size=config.batch_size // num_learners, device=device)
+
+
+def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
+    """Where the learners find each other: a store on a free loopback port; rank 0 keeps it."""
+    return dist.TCPStore(
+        _LOOPBACK,
+        0,
+        num_learners,
+        is_master=True,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+
+
+class LearnerGroup:
+    """One process's place among the learners of a program, which are on one machine.
+
+    Making it waits until all are there; making one ends in an error after ``timeout_s``. Data goes over
+    loopback, with gloo on the CPU and NCCL on GPUs, one GPU for each learner.
+
+    Args:
+      rank: 0 to ``size - 1``.
+      size: how many learners.
+      port: of ``host_store``.
+      device: of the learner; tells the backend.
+      timeout_s: seconds that one exchange may take, the wait for the slowest learner's step included.
+    """
+
+    def __init__(
+        self, rank: int, size: int, port: int, device: str | torch.device = "cpu", timeout_s: float = 300.0
+    ):
+        if not 0 <= rank < size:
+            raise ValueError(f"rank is {rank}; expected 0 to {size - 1}.")
+        self.rank, self.size = rank, size
+        self.device = torch.device(device)
+        # Without it the address that the machine's name stands for is used, which others may reach.
+        interface = "lo0" if sys.platform == "darwin" else "lo"
+        timeout = datetime.timedelta(seconds=timeout_s)
+        store = dist.TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timeout)
+        if self.device.type == "cuda":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+            torch.cuda.set_device(self.device)
+            dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timeout)
+        else:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+    def averaged(
+        self, networks: nn.Module, loss_fn: Callable[..., Any], partial_gradients: bool = False
+    ) -> Callable[..., Any]:
+        """``loss_fn(networks, batch, context)`` whose backward pass averages gradients over the group.
+
+        Buffers of the networks become rank 0's at each call. ``partial_gradients`` allows for a loss that
+        leaves some parameters out at some steps, the same in all learners.
+        """
+        module = nn.parallel.DistributedDataParallel(
+            _Loss(networks, loss_fn), find_unused_parameters=partial_gradients
+        )
+        return lambda networks, batch, context: module(batch, context)
+
+    def smallest(self, number: int) -> int:
+        """The smallest ``number`` of all learners."""
+        tensor = torch.tensor(number, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        return int(tensor)
+
+    def close(self) -> None:
+        """Leaves the group; a peer that still waits for this one gets an error."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _Loss(nn.Module):
+    """A loss function as a module, which is what DistributedDataParallel takes."""
+
+    def __init__(self, networks: nn.Module, loss_fn: Callable[..., Any]):
+        super().__init__()
+        self.networks = networks
+        self._loss_fn = loss_fn
+
+    def forward(self, batch: Any, context: Any) -> Any:
+        output = self._loss_fn(self.networks, batch, context)
+        # A parameter that only a metric depends on gets no gradient; nobody must wait for it.
+        return output._replace(metrics={name: value.detach() for name, value in output.metrics.items()})

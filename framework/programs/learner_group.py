@@ -1,0 +1,170 @@
+"""Several learner nodes that make every step together: when each may go on, and those beside the first."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+import launch
+from framework import core
+from framework.programs.seeding import prepare_process
+from framework.programs.worker import ProgramWorker
+
+
+class Turnstile:
+    """Lets all of ``size`` learners through at once, or none any more.
+
+    A learner that waited for a peer's gradient could not be stopped; so all come here first, each with its
+    data in hand. Who is let through can rely on the others being let through as well.
+    """
+
+    def __init__(self, size: int):
+        self._size = size
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._round = 0
+        self._closed = False
+
+    def arrive(self) -> bool:
+        """Waits for the others; True when all are here, False once it is closed."""
+        with self._changed:
+            if self._closed:
+                return False
+            mine = self._round
+            self._waiting += 1
+            if self._waiting == self._size:
+                self._waiting = 0
+                self._round += 1
+                self._changed.notify_all()
+                return True
+            self._changed.wait_for(lambda: self._round > mine or self._closed)
+            return self._round > mine
+
+    @property
+    def started(self) -> bool:
+        """Whether anybody was let through."""
+        return self._round > 0
+
+    def close(self) -> None:
+        """From now on nobody is let through; those who wait learn it now."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class FirstLearner:
+    """What the learner of rank 0 keeps for the others: their meeting point, and the turnstile.
+
+    Args:
+      learner: whose state the others begin with.
+      size: how many learners.
+    """
+
+    def __init__(self, learner: Any, size: int):
+        from framework.learners import distributed
+
+        check_engine(size)
+        self._learner, self._size = learner, size
+        self._store = distributed.host_store(size)
+        self._group: Any = None
+        self.turnstile = Turnstile(size)
+        launch.register_stop_handler(self.turnstile.close)
+
+    def meeting(self) -> tuple[int, dict[str, Any]]:
+        """``(port of the store, state to begin with)`` for a learner that joins."""
+        if self.turnstile.started:
+            raise RuntimeError(
+                "The learners have begun, and one of them came anew: they cannot be restarted one by one. "
+                "Resume the run instead."
+            )
+        return self._store.port, self._learner.save()
+
+    def go_on(self) -> bool:
+        """Waits until all learners have data for the next step; False if there is none any more."""
+        if self._group is None:
+            if not self.turnstile.arrive():
+                return False
+            self._group = join(self._learner, 0, self._size, self._store.port)
+        return self.turnstile.arrive()
+
+    def close(self) -> None:
+        self.turnstile.close()
+        if self._group is not None:
+            self._group.close()
+
+
+class LearnerPeer(ProgramWorker):
+    """A learner beside the first: it learns from its shard of each batch and publishes nothing.
+
+    Args:
+      agent: makes the networks, the dataset and the learner.
+      spec: the ``EnvironmentSpec`` of one lane.
+      replay: the replay client to sample from and to write priorities to.
+      first: the learner of rank 0.
+      rank: from 1.
+      num_learners: how many learners, the first included.
+      seed: of this worker.
+    """
+
+    def __init__(
+        self,
+        agent: core.Agent,
+        spec: Any,
+        *,
+        replay: Any,
+        first: Any,
+        rank: int,
+        num_learners: int,
+        seed: int = 0,
+    ):
+        prepare_process(seed)
+        check_engine(num_learners)
+        self._first, self._rank, self._size = first, rank, num_learners
+        agent = agent.for_learner(rank, num_learners)
+        self._learner = agent.make_learner(agent.make_networks(spec), spec)
+        self._dataset = agent.make_dataset(replay)
+        self._group: Any = None
+
+    def step(self) -> None:
+        if self._group is None:
+            port, state = self._first.meet_learners()
+            self._learner.restore(state)
+            if not self._first.arrive():
+                self._finished = True
+                return
+            self._group = join(self._learner, self._rank, self._size, port)
+        sample = next(self._dataset, None)
+        if sample is None or not self._first.arrive():
+            self._finished = True
+            return
+        result = self._learner.step(sample)
+        if result.priorities is not None:
+            priorities = np.asarray(result.priorities, np.float64)
+            self._dataset.update_priorities(np.asarray(sample.info.key), priorities)
+
+    def close(self) -> None:
+        """Leaves the group and gives prefetched samples back."""
+        if self._group is not None:
+            self._group.close()
+        self._dataset.close()
+
+
+def join(learner: Any, rank: int, size: int, port: int) -> Any:
+    """Makes ``learner`` one of a group of ``size``; returns the group."""
+    from framework.learners import LearnerGroup
+
+    group = LearnerGroup(rank, size, port, learner.device)
+    learner.distribute(group)
+    return group
+
+
+def check_engine(num_learners: int) -> None:
+    """ValueError where nodes have no processes of their own."""
+    context = launch.get_node_context()
+    if context.engine in ("serial", "threads"):
+        raise ValueError(
+            f"num_learners is {num_learners}, and the engine {context.engine!r} has one process for all "
+            "nodes; use num_learners=1, or engine 'processes'."
+        )
