@@ -155,7 +155,7 @@ def drive(loop_factory):
     from framework.actors import PolicyActor
     from framework.actors.acme import AcmeActor
 
-    agent = DQN(DQNConfig(n_step=2))
+    agent = DQN(DQNConfig(n_step=2, min_replay_size=1))
     spec = specs.make_environment_spec(environments.make(Corridor, num_lanes=1))
     client = replay.EmbeddedClient(agent.make_tables(spec), concurrent=False)
     policy = agent.make_policy(agent.make_networks(spec))
