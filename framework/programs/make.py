@@ -17,6 +17,10 @@ from framework.programs.monitor import Monitor
 from framework.programs.run_checkpointer import RunCheckpointer
 from framework.programs.seeding import derive_seed
 
+# Of the nodes whose methods may be carried out twice: a call that a restart of the node swallowed is made
+# again, so that nobody else fails because of it.
+_REPEAT = {"repeat_lost": True}
+
 
 def make_program(
     agent: core.Agent,
@@ -130,18 +134,32 @@ def make_program(
                 )
             )
     with program.group("counter"):
-        counter = program.add_node(launch.CourierNode(_make_counter, max_actor_steps, directory))
+        counter = program.add_node(
+            launch.CourierNode(_make_counter, max_actor_steps, directory, courier_client_kwargs=_REPEAT)
+        )
     with program.group("monitor"):
         if logger_factory is None and directory is not None:
             logger_factory = functools.partial(_make_logger, directory)
         monitor = program.add_node(
-            launch.CourierNode(_make_monitor, logger_factory, on_write, replay=replay, counter=counter)
+            launch.CourierNode(
+                _make_monitor,
+                logger_factory,
+                on_write,
+                replay=replay,
+                counter=counter,
+                courier_client_kwargs=_REPEAT,
+            )
         )
     if directory is not None:
         with program.group("checkpointer"):
             checkpointer = program.add_node(
                 launch.CourierNode(
-                    RunCheckpointer, str(directory), keep_checkpoints, counter=counter, replay=replay
+                    RunCheckpointer,
+                    str(directory),
+                    keep_checkpoints,
+                    counter=counter,
+                    replay=replay,
+                    courier_client_kwargs=_REPEAT,
                 )
             )
     if has_tables:
@@ -151,6 +169,7 @@ def make_program(
                     LearnerWorker,
                     agent,
                     spec,
+                    courier_client_kwargs=_REPEAT,
                     replay=replay,
                     counter=counter,
                     monitor=monitor,
