@@ -71,6 +71,7 @@ class Counter(Saveable[dict[str, Any]]):
         self._cache: dict[str, Count] = {}  # the parent's last answer
         self._last_sync: float | None = None
         self._grants: dict[str, int] = {}
+        self._strangers: set[str] | None = None  # who has settled since a restore; None before any
         self._interrupted = False
 
     def increment(self, **counts: Count) -> dict[str, Count]:
@@ -126,6 +127,9 @@ class Counter(Saveable[dict[str, Any]]):
             was granted before and did not spend goes back to the budget first, so an actor that died in the
             middle of a grant simply asks again.
 
+        The first settlement of each ``who`` after `restore` is taken as it comes, up to the budget: the grant
+        was made before the counter was restarted.
+
         The sum of all ``spent`` never exceeds ``max_steps``. ``grant(who, 0, spent)`` only settles.
         """
         if n < 0 or spent < 0:
@@ -134,7 +138,12 @@ class Counter(Saveable[dict[str, Any]]):
             raise ValueError(f"grant({who!r}): only the root counter has the budget; ask the root.")
         with self._changed:
             held = self._grants.get(who, 0)
-            if spent > held:
+            if self._strangers is not None and who not in self._strangers:
+                # Granted by an earlier life of this counter; what it has counted since is lost with it.
+                self._strangers.add(who)
+                if self._max_steps is not None:
+                    spent = max(0, min(spent, self._left() + held))
+            elif spent > held:
                 raise ValueError(
                     f"grant({who!r}): spent {spent} steps but holds a grant of {held}; ask for steps before "
                     "taking them."
@@ -186,6 +195,7 @@ class Counter(Saveable[dict[str, Any]]):
             self._counts = dict(state["counts"])
             self._cache = dict(state["cache"])
             self._grants = {}
+            self._strangers = set()
             self._last_sync = None  # the next call asks the parent
             self._changed.notify_all()
 

@@ -78,8 +78,10 @@ class CourierNode(Node):
     Args:
       constructor: makes the object, in the node's process.
       courier_kwargs: ``max_threads`` (calls carried out at once, default 128) and ``max_frame_bytes``.
-      courier_client_kwargs: ``call_timeout`` (seconds, default None: wait) and ``max_in_flight`` (futures
-        of one client that may be open; the next call waits; default 1024).
+      courier_client_kwargs: ``call_timeout`` (seconds, default None: wait), ``max_in_flight`` (futures
+        of one client that may be open; the next call waits; default 1024) and ``repeat_lost`` (default
+        False: a call that the node had when it was restarted raises `CallLost`; True: it is made again, for
+        objects whose methods may be carried out twice).
     """
 
     serves = "courier"
@@ -97,7 +99,9 @@ class CourierNode(Node):
             "courier_kwargs", courier_kwargs, {"max_threads": 128, "max_frame_bytes": 1 << 30}
         )
         self.client_options = _known(
-            "courier_client_kwargs", courier_client_kwargs, {"call_timeout": None, "max_in_flight": 1024}
+            "courier_client_kwargs",
+            courier_client_kwargs,
+            {"call_timeout": None, "max_in_flight": 1024, "repeat_lost": False},
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from launch.errors import ProgramStopped
+
 
 class ReverbError(Exception):
     """Base of what replay raises when a call was right but could not be carried out."""
@@ -11,8 +13,11 @@ class DeadlineExceededError(ReverbError, TimeoutError):
     """A call did not go through within its timeout. Nothing of it has taken effect unless it says so."""
 
 
-class ServerClosed(ReverbError):
-    """The server was stopped, or the client interrupted, while the call waited or before it began."""
+class ServerClosed(ReverbError, ProgramStopped):
+    """The server was stopped, or the client interrupted, while the call waited or before it began.
+
+    Out of a node of a program that is stopping it is an ordinary end (`launch.ProgramStopped`).
+    """
 
 
 class ServerLost(ServerClosed):

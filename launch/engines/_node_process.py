@@ -29,6 +29,7 @@ from launch.nodes import CourierNode, ReplayNode, connect_replay
 from launch.rpc import wire
 from launch.rpc.client import Connection
 from launch.rpc.moving import MovingConnection
+from launch.rpc.repeating import repeating
 from launch.rpc.server import Server
 from launch.rpc.sockets import CurveKeys
 
@@ -110,7 +111,10 @@ class RemoteRuntime(Runtime):
             )
         connection = self._open(node_id, entry)
         self._connections.append(connection)
-        return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
+        call, submit = connection.call, connection.submit
+        if entry.options["repeat_lost"]:
+            call, submit = repeating(call, submit)
+        return Client(node_id, call, submit, entry.options["call_timeout"])
 
     def _open(self, node_id: int, entry: Entry) -> Connection | MovingConnection:
         limit = entry.options["max_in_flight"]
