@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import dm_env
 import numpy as np
+from common import measure
 
 from framework import adders, replay
 
@@ -161,16 +162,7 @@ def rate(add: Callable[[], object], lanes: int, seconds: float) -> float:
         add()
         if time.process_time() - started > 4 * seconds:
             break
-    best = 0.0
-    for _ in range(3):
-        calls, started, spent = 0, time.process_time(), 0.0
-        while spent < seconds:
-            for _ in range(64):
-                add()
-            calls += 64
-            spent = time.process_time() - started
-        best = max(best, calls * lanes / spent)
-    return best
+    return measure(add, lanes, seconds).cpu
 
 
 def main() -> None:
