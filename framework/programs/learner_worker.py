@@ -154,15 +154,15 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         return self._others
 
     def _restore(self) -> None:
-        state = self._checkpointer.get("learner")
-        if state is None:
-            return
-        self._learner.restore(state["learner"])
-        self._steps = int(state["steps"])
-        self._logged = (self._steps, time.perf_counter())
+        state = self._checkpointer.get("learner") if self._checkpointer is not None else None
+        if state is not None:
+            self._learner.restore(state["learner"])
+            self._steps = int(state["steps"])
+            self._logged = (self._steps, time.perf_counter())
         counts = self._counter.get_counts()
-        self._checkpointed_at = counts.get("actor_steps", 0)
-        # A learner that comes back from an older checkpoint goes on above what actors may have already.
+        if state is not None:
+            self._checkpointed_at = counts.get("actor_steps", 0)
+        # A learner that comes back from an older checkpoint, or from none, goes on above what actors may have.
         made = counts.get("learner_steps", 0)
         if made > self._steps:
             self._version_offset = made - self._steps + self._publish_every
