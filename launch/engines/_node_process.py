@@ -29,7 +29,7 @@ from launch.nodes import CourierNode, ReplayNode, connect_replay
 from launch.rpc import wire
 from launch.rpc.client import Connection
 from launch.rpc.moving import MovingConnection
-from launch.rpc.repeating import repeating
+from launch.rpc.repeating import Call, Submit, repeating
 from launch.rpc.server import Server
 from launch.rpc.sockets import CurveKeys
 
@@ -111,7 +111,8 @@ class RemoteRuntime(Runtime):
             )
         connection = self._open(node_id, entry)
         self._connections.append(connection)
-        call, submit = connection.call, connection.submit
+        call: Call = connection.call
+        submit: Submit = connection.submit
         if entry.options["repeat_lost"]:
             call, submit = repeating(call, submit)
         return Client(node_id, call, submit, entry.options["call_timeout"])
