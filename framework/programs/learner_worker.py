@@ -162,7 +162,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         counts = self._counter.get_counts()
         if state is not None:
             self._checkpointed_at = counts.get("actor_steps", 0)
-        # A learner that comes back from an older checkpoint, or from none, goes on above what actors may have.
+        # A learner that comes back from an older checkpoint, or none, goes on above what actors may have.
         made = counts.get("learner_steps", 0)
         if made > self._steps:
             self._version_offset = made - self._steps + self._publish_every
