@@ -9,8 +9,10 @@ from typing import Any
 
 import launch
 from framework import core
+from framework.programs.acting import INFERENCE
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.evaluator import Evaluator
+from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerPeer
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.monitor import Monitor
@@ -42,6 +44,12 @@ def make_program(
     checkpoint_every: int | None = 50_000,
     keep_checkpoints: int = 3,
     directory: str | pathlib.Path | None = None,
+    inference: str = "local",
+    inference_device: str = "cpu",
+    inference_min_batch: int = 1,
+    inference_max_batch: int | None = None,
+    inference_timeout: float = 0.001,
+    inference_messages: bool = False,
     replay_backend: str = "framework.replay",
     stepping: str = "auto",
     logger_factory: Callable[[], Any] | None = None,
@@ -78,6 +86,14 @@ def make_program(
       keep_checkpoints: how many of them are kept.
       directory: of the run: metrics and checkpoints; if it holds a checkpoint, the run goes on from there.
         None keeps nothing.
+      inference: where actions come from. ``local``: each actor has the policy. ``server``: a node
+        ``inference`` has it for all actors, in batches. ``alternating``: an actor's lanes in two halves, one
+        stepping while the other's actions are computed. ``alternating+server``: both.
+      inference_device: of the node ``inference``.
+      inference_min_batch: lanes that it acts for once ``inference_timeout`` has passed.
+      inference_max_batch: lanes that it acts for at once; None is all.
+      inference_timeout: seconds that the first lane of a batch waits for others.
+      inference_messages: its arrays travel in messages, even where there is shared memory.
       replay_backend: the module with Reverb's API that serves the tables.
       stepping: how an actor steps its lanes, see ``environments.make``.
       logger_factory: returns the logger of all rows; None writes ``metrics.jsonl`` in ``directory``.
@@ -112,6 +128,7 @@ def make_program(
         spec = specs.make_environment_spec(environment)
     finally:
         environment.close()
+    _check_inference(inference, lanes_per_actor)
     directory = None if directory is None else pathlib.Path(directory).absolute()
     agent = agent.for_lanes(num_actors * lanes_per_actor)
     has_tables = bool(agent.make_tables(spec))
@@ -195,6 +212,28 @@ def make_program(
                         seed=derive_seed(seed, f"learner-{rank}"),
                     )
                 )
+    server = None
+    if inference.endswith("server"):
+        with program.group("inference"):
+            server = program.add_node(
+                launch.CourierNode(
+                    InferenceWorker,
+                    agent,
+                    spec,
+                    num_actors * lanes_per_actor,
+                    learner=learner,
+                    monitor=monitor,
+                    checkpointer=checkpointer,
+                    seed=derive_seed(seed, "actor-0"),  # the same choices as one actor that has the policy
+                    device=inference_device,
+                    min_batch=inference_min_batch,
+                    max_batch=inference_max_batch,
+                    timeout=inference_timeout,
+                    update_period=update_period,
+                    messages=inference_messages,
+                    log_every=log_every,
+                )
+            )
     with program.group("actor"):
         for index in range(num_actors):
             program.add_node(
@@ -213,6 +252,9 @@ def make_program(
                     seed=derive_seed(seed, f"actor-{index}"),
                     log_every=log_every,
                     update_period=update_period,
+                    mode=inference,
+                    inference=server,
+                    messages=inference_messages,
                     ends_program=evaluate_every is None,
                 )
             )
@@ -242,6 +284,16 @@ def _check_positive(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def _check_inference(mode: str, lanes: int) -> None:
+    if mode not in INFERENCE:
+        raise ValueError(f"inference is {mode!r}; expected one of {', '.join(INFERENCE)}")
+    if mode.startswith("alternating") and lanes < 2:
+        raise ValueError(
+            f"inference is {mode!r}, which divides an actor's lanes in two; lanes_per_actor is {lanes}, "
+            "expected at least 2"
+        )
 
 
 def _make_environment(agent: core.Agent, factory: Any, stepping: str, num_lanes: int, seed: int) -> Any:

@@ -1,0 +1,221 @@
+"""The rows of a batch of inference: every lane has one, for good, in preallocated columns.
+
+As in SEED (Espeholt et al., 2020) a batch is never put together by concatenating requests: a client writes
+its observations into the rows it was given when it connected, and reads its actions there. Rows of clients
+that are next to each other make a batch without a copy; others are gathered by one indexing per leaf::
+
+    row            0    1    2    3    4    5    6    7
+    client         a    a    a    b    b    b    c    c
+    observation  [ .............................. ]      written by the clients
+    first        [ .............................. ]      written by the clients: a new episode begins here
+    state        [ .............................. ]      the policy's recurrent state; never leaves the server
+    action       [ .............................. ]      written by the server
+    extras       [ .............................. ]      written by the server
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tree
+
+from framework import core, specs
+from framework.types import Nest
+
+Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
+
+
+class Rows(NamedTuple):
+    """The rows ``[begin, end)`` of one client."""
+
+    begin: int
+    end: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.begin, self.end)
+
+    @property
+    def lanes(self) -> int:
+        return self.end - self.begin
+
+
+class Slots:
+    """Columns of ``capacity`` rows, and the policy that turns observations in them into actions.
+
+    Not thread-safe: one thread acts, clients touch only rows for which no answer is due.
+
+    Args:
+      policy: a pure step; its parameters are somebody else's business.
+      spec: the ``EnvironmentSpec`` of one lane.
+      capacity: rows, which is lanes of all clients together.
+      allocate: ``(name, shape, dtype)`` to a zeroed array; private memory if None.
+    """
+
+    def __init__(
+        self,
+        policy: core.Policy,
+        spec: specs.EnvironmentSpec,
+        capacity: int,
+        allocate: Allocate | None = None,
+    ):
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}; expected at least 1 lane.")
+        allocate = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
+        self.policy = policy
+        self.capacity = capacity
+        self._clients: dict[str, Rows] = {}
+        self._paths = [path for path, _ in specs.leaves(spec.observations)]
+        self.observations = [
+            allocate(specs.path_name("observation", path), (capacity, *leaf.shape), leaf.dtype)
+            for path, leaf in specs.leaves(spec.observations)
+        ]
+        self.first = allocate("first", (capacity,), np.dtype(np.bool_))
+        self._build_observation = specs.unflattener(spec.observations)
+        # Only the policy knows its extras, so it acts once, on zeros; its random choices are put back.
+        random = policy.save()
+        action, extras, state = policy.step(specs.zeros(spec.observations, (1,)), policy.initial_state(1))
+        policy.restore(random)
+        self.action_nest, self.extras_nest = _numbered(action), _numbered(extras)
+        self.actions = _columns("action", action, capacity, allocate)
+        self.extras = _columns("extras", extras, capacity, allocate)
+        fresh = tree.flatten(policy.initial_state(capacity))
+        self._state_nest = _numbered(state)
+        self._fresh = [_empty_like(leaf, capacity) for leaf in fresh]
+        self._state = [_empty_like(leaf, capacity) for leaf in fresh]
+
+    def connect(self, name: str, lanes: int, offset: int = 0, total: int | None = None) -> Rows:
+        """The rows of client ``name``: the same ones if it was here before (an actor that was restarted).
+
+        Args:
+          name: of the client.
+          lanes: rows it needs.
+          offset: which lane of its actor its first one is; policies may treat lanes differently.
+          total: lanes of its actor; ``lanes`` if None.
+
+        Raises:
+          ValueError: no rows are left, or the client comes back with another number of lanes.
+        """
+        if lanes < 1:
+            raise ValueError(f"client {name!r} asks for {lanes} lanes; expected at least 1.")
+        rows = self._clients.get(name)
+        if rows is not None and rows.lanes != lanes:
+            raise ValueError(
+                f"client {name!r} had {rows.lanes} lanes and comes back with {lanes}; use another name."
+            )
+        if rows is None:
+            begin = max((rows.end for rows in self._clients.values()), default=0)
+            if begin + lanes > self.capacity:
+                raise ValueError(
+                    f"client {name!r} asks for {lanes} lanes; {self.capacity - begin} of the "
+                    f"{self.capacity} that this inference server was made for are left."
+                )
+            rows = self._clients[name] = Rows(begin, begin + lanes)
+        initial = tree.flatten(self.policy.initial_state(offset + lanes if total is None else total))
+        for fresh, state, leaf in zip(self._fresh, self._state, initial, strict=True):
+            fresh[rows.slice] = leaf[offset : offset + lanes]
+            state[rows.slice] = leaf[offset : offset + lanes]
+        return rows
+
+    def write(self, rows: Rows, observation: Nest, first: np.ndarray) -> None:
+        """Puts what one client sees into its rows."""
+        write_observation(self.observations, self._paths, rows.slice, observation)
+        self.first[rows.slice] = first
+
+    def read(self, rows: Rows) -> tuple[Nest, Nest]:
+        """``(action, extras)`` of one client: copies, nests of ``[lanes, ...]``."""
+        actions = [column[rows.slice].copy() for column in self.actions]
+        extras = [column[rows.slice].copy() for column in self.extras]
+        return build_nest(self.action_nest, actions), build_nest(self.extras_nest, extras)
+
+    def act(self, clients: Sequence[Rows]) -> int:
+        """Acts for the rows of ``clients`` in one step of the policy; returns how many rows that were."""
+        rows, count = _join(clients)
+        observation = self._build_observation([column[rows] for column in self.observations])
+        state = [leaf[rows] for leaf in self._state]
+        if state:
+            begins = np.flatnonzero(self.first[rows])
+            if len(begins):
+                for index, leaf in enumerate(state):
+                    leaf = leaf.clone() if hasattr(leaf, "clone") else leaf.copy()
+                    leaf[begins] = self._fresh[index][rows][begins]
+                    state[index] = leaf
+        action, extras, after = self.policy.step(observation, build_nest(self._state_nest, state))
+        self._store("action", self.actions, action, rows, count)
+        self._store("extras", self.extras, extras, rows, count)
+        # Last, for extras may show the state before the step, which may be these very rows.
+        for column, leaf in zip(self._state, tree.flatten(after), strict=True):
+            column[rows] = leaf
+        return count
+
+    def _store(self, field: str, columns: list[np.ndarray], nest: Nest, rows: Any, count: int) -> None:
+        leaves = [nest] if isinstance(nest, np.ndarray) else tree.flatten(nest)
+        if len(leaves) != len(columns):
+            raise ValueError(
+                f"the policy gave {len(leaves)} arrays of {field}, and {len(columns)} at its first step; "
+                "their structure must not change."
+            )
+        for column, leaf in zip(columns, leaves, strict=True):
+            leaf = np.asarray(leaf)
+            if leaf.shape != (count, *column.shape[1:]) or leaf.dtype != column.dtype:
+                raise ValueError(
+                    f"the policy gave {field} of shape {leaf.shape} and dtype {leaf.dtype} for {count} "
+                    f"lanes; expected {(count, *column.shape[1:])} and {column.dtype}, as at first."
+                )
+            column[rows] = leaf
+
+
+def write_observation(
+    columns: Sequence[np.ndarray], paths: Sequence[specs.Path], rows: Any, observation: Nest
+) -> None:
+    """Copies a nest of ``[lanes, ...]`` into ``rows`` of one column per leaf."""
+    for column, path in zip(columns, paths, strict=True):
+        leaf = specs.pick(observation, path) if path else observation
+        into = column[rows]
+        if np.shape(leaf) != into.shape:
+            raise ValueError(
+                f"{specs.path_name('observation', path)} has shape {np.shape(leaf)}; the inference server "
+                f"expects {into.shape}."
+            )
+        np.copyto(into, leaf, casting="same_kind")
+
+
+def build_nest(numbered: Nest, leaves: Sequence[Any]) -> Nest:
+    """A nest like ``numbered`` (whose leaves are indices) with ``leaves`` in place of the indices."""
+    if isinstance(numbered, int):
+        return leaves[numbered]
+    return tree.map_structure(lambda index: leaves[index], numbered)
+
+
+def _numbered(nest: Nest) -> Nest:
+    """The same structure, leaf i replaced by i: small, without arrays, fit to travel."""
+    return tree.unflatten_as(nest, list(range(len(tree.flatten(nest)))))
+
+
+def _columns(field: str, nest: Nest, capacity: int, allocate: Allocate) -> list[np.ndarray]:
+    columns = []
+    for index, leaf in enumerate(tree.flatten(nest)):
+        leaf = np.asarray(leaf)
+        if leaf.ndim == 0 or leaf.shape[0] != 1:
+            raise ValueError(
+                f"the policy gave {field} of shape {leaf.shape} for 1 lane; expected a leading axis of 1."
+            )
+        columns.append(allocate(f"{field}/{index}", (capacity, *leaf.shape[1:]), leaf.dtype))
+    return columns
+
+
+def _empty_like(leaf: Any, capacity: int) -> Any:
+    """Zeros ``[capacity, ...]`` of a leaf's kind: numpy, or torch on its device."""
+    shape = (capacity, *leaf.shape[1:])
+    return leaf.new_zeros(shape) if hasattr(leaf, "new_zeros") else np.zeros(shape, leaf.dtype)
+
+
+def _join(clients: Sequence[Rows]) -> tuple[Any, int]:
+    """One index for the rows of all clients: a slice where they are next to each other."""
+    ordered = sorted(clients)
+    count = sum(rows.lanes for rows in ordered)
+    if ordered[-1].end - ordered[0].begin == count:
+        return slice(ordered[0].begin, ordered[-1].end), count
+    return np.concatenate([np.arange(rows.begin, rows.end) for rows in ordered]), count

@@ -1,0 +1,119 @@
+"""The inference node of a program: a served policy, with parameters, metrics and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import launch
+from framework import core
+from framework.actors import VariableClient
+from framework.actors.inference_server import InferenceServer
+from framework.programs.seeding import prepare_process
+
+_SAVE_EVERY = 1000  # batches between two states of the random choices that are put aside
+
+
+class InferenceWorker(InferenceServer):
+    """Owns the parameters that act, keeps them fresh, and says how well its batches are filled.
+
+    Args:
+      agent: makes the networks and the policy.
+      spec: the ``EnvironmentSpec`` of one lane.
+      lanes: of all actors together.
+      learner: the variable source; None for an agent without parameters.
+      monitor: takes the rows of metrics.
+      checkpointer: keeps the state of the policy's random choices; None keeps nothing.
+      seed: of the policy's random choices.
+      device: where the networks are.
+      min_batch, max_batch, timeout: see `InferenceServer`.
+      update_period: batches between two questions for newer parameters. Not used for an agent that follows
+        the learner in step: its actors say when newer ones are due.
+      messages: never use shared memory.
+      log_every: rows acted for between two rows of metrics.
+    """
+
+    def __init__(
+        self,
+        agent: core.Agent,
+        spec: Any,
+        lanes: int,
+        *,
+        learner: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        seed: int = 0,
+        device: str = "cpu",
+        min_batch: int = 1,
+        max_batch: int | None = None,
+        timeout: float = 0.001,
+        update_period: int = 1,
+        messages: bool = False,
+        log_every: int = 1000,
+    ):
+        prepare_process(seed)
+        networks = agent.make_networks(spec)
+        if hasattr(networks, "to"):
+            networks = networks.to(device)
+        policy = agent.make_policy(networks)
+        engine = launch.get_node_context().engine
+        follows = agent.synchrony() is not None
+        variables = None
+        if learner is not None:
+            variables = VariableClient(learner, networks, update_period=update_period)
+        super().__init__(
+            policy,
+            spec,
+            lanes,
+            variables=variables,
+            updates=not follows,
+            min_batch=min_batch,
+            max_batch=max_batch,
+            timeout=timeout,
+            concurrent=engine != "serial",
+            shared_memory=engine == "processes" and not messages,
+            on_batch=self._count,
+        )
+        policy.seed(seed)  # as an actor would that has the policy itself
+        self._policy, self._monitor, self._checkpointer = policy, monitor, checkpointer
+        self._log_every = log_every
+        self._rows = self._batches = 0
+        self._logged = (0, 0, time.perf_counter())
+        state = checkpointer.get("inference") if checkpointer is not None else None
+        if state is not None:
+            self._rows, self._batches = int(state["rows"]), int(state["batches"])
+            self._logged = (self._rows, self._batches, time.perf_counter())
+            policy.restore(state["policy"])
+        launch.register_stop_handler(self.stop_waiting)
+
+    def save(self) -> dict[str, Any]:
+        return {"policy": self._policy.save(), "rows": self._rows, "batches": self._batches}
+
+    def close(self) -> None:
+        """Leaves the state for the last checkpoint and closes the server."""
+        super().close()
+        if self._rows > self._logged[0]:
+            self._log()
+        if self._checkpointer is not None:
+            self._checkpointer.put("inference", self.save())
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
+        self._batches += 1
+        if self._rows - self._logged[0] >= self._log_every:
+            self._log()
+        if self._checkpointer is not None and self._batches % _SAVE_EVERY == 0:
+            self._checkpointer.put("inference", self.save())
+
+    def _log(self) -> None:
+        now = time.perf_counter()
+        rows, batches = self._rows - self._logged[0], self._batches - self._logged[1]
+        row = {
+            "steps": self._rows,
+            "rows_per_batch": rows / batches,
+            "variables_version": self.version,
+            "time/batches_per_s": batches / max(now - self._logged[2], 1e-9),
+            "time/acting_s": self.take_seconds(),
+        }
+        self._logged = (self._rows, self._batches, now)
+        self._monitor.write("inference", row)
