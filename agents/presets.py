@@ -47,6 +47,10 @@ PRESETS: dict[tuple[str, str], Preset] = {
         },
         run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 20_000, "evaluate_every": 5_000},
     ),
+    ("sac", "gymnasium:HalfCheetah-v5"): Preset(
+        agent={"min_replay_size": 5_000},
+        run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 200_000, "evaluate_every": 20_000},
+    ),
     ("random_actions", "gymnasium:CartPole-v1"): Preset(run={"max_actor_steps": 10_000}),
 }
 
