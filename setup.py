@@ -4,7 +4,13 @@ import pathlib
 
 from setuptools import find_packages, setup
 
+ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
+DM_CONTROL = ["dm-control>=1.0.20", "mujoco<4"]
+MINATAR = ["minatar>=1.0.15"]
 TEST = [
+    *ATARI,
+    *DM_CONTROL,
+    *MINATAR,
     "pytest>=8",
     "pytest-timeout",
     "pytest-xdist",
@@ -42,10 +48,11 @@ setup(
     ],
     extras_require={
         "test": TEST,
-        "atari": ["ale-py>=0.10", "opencv-python-headless>=4.8"],
+        "atari": ATARI,
         "mujoco": ["gymnasium[mujoco]>=1.1"],
-        "dm-control": ["dm-control>=1.0.20", "mujoco<4"],
-        "minatar": ["minatar>=1.0.15"],
+        "dm-control": DM_CONTROL,
+        "minatar": MINATAR,
+        "box2d": ["gymnasium[box2d]>=1.1"],
         "ray": ["ray>=2.40"],
         "reverb": ["dm-reverb>=0.7.2", "tensorflow>=2.8,<2.16", "numpy<2"],
         "deepmind": [
