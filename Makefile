@@ -13,7 +13,7 @@ SEED ?= 1
 # One thread per process for numeric libraries: programs are many processes, tests run in several workers.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test lint test-reverb test-deepmind clean
+.PHONY: train test lint test-reverb test-ray test-deepmind clean
 
 .venv/installed: setup.py $(wildcard constraints/*.txt)
 	@test -n "$(PYTHON)" || { echo "Repertory needs Python 3.10 or newer; none was found."; exit 1; }
@@ -40,6 +40,7 @@ python3.10 python3.11: python%:
 	@test -n "$(call python,$*)" || { printf '\n%s\n\n' "##### Python $* was not found: what needs it is NOT tested. #####" >&2; exit 1; }
 
 .venv-reverb/installed: PY = $(call python,3.11)
+.venv-ray/installed: PY = $(PYTHON)
 .venv-deepmind/installed: PY = $(call python,3.10)
 .venv-deepmind/installed: NO_DEPS = --no-deps
 .venv-%/installed: constraints/%.txt setup.py
@@ -52,9 +53,14 @@ python3.10 python3.11: python%:
 test-reverb: .venv-reverb/installed
 	.venv-reverb/bin/python -m pytest -n 2 tests/conformance/replay tests/replay/test_reverb_backend.py
 
+test-ray: .venv-ray/installed
+	.venv-ray/bin/python -m pytest tests/conformance/launch -k "ray"
+
+# LAUNCHPAD=launchpad runs the conformance tests with a process for each node too, which takes minutes more.
+LAUNCHPAD ?= launchpad_mt
 test-deepmind: .venv-deepmind/installed
 	.venv-deepmind/bin/python -m pytest -n 2 tests/conformance/deepmind tests/conformance/replay tests/replay/test_reverb_backend.py
-	.venv-deepmind/bin/python -m pytest -n 2 tests/conformance/launch -k launchpad
+	.venv-deepmind/bin/python -m pytest -n 2 tests/conformance/launch -k $(LAUNCHPAD)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
