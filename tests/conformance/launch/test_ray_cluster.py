@@ -1,0 +1,156 @@
+"""The engine ``ray`` on a cluster of several machines, all of them this one, while nodes are killed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+
+import pytest
+
+import launch as lp
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+
+PATIENCE = 90.0
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head and one machine ``left``; tests may add others."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    small = {"object_store_memory": 100 << 20, "num_cpus": 4}
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={**small, "include_dashboard": False, "resources": {"head": 10}},
+    )
+    cluster.add_node(resources={"left": 10}, **small)
+    ray.init(address=cluster.address)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+class Service:
+    def machine(self):
+        return ray.get_runtime_context().get_node_id()
+
+    def pid(self):
+        return os.getpid()
+
+    def wait(self):
+        threading.Event().wait()
+
+
+def service_program(num_services=1):
+    program = lp.Program("test")
+    services = [program.add_node(lp.CourierNode(Service), label="service") for _ in range(num_services)]
+
+    def main(services):
+        lp.wait_for_stop()
+
+    program.add_node(lp.PyNode(main, services), label="main")
+    return program
+
+
+def ask(client, method):
+    """Calls as often as the call is lost."""
+    while True:
+        try:
+            return getattr(client.with_timeout(PATIENCE), method)()
+        except lp.CallLost:
+            continue
+
+
+def test_groups_are_placed_by_their_resources(cluster):
+    def main(service):
+        lp.stop((service.machine(), ray.get_runtime_context().get_node_id()))
+
+    program = lp.Program("test")
+    service = program.add_node(lp.CourierNode(Service), label="service")
+    program.add_node(lp.PyNode(main, service), label="main")
+    there, here = lp.launch(
+        program, "ray", resources={"service": {"custom": {"left": 1}}, "main": {"custom": {"head": 1}}}
+    )
+    machines = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
+    assert "left" in machines[there]
+    assert "head" in machines[here]
+
+
+@pytest.mark.parametrize("strategy, machines", [("STRICT_PACK", 1), ("STRICT_SPREAD", 2)])
+def test_strategies_of_placement(cluster, strategy, machines):
+    resources = {"service": {"strategy": strategy, "num_cpus": 0.5}}
+    with lp.start(service_program(2), "ray", resources=resources) as job:
+        places = {job.client("service", index).machine() for index in range(2)}
+        assert len(places) == machines
+
+
+def test_a_killed_node_comes_back_where_its_clients_find_it(cluster):
+    with lp.start(service_program(), "ray", restarts={"service": 1}) as job:
+        client = job.client("service")
+        first = client.pid()
+        lost = client.futures.wait()
+        os.kill(first, signal.SIGKILL)
+        assert isinstance(lost.exception(PATIENCE), lp.CallLost)
+        assert ask(client, "pid") != first
+        (service,) = [node for node in job.status()["nodes"] if node["group"] == "service"]
+        assert service["restarts"] == 1
+
+
+def test_a_killed_node_without_restarts_ends_the_program(cluster):
+    job = lp.start(service_program(), "ray")
+    os.kill(job.client("service").pid(), signal.SIGKILL)
+    with pytest.raises(lp.NodeError, match=r"service-0.*Ray actor"):
+        job.wait(PATIENCE)
+
+
+def test_a_hung_node_is_found(cluster):
+    job = lp.start(service_program(), "ray", heartbeat_timeout=5.0)
+    pid = job.client("service").pid()
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(lp.NodeError, match=r"service-0.*no sign of life"):
+        job.wait(PATIENCE)
+
+
+def test_nodes_move_when_their_machine_is_lost(cluster):
+    right = cluster.add_node(
+        num_cpus=4, object_store_memory=100 << 20, resources={"right": 1, "somewhere": 1}
+    )
+    with lp.start(
+        service_program(),
+        "ray",
+        restarts={"service": 1},
+        resources={"service": {"custom": {"somewhere": 1}}, "main": {"custom": {"head": 1}}},
+    ) as job:
+        client = job.client("service")
+        first = client.machine()
+        assert first == right.node_id
+        cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"somewhere": 1})
+        cluster.remove_node(right, allow_graceful=False)
+        assert ask(client, "machine") != first
+
+
+def test_a_whole_program(cluster, tmp_path):
+    from agents.dqn import DQN, DQNConfig
+    from framework.environments.testing import FakeEnvironment
+    from framework.programs import make_program
+
+    config = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=1.0, hidden_sizes=(16,))
+    program = make_program(
+        DQN(config),
+        functools.partial(FakeEnvironment, episode_length=7),
+        lanes_per_actor=2,
+        max_actor_steps=500,
+        evaluate_every=200,
+        num_evaluation_episodes=2,
+        directory=tmp_path,
+    )
+    resources = {"actor": {"custom": {"left": 1}}, "replay": {"custom": {"head": 1}}}
+    result = lp.launch(program, "ray", directory=tmp_path, resources=resources)
+    assert result["reason"] == "max_actor_steps"
+    assert result["actor_steps"] == 500
+    assert (tmp_path / "status.json").exists()
