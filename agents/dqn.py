@@ -125,22 +125,28 @@ class DQNPolicy(core.Policy):
         self._ladder = ladder
         self._epsilon = epsilon
         self._random = np.random.default_rng(0)
+        self._device = networks.exploration.epsilon.device
 
-    def initial_state(self, batch_size: int) -> tuple[()]:
-        return ()
+    def initial_state(self, batch_size: int) -> Any:
+        """Each lane's exponent on the ladder, float64[B]; ``()`` if lanes are alike.
+
+        It is what a lane keeps wherever it is acted for: in a batch of other actors' lanes, say.
+        """
+        if self._ladder == 0.0 or self._epsilon is not None:
+            return ()
+        return 1.0 + self._ladder * np.arange(batch_size) / max(batch_size - 1, 1)
 
     @torch.inference_mode()
     def step(self, observation: Any, state: Any) -> tuple[np.ndarray, tuple[()], Any]:
-        tensors = networks.as_tensors(observation)
+        tensors = networks.as_tensors(observation, self._device)
         values = _checked(self._networks.q_network(tensors), self._networks)
-        actions = values.argmax(-1).numpy().astype(self._networks.action_dtype)
+        actions = values.argmax(-1).cpu().numpy().astype(self._networks.action_dtype)
         lanes = len(actions)
-        if self._epsilon is None:
-            epsilon = self._networks.exploration.epsilon.item() ** (
-                1.0 + self._ladder * np.arange(lanes) / max(lanes - 1, 1)
-            )
-        else:
-            epsilon = np.full(lanes, self._epsilon)
+        epsilon: Any = self._epsilon
+        if epsilon is None:
+            epsilon = self._networks.exploration.epsilon.item()
+            if len(state):
+                epsilon = epsilon**state
         explores = self._random.random(lanes) < epsilon
         if explores.any():
             random = self._random.integers(self._networks.num_actions, size=lanes)

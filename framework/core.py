@@ -58,13 +58,18 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Nest:
-        """The recurrent state of ``batch_size`` lanes at the start of an episode; ``()`` if none."""
+        """The recurrent state of ``batch_size`` lanes at the start of an episode; ``()`` if none.
+
+        Row i is that of lane i of these. An inference server acts for lanes of several actors at once, so
+        what sets a lane apart (its share of exploration, say) belongs in here, not in its place in a batch.
+        """
 
     @abc.abstractmethod
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         """``(observation [B, ...], state)`` to ``(action [B, ...], extras [B, ...], next state)``.
 
-        Observations, actions and extras are numpy; the state is what the policy likes best.
+        Observations, actions and extras are numpy; the state is what the policy likes best. The networks
+        may be on another device than the CPU.
         """
 
     def seed(self, seed: int) -> None:

@@ -19,6 +19,13 @@ class RunOptions:
     lanes_per_actor: int = 4  # Environments that each actor steps as one batch.
     stepping: str = "auto"  # How an actor steps its lanes: auto, inline, vector, processes.
 
+    inference: str = "local"  # Where actions come from: local, server, alternating, alternating+server.
+    inference_device: str = "cpu"  # Of the inference node.
+    inference_min_batch: int = 1  # Lanes that it acts for once the timeout has passed.
+    inference_max_batch: int | None = None  # Lanes that it acts for at once; None is all.
+    inference_timeout: float = 0.001  # Seconds that the first lane of a batch waits for others.
+    inference_messages: bool = False  # Its arrays travel in messages, even where there is shared memory.
+
     max_actor_steps: int | None = 100_000  # Environment steps of all actors together; exact.
     max_learner_steps: int | None = None  # Learner steps; None is no limit.
     target_return: float | None = None  # End when the greedy mean return reaches this.

@@ -67,7 +67,8 @@ def explored(config):
     policy = agent.make_policy(learner.networks)
     policy.seed(1)
     observation = np.zeros((2, 4), np.float32)
-    actions = np.array([policy.step(observation, ())[0] for _ in range(200)])
+    state = policy.initial_state(2)
+    actions = np.array([policy.step(observation, state)[0] for _ in range(200)])
     greedy = agent.make_policy(learner.networks, evaluation=True).step(observation, ())[0]
     return (actions != greedy).mean(0)
 
