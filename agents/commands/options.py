@@ -15,6 +15,8 @@ class RunOptions:
     directory: str | None = None  # Folder of the run; by default a new one under runs/.
     seed: int = 0  # Of everything; with --engine serial the same seed gives the same run.
 
+    restarts: int = 0  # How often each node may fail and be made anew before the run ends with its error.
+
     num_actors: int = 2  # Actor nodes; more collect faster while cores are free.
     lanes_per_actor: int = 4  # Environments that each actor steps as one batch.
     stepping: str = "auto"  # How an actor steps its lanes: auto, inline, vector, processes.
@@ -44,7 +46,7 @@ class RunOptions:
 
 
 # Not arguments of make_program: what runs it, and what is shown and written beside it.
-_OF_THE_COMMAND = ("environment", "engine", "replay", "csv", "tensorboard")
+_OF_THE_COMMAND = ("environment", "engine", "restarts", "replay", "csv", "tensorboard")
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.reverb"}
 
 
