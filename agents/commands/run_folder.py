@@ -163,8 +163,8 @@ class RunFolder:
             return None
         return None
 
-    def wait_until_free(self, timeout: float) -> bool:
-        """Waits for the process that trains here to let go; False after ``timeout`` seconds."""
+    def wait_until_free(self, timeout: float | None) -> bool:
+        """Waits for the process that trains here to let go; False after ``timeout`` seconds (None: never)."""
 
         def wait() -> None:
             with open(self.path / "run.lock", encoding="utf-8") as file:

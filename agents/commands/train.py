@@ -29,6 +29,7 @@ class ResumeOptions:
     resume: str  # Folder of the run.
     checkpoint: str = "latest"  # Or "previous", or a step; newer ones are then set aside.
     engine: str | None = None  # What runs the program.
+    restarts: int | None = None  # How often each node may fail and be made anew.
     max_actor_steps: int | None = None  # A new limit of environment steps, counted from the run's beginning.
     target_return: float | None = None  # A new goal.
     environment: str | None = None  # Only checked: a run goes on in its own environment.
@@ -59,6 +60,7 @@ def start(name: str, arguments: Sequence[str]) -> int:
     """Trains the agent ``name`` in a new folder."""
     agent_name, config, options = parse_new(name, arguments)
     building.check_engine(options.engine)
+    _check_restarts(options.restarts)
     agent = agents.find(agent_name).load()[0](config)
     spec = building.environment_spec(options, agent)
     building.check_agent(agent, spec)
@@ -100,11 +102,12 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         )
     new = {
         name: value
-        for name in ("engine", "max_actor_steps", "target_return")
+        for name in ("engine", "restarts", "max_actor_steps", "target_return")
         if (value := getattr(given, name)) is not None
     }
     options = dataclasses.replace(folder.options, **new, directory=str(folder.path))
     building.check_engine(options.engine)
+    _check_restarts(options.restarts)
     agent = folder.make_agent()
     _check_same_environment(folder, building.environment_spec(options, agent))
     folder = dataclasses.replace(folder, options=options)
@@ -156,9 +159,12 @@ def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]
     from framework.loggers import ProgressDisplay
 
     options = folder.options
+    restarts = dict.fromkeys(program.groups, options.restarts)
     with (
         ProgressDisplay(options.max_actor_steps, options.target_return) as display,
-        launch.start(program, options.engine, directory=folder.path) as job,
+        launch.start(
+            program, options.engine, directory=folder.path, restarts=restarts if options.restarts else None
+        ) as job,
         _stopping(job) as received,
     ):
         while not job.over:
@@ -237,6 +243,11 @@ def describe_result(result: dict[str, Any], options: RunOptions) -> str:
     if reason == "max_learner_steps":
         return f"The budget of {options.max_learner_steps:,} learner steps is spent{after}."
     return f"The program ended{after}{f' ({reason})' if reason else ''}."
+
+
+def _check_restarts(restarts: int) -> None:
+    if restarts < 0:
+        raise CommandError(f"--restarts is {restarts}; expected 0 or more")
 
 
 def _check_same_environment(folder: RunFolder, spec: Any) -> None:
