@@ -47,6 +47,7 @@ PATIENCE = 1.0  # seconds that a request waits at most, whatever min_batch says
 ANSWER = struct.Struct("<Iq")  # bytes of an error message that follow (0: all is well), version
 _LONGEST_PATH = 107  # of a unix socket
 MAX_ERROR = 8000  # bytes of an error's text
+_CLOSED = "the inference server was closed"
 
 
 class Column(NamedTuple):
@@ -141,7 +142,7 @@ class InferenceServer:
         self._handed_over: deque[_Client] = deque()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._stopping = self._closed = False
+        self._stopping = self._closed = self._over = False
         self.act = _Submitted(self._submit)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -238,8 +239,13 @@ class InferenceServer:
             self._fire([client])
         else:
             with self._lock:
-                self._handed_over.append(client)
-            self._notify()
+                over = self._over
+                if not over:
+                    self._handed_over.append(client)
+            if over:
+                self._answer_error(client, self._error or RuntimeError(_CLOSED))
+            else:
+                self._notify()
         return future
 
     # What the thread does.
@@ -265,10 +271,11 @@ class InferenceServer:
             raise
         finally:
             with self._lock:
+                self._over = True
                 waiting = [*self._waiting, *self._handed_over]
                 self._waiting, self._handed_over = [], deque()
             for client in waiting:
-                self._answer_error(client, self._error or RuntimeError("the inference server was closed"))
+                self._answer_error(client, self._error or RuntimeError(_CLOSED))
 
     def _patience(self) -> float | None:
         """Seconds that the thread may sleep; None until something comes."""

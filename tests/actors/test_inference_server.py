@@ -1,0 +1,340 @@
+"""The inference server: whose rows are whose, when a batch is fired, what a client sees of a failure."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from framework import core
+from framework.actors import inference_server
+from framework.actors.inference_client import InferenceError, LocalPort, ServerPort, SharedMemoryPort
+from framework.actors.inference_client import connect as connect_port
+from framework.actors.inference_server import InferenceServer
+from framework.actors.inference_slots import Slots
+from framework.environments.testing import make_spec
+from framework.specs import Array
+
+SPEC = make_spec(observations={"x": Array((2,), np.float32), "y": Array((), np.int64)})
+
+
+class CountingPolicy(core.Policy):
+    """The state counts a lane's steps from 10 times its number; the action is the sum of all it is given."""
+
+    def __init__(self, wait=None):
+        self.batches = []
+        self.fail = False
+        self._wait = wait
+
+    def initial_state(self, batch_size):
+        return (10 * np.arange(batch_size),)
+
+    def step(self, observation, state):
+        if self._wait is not None:
+            assert self._wait.wait(10)
+        if self.fail:
+            raise ArithmeticError("the policy cannot divide")
+        self.batches.append(len(observation["y"]))
+        count = state[0]
+        action = observation["x"].sum(1).astype(np.int64) + observation["y"] + count
+        return action, {"count": count, "pair": (observation["x"],)}, (count + 1,)
+
+
+def observe(values):
+    """An observation whose part of the action is ``values``."""
+    values = np.asarray(values)
+    return {"x": np.stack([values, values], 1).astype(np.float32), "y": -values}
+
+
+def ports(kind, server, sizes, total=None):
+    make = {
+        "messages": lambda *a: ServerPort(server, *a),
+        "shared memory": lambda name, lanes, *a: SharedMemoryPort(
+            server, name, SPEC, server.connect(name, lanes, *a)
+        ),
+    }[kind]
+    offset, made = 0, []
+    for index, size in enumerate(sizes):
+        made.append(make(f"client-{index}", size, *(() if total is None else (offset, total))))
+        offset += size
+    return made
+
+
+@pytest.fixture(params=["direct", "messages", "shared memory"])
+def served(request):
+    """``(make, kind)``: ``make(policy, **options)`` gives a server that is closed at the end."""
+    servers = []
+
+    def make(policy, capacity=8, **options):
+        options.setdefault("concurrent", request.param != "direct")
+        shared = request.param == "shared memory"
+        server = InferenceServer(policy, SPEC, capacity, shared_memory=shared, **options)
+        servers.append(server)
+        return server
+
+    yield make, "messages" if request.param == "direct" else request.param
+    for server in servers:
+        server.close()
+
+
+def test_every_lane_gets_its_own_action_and_keeps_its_own_state(served):
+    make, kind = served
+    one, two = ports(kind, make(CountingPolicy(), timeout=0.0), [2, 3])
+    none, begins = np.zeros, np.ones
+    for step in range(4):
+        one.request(observe([100, 200]), begins(2, bool) if step == 0 else none(2, bool))
+        action, extras = one.answer()
+        assert action.tolist() == [100 + step, 210 + step] and action.dtype == np.int64
+        assert extras["count"].tolist() == [step, 10 + step]
+        assert extras["pair"][0].tolist() == [[100, 100], [200, 200]]
+        first = np.array([step == 0, step in (0, 2), step == 0])  # its second lane begins again at step 2
+        two.request(observe([1, 2, 3]), first)
+        action, _ = two.answer()
+        assert action.tolist() == [1 + step, 12 + (step if step < 2 else step - 2), 23 + step]
+
+
+def test_lanes_of_one_actor_may_come_by_two_clients(served):
+    make, kind = served
+    first, second = ports(kind, make(CountingPolicy(), timeout=0.0), [2, 2], total=4)
+    for port, expected in ((first, [0, 10]), (second, [20, 30])):
+        port.request(observe([0, 0]), np.ones(2, bool))
+        assert port.answer()[0].tolist() == expected
+
+
+def test_a_failure_of_the_policy_reaches_who_asked_and_is_over_then(served):
+    make, kind = served
+    policy = CountingPolicy()
+    (port,) = ports(kind, make(policy), [2])
+    policy.fail = True
+    port.request(observe([1, 2]), np.ones(2, bool))
+    with pytest.raises((ArithmeticError, InferenceError), match="cannot divide"):
+        port.answer()
+    policy.fail = False
+    port.request(observe([1, 2]), np.ones(2, bool))
+    assert port.answer()[0].tolist() == [1, 12]
+
+
+def test_a_wrong_observation_is_named(served):
+    make, kind = served
+    (port,) = ports(kind, make(CountingPolicy()), [2])
+    with pytest.raises(ValueError, match=r"observation/x.*\(3, 2\).*\(2, 2\)"):
+        port.request(observe([1, 2, 3]), np.ones(2, bool))
+        port.answer()
+
+
+@pytest.fixture(params=["messages", "shared memory"])
+def batching(request):
+    """Like ``served``, where batches are made by a thread."""
+    servers = []
+
+    def make(policy, capacity=8, **options):
+        shared = request.param == "shared memory"
+        server = InferenceServer(policy, SPEC, capacity, shared_memory=shared, **options)
+        servers.append(server)
+        return server
+
+    yield make, request.param
+    for server in servers:
+        server.close()
+
+
+def ask(port, lanes=2):
+    port.request(observe([0] * lanes), np.ones(lanes, bool))
+
+
+BATCHES = {
+    # name: (options, clients that ask, of 3 with 2 lanes each; sizes of the batches)
+    "everybody that is connected": ({"timeout": 60.0}, [0, 1, 2], [[6]]),
+    "max_batch at once": ({"timeout": 60.0, "max_batch": 4}, [0, 1], [[4]]),
+    "min_batch after the timeout": ({"timeout": 0.05, "min_batch": 4}, [0, 2], [[4]]),
+    "one after the timeout": ({"timeout": 0.05}, [1], [[2]]),
+    "never for ever": ({"timeout": 0.0, "min_batch": 6}, [1], [[2]]),
+    "no more than max_batch": ({"timeout": 0.0, "max_batch": 4}, [0, 1, 2], [[2, 4], [4, 2]]),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_when_a_batch_is_fired(case, batching, monkeypatch):
+    monkeypatch.setattr(inference_server, "PATIENCE", 0.2)
+    options, asking, expected = BATCHES[case]
+    make, kind = batching
+    gate = threading.Event()
+    gate.set()
+    policy = CountingPolicy(gate)
+    server = make(policy, **options)
+    clients = ports(kind, server, [2, 2, 2])
+    policy.batches.clear()
+    if case == "no more than max_batch":  # all three are there before the first batch is made
+        with server._acting:
+            for index in asking:
+                ask(clients[index])
+    else:
+        for index in asking:
+            ask(clients[index])
+    for index in asking:
+        clients[index].answer()
+    if case == "no more than max_batch":
+        assert sum(policy.batches) == 6 and max(policy.batches) <= 4
+    else:
+        assert policy.batches in expected
+
+
+def test_requests_that_come_while_a_batch_is_made_are_the_next(batching):
+    make, kind = batching
+    gate = threading.Event()
+    gate.set()
+    policy = CountingPolicy(gate)
+    clients = ports(kind, make(policy, timeout=0.0), [2, 2, 2])
+    gate.clear()
+    policy.batches.clear()
+    ask(clients[0])
+    ask(clients[1])
+    ask(clients[2])
+    gate.set()
+    for client in clients:
+        client.answer()
+    assert sum(policy.batches) == 6 and len(policy.batches) <= 3
+
+
+def test_who_has_gone_is_not_waited_for(batching):
+    make, kind = batching
+    clients = ports(kind, make(CountingPolicy(), timeout=30.0), [2, 2])
+    clients[1].close()
+    started = time.monotonic()
+    ask(clients[0])
+    clients[0].answer()
+    assert time.monotonic() - started < inference_server.PATIENCE + 5.0
+
+
+def test_a_client_that_comes_back_gets_its_rows_and_a_fresh_state(batching):
+    make, kind = batching
+    server = make(CountingPolicy(), capacity=2, timeout=0.0)
+    for _ in range(2):
+        (port,) = ports(kind, server, [2])
+        for step in range(2):
+            port.request(observe([0, 0]), np.zeros(2, bool))
+            assert port.answer()[0].tolist() == [step, 10 + step]
+        port.close()
+
+
+def test_a_closed_server_is_an_error_and_no_wait(batching):
+    make, kind = batching
+    server = make(CountingPolicy())
+    (port,) = ports(kind, server, [2])
+    server.close()
+    with pytest.raises((InferenceError, RuntimeError, OSError), match="clos"):
+        ask(port)
+        port.answer()
+
+
+def test_shared_memory_is_gone_with_the_server():
+    import os
+
+    server = InferenceServer(CountingPolicy(), SPEC, 4, shared_memory=True)
+    connection = server.connect("a", 2)
+    assert os.path.exists(connection.socket) and all(os.path.exists(c.path) for c in connection.columns)
+    server.close()
+    assert not os.path.exists(os.path.dirname(connection.socket))
+
+
+class Elsewhere:
+    """A server whose shared memory cannot be seen from here."""
+
+    def __init__(self, server):
+        self._server = server
+        self.act, self.disconnect = server.act, server.disconnect
+
+    def connect(self, *args, messages=False):
+        connection = self._server.connect(*args, messages=messages)
+        if connection.columns is None:
+            return connection
+        lost = [column._replace(path=column.path + "-elsewhere") for column in connection.columns]
+        return connection._replace(columns=tuple(lost))
+
+
+def test_another_machine_is_served_by_messages():
+    server = InferenceServer(CountingPolicy(), SPEC, 4, shared_memory=True)
+    here = connect_port(server, "here", SPEC, 2)
+    there = connect_port(Elsewhere(server), "there", SPEC, 2)
+    assert type(here) is SharedMemoryPort and type(there) is ServerPort
+    for port in (here, there):
+        ask(port)
+        assert port.answer()[0].tolist() == [0, 10]
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"min_batch": 0}, "min_batch is 0"),
+        ({"min_batch": 4, "max_batch": 2}, "max_batch 2"),
+        ({"timeout": -1.0}, "timeout is -1"),
+        ({"capacity": 0}, "capacity is 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        InferenceServer(CountingPolicy(), SPEC, **{"capacity": 4, **options})
+
+
+def test_rows_run_out_and_sizes_stay():
+    slots = Slots(CountingPolicy(), SPEC, 4)
+    slots.connect("a", 3)
+    with pytest.raises(ValueError, match=r"asks for 2 lanes; 1 of the 4"):
+        slots.connect("b", 2)
+    with pytest.raises(ValueError, match=r"had 3 lanes and comes back with 2"):
+        slots.connect("a", 2)
+
+
+class FickleRows(core.Policy):
+    """Gives one action too few for more than one lane."""
+
+    def initial_state(self, batch_size):
+        return ()
+
+    def step(self, observation, state):
+        return np.zeros(max(1, len(observation["y"]) - 1), np.int64), (), ()
+
+
+def test_a_policy_with_too_few_actions_is_named():
+    slots = Slots(FickleRows(), SPEC, 4)
+    with pytest.raises(ValueError, match=r"action of shape \(2,\).*for 3 lanes"):
+        slots.act([slots.connect("a", 3)])
+
+
+class Recurrent(core.Policy):
+    """A torch state, which the extras show."""
+
+    def initial_state(self, batch_size):
+        import torch
+
+        with torch.inference_mode():
+            return {"h": torch.arange(batch_size).float()[:, None]}
+
+    def step(self, observation, state):
+        import torch
+
+        with torch.inference_mode():
+            action = state["h"][:, 0].numpy().astype(np.int64)
+            return action, {"h": state["h"].numpy()}, {"h": state["h"] + 100}
+
+
+def test_states_of_torch_and_extras_that_are_views_of_them():
+    slots = Slots(Recurrent(), SPEC, 6)
+    a, b, c = slots.connect("a", 2), slots.connect("b", 2), slots.connect("c", 2)
+    slots.act([a, b, c])
+    slots.act([c, a])  # rows that are not next to each other
+    assert slots.read(a)[0].tolist() == [100, 101] and slots.read(b)[0].tolist() == [0, 1]
+    assert slots.read(c)[1]["h"].ravel().tolist() == [100, 101]
+    slots.first[a.begin + 1] = True
+    slots.act([a, b])
+    assert slots.read(a)[0].tolist() == [200, 1] and slots.read(a)[1]["h"].ravel().tolist() == [200, 1]
+    assert slots.read(b)[0].tolist() == [100, 101]
+
+
+def test_local_port_resets_lanes_like_a_server():
+    policy = CountingPolicy()
+    port = LocalPort(policy, policy.initial_state(3))
+    for first, expected in (([1, 1, 1], [0, 10, 20]), ([0, 0, 0], [1, 11, 21]), ([0, 1, 0], [2, 10, 22])):
+        port.request(observe([0, 0, 0]), np.array(first, bool))
+        assert port.answer()[0].tolist() == expected
