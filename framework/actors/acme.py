@@ -7,8 +7,8 @@
     loop.run(num_episodes=10)
 
 Acme drives one environment, without a batch dimension; our actors act for B lanes. So everything gets a
-leading axis of one on the way in, and loses it on the way out. Nothing of Acme is imported: its loop asks only
-for these four methods.
+leading axis of one on the way in, and loses it on the way out. Nothing of Acme is imported: its loop asks
+only for these four methods.
 """
 
 from __future__ import annotations
