@@ -200,7 +200,8 @@ class Service(threading.Thread):
                 self._answer(listener, peer, message)
             except wire.MalformedMessage as error:
                 self.malformed += 1
-                _LOG.warning("ignored a malformed message (%d so far): %s", self.malformed, error)
+                if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
+                    _LOG.warning("ignored a malformed message (%d so far): %s", self.malformed, error)
 
     def _answer(self, listener: zmq.Socket, peer: bytes, message: dict[str, Any]) -> None:
         number = message.get("id")

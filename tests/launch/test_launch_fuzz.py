@@ -1,0 +1,20 @@
+"""A short run of the fuzzing of nodes and replay servers; the long one is ``wire_fuzz.py --seconds 120``."""
+
+import os
+import subprocess
+import sys
+
+import launch
+
+
+def test_fuzzed_frames_disturb_nobody():
+    root = os.path.dirname(launch.__path__[0])
+    done = subprocess.run(
+        [sys.executable, os.path.join(root, "benchmarks", "wire_fuzz.py"), "--seconds", "4"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "malformed messages counted by the node" in done.stdout
