@@ -119,8 +119,10 @@ class Actions:
             return data.extras["action"]
         if self._single:
             return data.action.long()
-        low = torch.as_tensor(self._low.astype(np.int64), device=data.action.device)
-        return data.action.flatten(2).long() - low
+        low, last = self._low.astype(np.int64), np.array(self.head_spec.maximum)
+        drawn = data.action.flatten(2).long() - torch.as_tensor(low, device=data.action.device)
+        # Closing rows have action 0, which need not be one that there is.
+        return drawn.clamp(min=0).minimum(torch.as_tensor(last, device=drawn.device))
 
     def parameters(self, distribution: Any) -> dict[str, torch.Tensor]:
         """What tells this distribution from others of its kind."""
@@ -305,7 +307,7 @@ class PPOPolicy(core.Policy):
         drawn = (distribution.mode() if self._greedy else distribution.sample(self._generator)).numpy()
         parameters = nets.actions.parameters(distribution)
         extras: dict[str, Any] = {
-            "policy": {name: value.numpy() for name, value in parameters.items()},
+            "policy": {name: value.detach().numpy() for name, value in parameters.items()},
             "version": np.full(len(drawn), nets.progress.version.item()),
         }
         if nets.actions.continuous:

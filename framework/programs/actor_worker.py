@@ -121,6 +121,8 @@ class ActorWorker(ProgramWorker):
             self._first_version = self._variables.version if self._variables is not None else 0
         if not self._has_version(timeout=_WAIT_S):
             return  # the caller looks whether the program is being stopped, and calls again
+        if self._needed_version() is not None:
+            self._actor.update(wait=True)  # to the newest, which may be newer than what is needed
         # Before the grant is too small for a step of all lanes: that would cut their episodes short.
         if self._granted - self._spent < self._lanes:
             self._granted = self._report(self._grant_steps * self._lanes)
@@ -152,12 +154,11 @@ class ActorWorker(ProgramWorker):
         needed = self._needed_version()
         if needed is None or self._variables is None or self._variables.version >= needed:
             return True
-        if not self._learner.wait_for_version(needed, timeout):
-            # At the end of the budget other actors may have stopped in the middle of their unroll, and the
-            # version never comes. What this one was granted it makes all the same: too little for an unroll.
-            return self._counter.ungranted() == 0
-        self._actor.update(wait=True)
-        return True
+        if self._learner.wait_for_version(needed, timeout):
+            return True
+        # At the end of the budget other actors may have stopped in the middle of their unroll, and the
+        # version never comes. What this one was granted it makes all the same: too little for an unroll.
+        return self._counter.ungranted() == 0
 
     def close(self) -> None:
         """Counts what was done, leaves the state for the last checkpoint and closes the environment."""
