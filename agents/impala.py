@@ -33,7 +33,7 @@ class IMPALAConfig:
 
     # What is learned from.
     discount: float = 0.99  # Per environment step. Higher looks further ahead, and learns slower.
-    unroll_length: int = 20  # T, steps of a lane in an item. More bootstraps later; data gets older.
+    unroll_length: int = 20  # T, steps of a lane in an unroll. More bootstraps later; data gets older.
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
 
@@ -113,10 +113,15 @@ class ActorCritic(nn.Module):
     def unroll(
         self, observation: Nest, state: tuple[torch.Tensor, ...], start_of_episode: torch.Tensor
     ) -> tuple[Any, torch.Tensor]:
-        """Sequences ``[N, T + 1, ...]`` to distributions over actions and values, ``[N, T + 1]``."""
+        """Sequences ``[N, T + 1, ...]`` to distributions over actions and values, ``[N, T + 1]``.
+
+        The first row goes on from ``state``, which is the initial one where an episode begins there.
+        """
         features = self.torso(observation)
         if self.core is not None:
-            features, _ = self.core.unroll(features, state, start_of_episode)
+            inside = start_of_episode.clone()
+            inside[:, 0] = False
+            features, _ = self.core.unroll(features, state, inside)
         return self.policy(features), self.value(features).squeeze(-1)
 
 
@@ -157,23 +162,24 @@ class IMPALAPolicy(core.Policy):
         self._networks = networks
         self._greedy = greedy
         self._autocast = autocast
-        self._random = torch.Generator().manual_seed(0)
+        self._device = networks.progress.steps.device
+        self._random = torch.Generator(self._device).manual_seed(0)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
         return self._networks.actor_critic.initial_state(batch_size)
 
     @torch.inference_mode()
     def step(self, observation: Nest, state: Any) -> tuple[np.ndarray, dict[str, Any], Any]:
-        tensors = networks.as_tensors(observation)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
+        tensors = networks.as_tensors(observation, self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
             policy, next_state = self._networks.actor_critic.step(tensors, state)
         actions = policy.mode() if self._greedy else policy.sample(self._random)
-        log_probs = policy.log_prob(actions).float().numpy()
-        steps = self._networks.progress.steps.numpy()
-        extras = {"log_prob": log_probs, "learner_steps": np.full(log_probs.shape, steps)}
+        log_probs = policy.log_prob(actions).float().cpu().numpy()
+        steps = self._networks.progress.steps.item()
+        extras = {"log_prob": log_probs, "learner_steps": np.full(log_probs.shape, steps, np.int64)}
         if state:
-            extras["state"] = tuple(part.numpy() for part in state)
-        return actions.numpy().astype(self._networks.action_dtype, copy=False), extras, next_state
+            extras["state"] = tuple(part.cpu().numpy() for part in state)
+        return actions.cpu().numpy().astype(self._networks.action_dtype, copy=False), extras, next_state
 
     def seed(self, seed: int) -> None:
         self._random.manual_seed(seed)
@@ -182,7 +188,7 @@ class IMPALAPolicy(core.Policy):
         return self._random.get_state()
 
     def restore(self, state: torch.Tensor) -> None:
-        self._random.set_state(state)
+        self._random.set_state(state.cpu())
 
 
 def make_loss(config: IMPALAConfig) -> Any:
@@ -240,8 +246,8 @@ class IMPALA(core.Agent):
 
     def __init__(self, config: IMPALAConfig | None = None):
         self.config = config or IMPALAConfig()
-        if self.config.unroll_length < 1:
-            raise ValueError(f"unroll_length is {self.config.unroll_length}; expected at least 1 step.")
+        if self.config.unroll_length < 2:
+            raise ValueError(f"unroll_length is {self.config.unroll_length}; expected at least 2 steps.")
 
     def environment_wrappers(self) -> Sequence[Any]:
         """The last action and reward become part of the observation, where the config says so."""
@@ -267,15 +273,8 @@ class IMPALA(core.Agent):
     def make_adder(self, client: Any, spec: Any) -> Any:
         from framework import adders
 
-        length = self.config.unroll_length
-        # The last row of an unroll is only there to bootstrap from; it is the first one of the next.
-        return adders.SequenceAdder(
-            client,
-            length + 1,
-            length,
-            adders.EndOfEpisodeBehavior.CONTINUE,
-            extras_of_first_row=() if self.config.lstm_size is None else ("state",),
-        )
+        state = () if self.config.lstm_size is None else ("state",)
+        return adders.UnrollAdder(client, self.config.unroll_length, extras_of_first_row=state)
 
     def make_dataset(self, client: Any) -> Any:
         from framework import replay

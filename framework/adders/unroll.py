@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,20 @@ class UnrollAdder(SequenceAdder):
     the stored state, which is the initial one if an episode begins there, and looks at later rows only.
     """
 
-    def __init__(self, client: Any, unroll_length: int, *, priority_fns: PriorityFns | None = None):
+    def __init__(
+        self,
+        client: Any,
+        unroll_length: int,
+        *,
+        extras_of_first_row: Collection[str] = (),
+        priority_fns: PriorityFns | None = None,
+    ):
         """Makes an adder for one batched environment.
 
         Args:
           client: any client of ``framework.replay``.
           unroll_length: steps of the environment in an item, at least 2: one alone may be a reset.
+          extras_of_first_row: as in ``SequenceAdder``.
           priority_fns: as in ``SequenceAdder``.
         """
         if unroll_length != int(unroll_length) or unroll_length < 2:
@@ -50,6 +59,7 @@ class UnrollAdder(SequenceAdder):
             rows,
             rows,
             EndOfEpisodeBehavior.CONTINUE,
+            extras_of_first_row=extras_of_first_row,
             priority_fns=priority_fns,
             max_delay=math.inf,  # between the ends of unrolls there is nothing to see
         )

@@ -50,6 +50,19 @@ def test_they_are_those_of_the_first_row(length, period, end):
     tree.map_structure(np.testing.assert_array_equal, kept, rest)
 
 
+def test_they_are_those_of_the_first_row_of_an_unroll():
+    data = []
+    for options in ({}, {"extras_of_first_row": ["state"]}):
+        table = replay.Table.queue(TABLE, 1000)
+        client = replay.EmbeddedClient([table])
+        adder = adders.UnrollAdder(client, 4, **options)
+        play(adder)
+        adder.flush()
+        data.append(client.sample_batch(TABLE, table.info.current_size).data)
+    expected = tree.map_structure(lambda leaf: leaf[:, 0], data[0].extras["state"])
+    tree.map_structure(np.testing.assert_array_equal, data[1].extras["state"], expected)
+
+
 def test_priority_functions_see_them_as_they_are_stored():
     seen = []
 

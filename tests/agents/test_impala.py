@@ -37,6 +37,8 @@ def make_batch(config=SMALL, seed=0, spec=SPEC):
     mask = np.ones(shape, np.float32)
     start = np.zeros(shape, np.bool_)
     mask[0, 2], start[0, 3] = 0, True
+    start[:, 0] = True  # As the adder has it; the state says whether an episode begins there.
+    mask[:, -1] = 0
     extras = {
         "log_prob": np.log(random.uniform(0.1, 0.9, shape)).astype(np.float32),
         "learner_steps": np.full(shape, -2),
@@ -199,7 +201,7 @@ def test_the_learner_goes_to_the_configured_device():
 BAD = {
     "torso": ({"torso": "wide"}, IMAGES, "torso is 'wide'; expected one of"),
     "optimizer": ({"optimizer": "sgd"}, SPEC, "optimizer is 'sgd'; expected 'rmsprop' or 'adam'"),
-    "unroll_length": ({"unroll_length": 0}, SPEC, "unroll_length is 0"),
+    "unroll_length": ({"unroll_length": 0}, SPEC, "unroll_length is 0; expected at least 2"),
     "activation": ({"activation": "step"}, SPEC, "activation is 'step'"),
     "actions": ({}, SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1)), "needs discrete"),
 }
@@ -251,21 +253,25 @@ VARIANTS = {
 def test_rewards_tell_the_observation_and_action_of_their_row(changes, truncate):
     data = played(dataclasses.replace(SMALL, **changes), truncate=truncate)[0].data
     real = data.mask == 1
-    real[:, -1] = False  # where the reward is beyond the item
+    assert not real[:, -1].any()
     with_previous = "previous_action_and_reward" in changes
     observation = data.observation["observation"] if with_previous else data.observation
     np.testing.assert_array_equal(data.reward[real], (100 * observation[..., 0] + data.action)[real])
     # The next row goes on where this one ended: observations count time steps.
     steps = np.diff(observation[..., 0], axis=1)
     assert (steps[real[:, :-1]] == 1).all()
-    last = real & (np.roll(data.mask, -1, axis=1) == 0)
-    assert last.any() and (data.discount[last] == float(truncate)).all()
-    assert (data.discount[real & ~last] == 1).all()
+    # A closing row that is not the item's own last row ends an episode.
+    before, after, discount = real[:, :-2], real[:, 1:-1], data.discount[:, :-2]
+    assert (before & ~after).any() and (discount[before & ~after] == float(truncate)).all()
+    assert (discount[before & after] == 1).all()
     if with_previous:
         np.testing.assert_array_equal(data.observation["action"][:, 1:][real[:, :-1]], data.action[real])
         np.testing.assert_array_equal(data.observation["reward"][:, 1:][real[:, :-1]], data.reward[real])
-        assert not data.observation["action"][data.start_of_episode].any()
-        assert not data.observation["reward"][data.start_of_episode].any()
+        begins = data.start_of_episode.copy()
+        begins[:, 0] = False  # The first rows of unrolls; their episodes began before, most of them.
+        assert begins.any()
+        assert not data.observation["action"][begins].any()
+        assert not data.observation["reward"][begins].any()
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
@@ -281,9 +287,8 @@ def test_the_learner_gives_every_action_the_probability_that_the_actor_gave_it(c
         log_probs = policy.log_prob(torch.as_tensor(data.action)).numpy()
     real = data.mask == 1
     np.testing.assert_allclose(log_probs[real], data.extras["log_prob"][real], atol=1e-5)
-    inside = ~data.start_of_episode[:, 0] & real[:, 0]
-    assert inside.sum() > 5
     if config.lstm_size:
+        assert np.count_nonzero(data.extras["state"][0].any(-1) & real[:, 0]) > 10
         assert data.extras["state"][0].shape == (len(real), config.lstm_size)
         # The test can fail: without the state, or without starting anew, the probabilities are others.
         for wrong in (
@@ -323,7 +328,7 @@ def test_the_loss_against_a_loop(changes):
         log_probs, entropy, values = [], [], []
         with torch.no_grad():
             for t in range(config.unroll_length + 1):
-                if data.start_of_episode[n, t]:
+                if t > 0 and data.start_of_episode[n, t]:
                     state = model.initial_state(1)
                 observation = torch.as_tensor(data.observation[n : n + 1, t])
                 features = model.torso(observation)
