@@ -1,0 +1,17 @@
+"""Datasets: replay items as batches on the learner's device.
+
+::
+
+    dataset = Dataset(client, "priority_table", batch_size=256, device="cuda")
+    for sample in dataset:                       # ReplaySample of torch tensors, [N, ...] or [N, T, ...]
+        result = learner.step(sample)
+        dataset.update_priorities(sample.info.key, result.priorities)
+
+The dataset gathers rows straight into its batches (pinned memory if the device is a GPU), prefetches in a thread
+where the program has threads, and counts a sample when it is handed out. It is part of replay's API; see
+``framework.replay.Dataset`` for every argument.
+"""
+
+from framework.replay import Dataset as Dataset
+from framework.replay import ReplaySample as ReplaySample
+from framework.replay import SampleInfo as SampleInfo
