@@ -1,0 +1,356 @@
+"""SAC: every field of its config changes something, and the losses are those of the papers."""
+
+import collections
+import dataclasses
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from dm_env import specs as dm_specs
+
+from agents.sac import SAC, SACConfig, target_entropy
+from framework import replay, specs
+from framework.actors import VariableClient
+from framework.types import Transition
+
+Info = collections.namedtuple("Info", "key probability table_size")
+Sample = collections.namedtuple("Sample", "info data")
+
+CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, [-2, 0], [2, 1])
+DISCRETE = dm_specs.DiscreteArray(3, np.int64)
+
+
+def make_spec(actions):
+    return specs.EnvironmentSpec(
+        dm_specs.Array((4,), np.float32),
+        actions,
+        dm_specs.Array((), np.float32),
+        dm_specs.BoundedArray((), np.float32, 0, 1),
+    )
+
+
+SPEC = make_spec(CONTINUOUS)
+SMALL = SACConfig(hidden_sizes=(8, 8), batch_size=16)
+
+
+def make_batch(seed=0, size=16, actions=CONTINUOUS):
+    random = np.random.default_rng(seed)
+    observation, next_observation = random.normal(size=(2, size, 4)).astype(np.float32)
+    if actions is DISCRETE:
+        action = random.integers(0, 3, size)
+    else:
+        action = random.uniform([-2, 0], [2, 1], (size, 2)).astype(np.float32)
+    data = Transition(
+        observation,
+        action,
+        (3 * random.normal(size=size)).astype(np.float32),
+        (random.random(size) < 0.8).astype(np.float32),
+        next_observation,
+    )
+    return Sample(Info(np.arange(size, dtype=np.uint64), np.ones(size) / size, np.full(size, size)), data)
+
+
+def make_learner(config, actions=CONTINUOUS):
+    torch.manual_seed(0)
+    agent, spec = SAC(config), make_spec(actions)
+    return agent.make_learner(agent.make_networks(spec), spec)
+
+
+def learned(config):
+    """Parameters after three steps, as one vector."""
+    learner = make_learner(config)
+    for seed in range(3):
+        learner.step(make_batch(seed))
+    return torch.cat([p.detach().flatten() for p in learner.networks.parameters()]).double().numpy()
+
+
+def table(config):
+    agent = SAC(config)
+    info = agent.make_tables(SPEC)[0].info
+    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+
+
+def network(config):
+    return str(SAC(config).make_networks(SPEC))
+
+
+def acted(config):
+    agent = SAC(config)
+    torch.manual_seed(0)
+    policy = agent.make_policy(agent.make_networks(SPEC))
+    return policy.step(np.zeros((50, 4), np.float32), ())[0]
+
+
+def written(config):
+    """How many items an episode of five steps gives."""
+    import dm_env
+
+    agent = SAC(dataclasses.replace(config, min_replay_size=1))
+    tables = agent.make_tables(SPEC)
+    client = replay.EmbeddedClient(tables)
+    adder = agent.make_adder(client, SPEC)
+    one = np.ones(1, np.float32)
+    for kind in (0, 1, 1, 1, 1, 2):
+        timestep = dm_env.TimeStep(np.array([kind]), one, one, np.zeros((1, 4), np.float32))
+        adder.add(np.zeros((1, 2), np.float32), timestep) if kind else adder.add_first(timestep)
+    adder.flush()
+    return tables[0].info.current_size
+
+
+def chosen(config):
+    with mock.patch("torch.compile", return_value="compiled") as compiled:
+        learner = make_learner(config)
+    return (str(learner.device), compiled.called, learner._autocast_dtype)
+
+
+# Field, other value, what shows it, and what else has to be set for it to matter.
+FIELDS = {
+    "discount": (0.5, learned, {}),
+    "n_step": (3, written, {}),
+    "reward_scale": (0.1, learned, {}),
+    "max_replay_size": (5000, table, {}),
+    "min_replay_size": (17, table, {}),
+    "batch_size": (32, table, {}),
+    "updates_per_step": (3.0, table, {}),
+    "insert_burst": (7, table, {}),
+    "actor_learning_rate": (1e-2, learned, {}),
+    "critic_learning_rate": (1e-2, learned, {}),
+    "learning_rate_decay_steps": (3, learned, {}),
+    "max_gradient_norm": (1e-9, learned, {}),
+    "num_critics": (3, network, {}),
+    "target_update_rate": (1.0, learned, {}),
+    "actor_delay": (2, learned, {}),
+    "temperature": (0.3, learned, {}),
+    "initial_temperature": (0.3, learned, {}),
+    "temperature_learning_rate": (1e-2, learned, {}),
+    "target_entropy": (5.0, learned, {"temperature_learning_rate": 1.0}),
+    "random_start": (False, acted, {}),
+    "hidden_sizes": ((8,), network, {}),
+    "layer_norm": (True, network, {}),
+    "device": ("meta", chosen, {}),
+    "compile_loss": (True, chosen, {}),
+    "autocast": (True, chosen, {}),
+}
+
+
+def test_every_field_is_in_the_table():
+    assert set(FIELDS) == {field.name for field in dataclasses.fields(SACConfig)}
+
+
+@pytest.mark.parametrize("field", [name for name in FIELDS if name != "device"])
+def test_every_field_changes_something(field):
+    value, probe, others = FIELDS[field]
+    base = dataclasses.replace(SMALL, **others)
+    changed = dataclasses.replace(base, **{field: value})
+    assert getattr(base, field) != value
+    before, again, after = probe(base), probe(base), probe(changed)
+    np.testing.assert_equal(before, again)
+    same = np.shape(before) == np.shape(after) and np.all(np.asarray(before) == np.asarray(after))
+    assert not same
+
+
+def test_the_learner_goes_to_the_configured_device():
+    agent = SAC(dataclasses.replace(SMALL, device="cuda"))
+    if torch.cuda.is_available():
+        learner = agent.make_learner(agent.make_networks(SPEC), SPEC)
+        learner.step(make_batch())
+        assert next(learner.networks.parameters()).is_cuda
+    else:
+        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
+            agent.make_learner(agent.make_networks(SPEC), SPEC)
+
+
+def test_the_continuous_losses_against_a_second_formulation():
+    config = dataclasses.replace(SMALL, discount=0.9, initial_temperature=0.5)
+    learner, batch = make_learner(config), make_batch()
+    nets, data = learner.networks, Transition(*(torch.as_tensor(leaf) for leaf in batch.data[:5]))
+    state = learner._generator.get_state()
+    scale, centre = torch.tensor([2.0, 0.5]), torch.tensor([0.0, 0.5])
+
+    def draw(observation):
+        base = nets.policy(observation).base
+        normal = torch.distributions.Normal(base.mean, base.log_std.exp())
+        raw = base.mean + base.log_std.exp() * torch.empty(16, 2).normal_(generator=learner._generator)
+        squashed = torch.tanh(raw)
+        log_prob = (normal.log_prob(raw) - torch.log(1 - squashed**2) - torch.log(scale)).sum(-1)
+        return squashed, log_prob
+
+    with torch.no_grad():
+        next_action, next_log_prob = draw(data.next_observation)
+        both = learner.targets["critics"](data.next_observation, next_action)
+        soft = torch.minimum(both[0], both[1]) - 0.5 * next_log_prob
+        target = data.reward + 0.9 * data.discount * soft
+        values = nets.critics(data.observation, (data.action - centre) / scale)
+        critic = sum(0.5 * ((value - target) ** 2).mean() for value in values)
+        action, log_prob = draw(data.observation)
+        own = nets.critics(data.observation, action).amin(0)
+        actor = (0.5 * log_prob - own).mean()
+        wanted = -2.0 + math.log(2.0) + math.log(0.5)
+        temperature = 0.5 * (-log_prob - wanted).mean()
+    learner._generator.set_state(state)
+    metrics = learner.step(batch).metrics
+    assert metrics["critic_loss"].item() == pytest.approx(critic.item(), rel=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(actor.item(), rel=1e-4)
+    assert metrics["loss"].item() == pytest.approx((critic + actor + temperature).item(), rel=1e-4)
+    assert metrics["entropy"].item() == pytest.approx(-log_prob.mean().item(), rel=1e-4)
+
+
+def test_the_discrete_losses_against_a_loop():
+    config = dataclasses.replace(SMALL, discount=0.9, initial_temperature=0.5)
+    learner, batch = make_learner(config, DISCRETE), make_batch(actions=DISCRETE)
+    nets, data = learner.networks, Transition(*(torch.as_tensor(leaf) for leaf in batch.data[:5]))
+    critic = actor = temperature = 0.0
+    with torch.no_grad():
+        for i in range(16):
+            chances = nets.policy(data.next_observation[i]).logits.softmax(-1)
+            rated = learner.targets["critics"](data.next_observation[i])
+            soft = sum(chances[a] * (rated[:, a].min() - 0.5 * chances[a].log()) for a in range(3))
+            target = data.reward[i] + 0.9 * data.discount[i] * soft
+            values = nets.critics(data.observation[i])
+            critic += sum(0.5 * (values[c, data.action[i]] - target) ** 2 for c in range(2)) / 16
+            chances = nets.policy(data.observation[i]).logits.softmax(-1)
+            actor += sum(chances[a] * (0.5 * chances[a].log() - values[:, a].min()) for a in range(3)) / 16
+            entropy = -(chances * chances.log()).sum()
+            temperature += 0.5 * (entropy - 0.5 * math.log(3)) / 16
+    metrics = learner.step(batch).metrics
+    assert metrics["critic_loss"].item() == pytest.approx(critic.item(), rel=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(actor.item(), rel=1e-4)
+    assert metrics["loss"].item() == pytest.approx((critic + actor + temperature).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("actions", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_each_loss_moves_its_own_parameters_only(actions):
+    still = {"actor_learning_rate": 0.0, "critic_learning_rate": 0.0, "temperature_learning_rate": 0.0}
+    for field, child in zip(still, ("policy", "critics", "temperature"), strict=True):
+        rates = {**still, field: 1e-2}
+        learner = make_learner(dataclasses.replace(SMALL, **rates), actions)
+        before = {n: p.detach().clone() for n, p in learner.networks.named_parameters()}
+        learner.step(make_batch(actions=actions))
+        moved = {n.split(".")[0] for n, p in learner.networks.named_parameters() if not p.equal(before[n])}
+        assert moved == {child}
+        assert all(p.requires_grad for p in learner.networks.parameters())
+
+
+def test_the_critics_gradient_is_that_of_their_own_loss():
+    """The actor's loss goes through the critics, and leaves nothing there."""
+    gradients = []
+    for delay in (1, 2):
+        learner = make_learner(dataclasses.replace(SMALL, actor_delay=delay))
+        learner.steps = 1
+        learner._step_tensor.fill_(1)  # not due with a delay of 2
+        learner.step(make_batch())
+        gradients.append([p.grad for p in learner.networks.critics.parameters()])
+        due = [p.grad is not None for p in learner.networks.policy.parameters()]
+        assert all(due) if delay == 1 else not any(due)
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_a_delayed_actor_stays_between_its_steps():
+    learner = make_learner(dataclasses.replace(SMALL, actor_delay=3))
+    moved = []
+    for seed in range(6):
+        before = [p.detach().clone() for p in learner.networks.policy.parameters()]
+        learner.step(make_batch(seed))
+        pairs = zip(before, learner.networks.policy.parameters(), strict=True)
+        moved.append(any(not old.equal(new) for old, new in pairs))
+    assert moved == [True, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("wanted", [-10.0, 10.0])
+def test_the_temperature_grows_when_the_entropy_is_too_small(wanted):
+    learner = make_learner(dataclasses.replace(SMALL, target_entropy=wanted))
+    before = learner.networks.temperature.log.item()
+    learner.step(make_batch())
+    after = learner.networks.temperature.log.item()
+    assert after > before if wanted > 0 else after < before
+
+
+@pytest.mark.parametrize(
+    ("actions", "chosen", "expected"),
+    [
+        (CONTINUOUS, None, -2.0 + math.log(2.0) + math.log(0.5)),
+        (CONTINUOUS, 1.0, 1.0 + math.log(2.0) + math.log(0.5)),
+        (dm_specs.BoundedArray((3,), np.float32, -1, 1), None, -3.0),
+        (DISCRETE, None, 0.5 * math.log(3)),
+        (DISCRETE, 0.7, 0.7),
+    ],
+)
+def test_the_target_entropy_is_that_of_normalised_actions(actions, chosen, expected):
+    config = dataclasses.replace(SMALL, target_entropy=chosen)
+    assert target_entropy(config, actions) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("actions", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_actions_fit_the_spec_and_repeat_from_seed_and_state(actions):
+    agent = SAC(SMALL)
+    nets = agent.make_networks(make_spec(actions))
+    observation = 100 * np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+
+    def act(policy, times=3):
+        return [policy.step(observation, ())[0].tolist() for _ in range(times)]
+
+    for uniform in (True, False):
+        nets.exploration.uniform.fill_(uniform)
+        first, second = agent.make_policy(nets), agent.make_policy(nets)
+        first.seed(3)
+        second.seed(3)
+        assert act(first) == act(second)
+        second.restore(first.save())
+        assert act(first) == act(second)
+        second.seed(4)
+        assert act(first) != act(second)
+        for policy in (first, agent.make_policy(nets, evaluation=True)):
+            taken, extras, _ = policy.step(observation, ())
+            assert extras == () and taken.dtype == actions.dtype
+            for action in taken:
+                actions.validate(action)
+
+
+def test_actions_are_uniform_until_the_first_learner_step():
+    agent, learner = SAC(SMALL), make_learner(SMALL)
+    nets = agent.make_networks(SPEC)
+    client = VariableClient(learner, nets)
+    policy, greedy = agent.make_policy(nets), agent.make_policy(nets, evaluation=True)
+    observation = np.zeros((2000, 4), np.float32)
+    client.update()
+    random = policy.step(observation, ())[0]
+    np.testing.assert_allclose(random.mean(0), [0.0, 0.5], atol=0.15)
+    np.testing.assert_allclose(random.std(0), [2 / 3**0.5, 0.5 / 3**0.5], rtol=0.1)
+    assert greedy.step(observation, ())[0].std() == pytest.approx(
+        greedy.step(observation[:1], ())[0].std(), abs=1e-5
+    )
+    learner.step(make_batch())
+    client.update()
+    assert policy.step(observation, ())[0].std(0)[0] < 0.8 * 2 / 3**0.5
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (dm_specs.Array((2,), np.float32), r"bounded real numbers"),
+        (dm_specs.BoundedArray((2, 2), np.float32, -1, 1), r"one axis"),
+        (dm_specs.BoundedArray((2,), np.int64, 0, 4), r"one discrete action"),
+        (dm_specs.BoundedArray((2,), np.float32, -np.inf, 1), r"finite"),
+    ],
+)
+def test_actions_that_do_not_fit_are_refused(actions, message):
+    with pytest.raises(ValueError, match=message):
+        SAC(SMALL).make_networks(make_spec(actions))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("actor_delay", 0), ("num_critics", 0), ("temperature", 0.0), ("n_step", 0)]
+)
+def test_settings_that_make_no_sense_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field} is {value}"):
+        SAC(dataclasses.replace(SMALL, **{field: value})).make_networks(SPEC)
+
+
+def test_a_fixed_temperature_stays():
+    learner = make_learner(dataclasses.replace(SMALL, temperature=0.3))
+    for seed in range(3):
+        metrics = learner.step(make_batch(seed)).metrics
+    assert metrics["temperature"].item() == pytest.approx(0.3)

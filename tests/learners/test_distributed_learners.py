@@ -1,0 +1,200 @@
+"""Learners in two processes do what one does with the whole batch."""
+
+import collections
+import dataclasses
+import multiprocessing
+import threading
+
+import numpy as np
+import pytest
+import torch
+from dm_env import specs as dm_specs
+
+from agents.dqn import DQN, DQNConfig
+from agents.sac import SAC, SACConfig
+from framework import specs
+from framework.learners import LearnerGroup, distributed
+from framework.programs.learner_group import Turnstile
+from framework.types import Transition
+
+Info = collections.namedtuple("Info", "key probability table_size")
+Sample = collections.namedtuple("Sample", "info data")
+
+STEPS, BATCH = 20, 16
+DISCRETE = dm_specs.DiscreteArray(3, np.int64)
+CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
+AGENTS = {
+    "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
+    # Without noise, and with a policy that is left out of every second step.
+    "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
+    "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
+}
+
+
+def make_spec(actions):
+    return specs.EnvironmentSpec(
+        dm_specs.Array((4,), np.float32),
+        actions,
+        dm_specs.Array((), np.float32),
+        dm_specs.BoundedArray((), np.float32, 0, 1),
+    )
+
+
+def make_batch(step, actions):
+    random = np.random.default_rng(step)
+    observation, next_observation = random.normal(size=(2, BATCH, 4)).astype(np.float32)
+    if actions is DISCRETE or isinstance(actions, dm_specs.DiscreteArray):
+        action = random.integers(0, 3, BATCH)
+    else:
+        action = random.uniform(-2, 1, (BATCH, 2)).astype(np.float32)
+    discount = (random.random(BATCH) < 0.8).astype(np.float32)
+    data = Transition(
+        observation, action, random.normal(size=BATCH).astype(np.float32), discount, next_observation
+    )
+    ones = np.ones(BATCH)
+    return Sample(Info(np.arange(BATCH, dtype=np.uint64), ones / BATCH, (BATCH * ones).astype(int)), data)
+
+
+def make_learner(name, rank=0, size=1):
+    agent, actions = AGENTS[name]
+    torch.manual_seed(rank)  # Each begins elsewhere: the first one's state is what counts.
+    agent = agent.for_learner(rank, size)
+    assert agent.config.batch_size == BATCH // size
+    return agent.make_learner(agent.make_networks(make_spec(actions)), make_spec(actions))
+
+
+def learn(name, learner, rank, size):
+    mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    for step in range(STEPS):
+        batch = make_batch(step, AGENTS[name][1])
+        info = Info(*(leaf[mine] for leaf in batch.info))
+        data = Transition(*(leaf[mine] for leaf in batch.data[:5]))
+        result = learner.step(Sample(info, data))
+    return {
+        "parameters": {k: v.numpy() for k, v in learner.networks.state_dict().items()},
+        "targets": {k: v.numpy() for k, v in learner.targets.state_dict().items()},
+        "norm": float(result.metrics["gradient_norm"]),
+        "noise": torch.rand(3, generator=learner._generator).tolist(),
+    }
+
+
+def peer(rank, ports, results):
+    """One of two processes; all agents in turn, each in a group of its own."""
+    torch.set_num_threads(1)
+    for name in AGENTS:
+        learner = make_learner(name, rank, 2)
+        learner.restore(make_learner(name, 0, 2).save())
+        group = LearnerGroup(rank, 2, ports[name], timeout_s=60)
+        learner.distribute(group)
+        results.put((name, rank, learn(name, learner, rank, 2)))
+        if rank == 1 and name == "sac":
+            return  # without a word
+        if rank == 0 and name == "sac":
+            # The other one has gone, or goes now: no exchange may hang.
+            with pytest.raises(RuntimeError):
+                for _ in range(1000):
+                    group.smallest(1)
+            results.put(("noticed", 0, {}))
+        group.close()
+
+
+@pytest.fixture(scope="module")
+def together():
+    stores = {name: distributed.host_store(2) for name in AGENTS}
+    ports = {name: store.port for name, store in stores.items()}
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=peer, args=(rank, ports, results), daemon=True) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = {}
+    for _ in range(2 * len(AGENTS) + 1):
+        name, rank, result = results.get(timeout=120)
+        found[name, rank] = result
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    return found
+
+
+def assert_close(first, second, tolerance):
+    assert first.keys() == second.keys()
+    for key in first:
+        np.testing.assert_allclose(first[key], second[key], rtol=0, atol=tolerance, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["dqn", "discrete sac"])
+def test_two_learners_match_one_with_the_whole_batch(name, together):
+    learner = make_learner(name)
+    before = {k: v.numpy().copy() for k, v in learner.networks.state_dict().items()}
+    alone = learn(name, learner, 0, 1)
+    for rank in range(2):
+        assert_close(together[name, rank]["parameters"], alone["parameters"], 1e-5)
+        assert_close(together[name, rank]["targets"], alone["targets"], 1e-5)
+        assert together[name, rank]["norm"] == pytest.approx(alone["norm"], rel=1e-3)
+    moved = [np.abs(alone["parameters"][k] - v).max() for k, v in before.items() if v.dtype == np.float32]
+    assert max(moved) > 1e-2
+
+
+def test_learners_with_noise_of_their_own_stay_the_same(together):
+    first, second = together["sac", 0], together["sac", 1]
+    assert_close(first["parameters"], second["parameters"], 0)
+    assert first["noise"] != second["noise"]
+
+
+def test_a_learner_notices_that_a_peer_has_gone(together):
+    assert ("noticed", 0) in together
+
+
+def test_a_batch_that_cannot_be_divided_is_refused():
+    with pytest.raises(ValueError, match=r"batch_size is 16; with num_learners=3"):
+        AGENTS["dqn"][0].for_learner(0, 3)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "cpu"), ("cuda", "cuda:1"), ("cuda:5", "cuda:5")])
+def test_each_learner_has_a_gpu_of_its_own(device, expected):
+    config = DQNConfig(batch_size=8, device=device)
+    assert distributed.shard(config, 1, 2) == dataclasses.replace(config, batch_size=4, device=expected)
+
+
+def test_a_rank_outside_of_the_group_is_refused():
+    with pytest.raises(ValueError, match="rank is 2; expected 0 to 1"):
+        LearnerGroup(2, 2, 1)
+
+
+def in_threads(calls):
+    answers = [None] * len(calls)
+
+    def run(index):
+        answers[index] = calls[index]()
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    return threads, answers
+
+
+def test_the_turnstile_lets_all_through_or_none():
+    turnstile = Turnstile(3)
+    for _ in range(20):
+        threads, answers = in_threads([turnstile.arrive] * 3)
+        for thread in threads:
+            thread.join(10)
+        assert answers == [True] * 3
+    waiting, answers = in_threads([turnstile.arrive] * 2)
+    assert turnstile.started
+    turnstile.close()
+    for thread in waiting:
+        thread.join(10)
+    assert answers == [False] * 2
+    assert turnstile.arrive() is False
+
+
+def test_who_was_let_through_stays_so_when_it_closes_at_once():
+    for _ in range(50):
+        turnstile = Turnstile(2)
+        threads, answers = in_threads([turnstile.arrive])
+        mine = turnstile.arrive()
+        turnstile.close()
+        threads[0].join(10)
+        assert answers == [mine] == [True]
