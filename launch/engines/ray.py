@@ -16,6 +16,7 @@ told where. See `launch.engines._supervisor` for how nodes are looked after: the
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ from launch.program import Program
 
 _SILENCE = 1.0  # seconds that a node is listened to at a time
 _PATIENCE = 15.0  # seconds after which we say that a node still waits for a place
+_PLACES = 3  # how often a node is placed anew because a machine was lost before it lived
 _LOCAL_OBJECT_STORE = 100 << 20  # bytes; nodes do not use Ray's object store
 
 _log = logging.getLogger("launch")
@@ -78,6 +80,7 @@ class RayHost:
         self._telling = threading.Lock()
         self._received = b""
         self._lives: dict[int, _Life] = {}
+        self._names = itertools.count(1)
         self._groups: dict[str, Any] = {}
         self._actor_class = ray.remote(
             concurrency_groups=_ray_host.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
@@ -122,7 +125,7 @@ class RayHost:
 
     def place(self, unit: Unit, resources: Resources) -> Any:
         """Asks Ray for the actor of a node; it need not be there yet."""
-        options: dict[str, Any] = {"name": f"launch-{self._job}-{unit.label}-{len(self._lives)}"}
+        options: dict[str, Any] = {"name": f"launch-{self._job}-{unit.label}-{next(self._names)}"}
         group = self._groups.get(unit.group)
         needs = _needs(resources, bundle=group is not None)
         if "CPU" in needs:
@@ -206,20 +209,10 @@ class _Life:
 
     def _carry(self) -> int:
         ray = self._ray
-        with self._lock:
-            if self._killed.is_set():
-                return -9
-            self._actor = self._host.place(self._unit, self._resources)
-        actor = self._actor
-        born = actor.born.remote()
-        while not ray.wait([born], timeout=_PATIENCE)[0]:
-            _log.warning(
-                "node %r waits for a machine with %s; free in the cluster: %s",
-                self._unit.label,
-                _needs(self._resources, bundle=False) or "a place",
-                ray.available_resources(),
-            )
-        self._born = ray.get(born)
+        actor = self._find_place()
+        if actor is None:
+            return -9
+        assert self._born is not None
         self._host.tell({"forked": self._number, "pid": self._born["pid"]})
         life = actor.live.options(concurrency_group="life").remote()
         threading.Thread(target=self._give, args=(actor,), daemon=True).start()
@@ -229,6 +222,31 @@ class _Life:
                 self._line.sendall(data)
             elif ray.wait([life], timeout=0)[0]:
                 return ray.get(life)
+
+    def _find_place(self) -> Any:
+        """The actor, once it has its process; None if the node was killed before that."""
+        ray = self._ray
+        for left in reversed(range(_PLACES)):
+            with self._lock:
+                if self._killed.is_set():
+                    return None
+                actor = self._actor = self._host.place(self._unit, self._resources)
+            born = actor.born.remote()
+            while not ray.wait([born], timeout=_PATIENCE)[0]:
+                _log.warning(
+                    "node %r waits for a machine with %s; free in the cluster: %s",
+                    self._unit.label,
+                    _needs(self._resources, bundle=False) or "a place",
+                    ray.available_resources(),
+                )
+            try:
+                self._born = ray.get(born)
+                return actor
+            except ray.exceptions.RayActorError:
+                # The machine was lost before the node lived: that is no failure of the node.
+                if not left and not self._killed.is_set():
+                    raise
+        return None
 
     def _give(self, actor: Any) -> None:
         """Brings the node what the supervisor says, in order, until the line is closed."""
