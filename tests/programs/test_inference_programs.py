@@ -1,0 +1,247 @@
+"""Whole programs with every way of inference: the same experience, exact steps, no lane mixed up."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import launch
+from agents.dqn import DQN, DQNConfig
+from agents.random_actions import RandomActions
+from framework import core
+from framework.checkpointing import Checkpointer
+from framework.environments.testing import EchoEnvironment, FakeEnvironment
+from framework.loggers import read_jsonl, without_times
+from framework.programs import make_program
+from framework.programs.acting import INFERENCE
+
+SMALL = DQNConfig(
+    min_replay_size=50,
+    batch_size=16,
+    samples_per_insert=2.0,
+    hidden_sizes=(16,),
+    insert_burst=64,
+    n_step=1,
+    epsilon_ladder=3.0,
+)
+OTHERS = [mode for mode in INFERENCE if mode != "local"]
+NUM_ACTIONS, LENGTH = 4, 7
+
+
+def echo(seed: int) -> EchoEnvironment:
+    """Lanes count from numbers far apart, so that every observation there is says whose it is."""
+    return EchoEnvironment(NUM_ACTIONS, LENGTH, first=seed % 150 * 1000)  # rewards stay exact
+
+
+class CheckedDQN(DQN):
+    """Fails as soon as a batch holds a reward that is not that of its own observation and action."""
+
+    def make_learner(self, networks, spec):
+        learner = super().make_learner(networks, spec)
+        step = learner.step
+
+        def checked(batch):
+            data = batch.data
+            observation, action, after = data.observation[:, 0], data.action, data.next_observation[:, 0]
+            assert (data.reward == 100 * observation + action).all(), "a reward of another step"
+            assert (after == observation + 1).all(), "an observation of another lane"
+            return step(batch)
+
+        learner.step = checked
+        return learner
+
+
+def program(mode, directory=None, **changes):
+    settings = {
+        "num_actors": 2,
+        "lanes_per_actor": 3,
+        "max_actor_steps": 600,
+        "evaluate_every": None,
+        "log_every": 100,
+        "learner_log_every": 10,
+        "publish_every": 2,
+        "update_period": 2,
+        "directory": directory,
+        "inference": mode,
+    }
+    settings.update(changes)
+    agent = settings.pop("agent", None) or CheckedDQN(SMALL)
+    return make_program(agent, settings.pop("environment", echo), **settings)
+
+
+ENGINES = [("serial", mode) for mode in INFERENCE]
+ENGINES += [("threads", mode) for mode in OTHERS] + [("processes", mode) for mode in OTHERS]
+
+
+@pytest.mark.parametrize(("engine", "mode"), ENGINES)
+def test_exact_steps_and_no_lane_mixed_up(engine, mode, tmp_path):
+    result = launch.launch(program(mode, tmp_path), engine=engine)
+    assert result["reason"] == "max_actor_steps" and result["actor_steps"] == 600
+    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    actors = [[row for row in rows if row["label"] == f"actor-{index}"][-1] for index in range(2)]
+    assert sum(row["steps"] for row in actors) == 600
+    assert all(row["episode_length"] == LENGTH for row in actors if "episode_length" in row)
+    counts = Checkpointer(tmp_path / "checkpoints").restore().state("counter")["counts"]
+    assert counts["actor_episodes"] > 600 / (2 * LENGTH)
+    served = [row for row in rows if row["label"] == "inference"]
+    assert bool(served) == mode.endswith("server")
+    if served:
+        # Lanes are acted for once in each step and once more at the end of each episode.
+        assert served[-1]["steps"] >= 600 and 1 <= served[-1]["rows_per_batch"] <= 6
+    if engine == "serial":
+        assert counts["learner_steps"] > 20
+        assert max(row["variables_version"] for row in actors) > 10
+
+
+def test_processes_by_messages():
+    result = launch.launch(program("server", inference_messages=True), engine="processes")
+    assert result["actor_steps"] == 600
+
+
+def test_one_actor_served_is_one_actor_with_the_policy_bit_by_bit(tmp_path):
+    """On the serial engine the server makes the same choices, with parameters of the same age."""
+    rows = {}
+    for mode in ("local", "server"):
+        settings = {"num_actors": 1, "seed": 5, "evaluate_every": 200, "num_evaluation_episodes": 2}
+        launch.launch(program(mode, tmp_path / mode, **settings), engine="serial")
+        rows[mode] = [without_times(row) for row in read_jsonl(tmp_path / mode / "metrics.jsonl")]
+        for row in rows[mode]:  # one names the parameters that acted last, the other those that act next
+            if row["label"] != "evaluator":
+                row.pop("variables_version", None)
+                row.pop("acting_staleness", None)
+    served = [row for row in rows["server"] if row["label"] != "inference"]
+    assert served == rows["local"] and len(served) > 10
+
+
+@pytest.mark.parametrize("mode", OTHERS)
+def test_serial_repeats_bit_by_bit(mode, tmp_path):
+    rows = []
+    for name in ("first", "second"):
+        launch.launch(program(mode, tmp_path / name, seed=3), engine="serial")
+        rows.append([without_times(row) for row in read_jsonl(tmp_path / name / "metrics.jsonl")])
+    assert rows[0] == rows[1] and len(rows[0]) > 10
+
+
+@pytest.mark.parametrize("mode", OTHERS)
+def test_a_run_goes_on_where_it_stopped(mode, tmp_path):
+    launch.launch(program(mode, tmp_path), engine="serial")
+    before = Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"]
+    result = launch.launch(program(mode, tmp_path, max_actor_steps=900), engine="serial")
+    after = Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"]
+    assert result["actor_steps"] == 900 and after > before
+
+
+class LaneTeller(core.Policy):
+    """Each lane's action is its number in its actor."""
+
+    def initial_state(self, batch_size):
+        return np.arange(batch_size)
+
+    def step(self, observation, state):
+        return state % NUM_ACTIONS, (), state
+
+
+class TellsLanes(RandomActions):
+    def make_policy(self, networks, evaluation=False):
+        return LaneTeller()
+
+
+class ExpectsOwnLane(EchoEnvironment):
+    """Fails for an action that is not the one of the lane it is (lanes are made in order)."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__(NUM_ACTIONS, LENGTH)
+        self._own = ExpectsOwnLane.made % NUM_ACTIONS
+        ExpectsOwnLane.made += 1
+
+    def step(self, action):
+        assert self._time is None or action == self._own, f"lane {self._own} was given {action}"
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", INFERENCE)
+def test_a_lane_is_the_same_lane_everywhere(mode):
+    """The policy of the lanes 0 to 3 of an actor acts for these, whoever computes it."""
+    graph = program(mode, agent=TellsLanes(), environment=ExpectsOwnLane, lanes_per_actor=4)
+    ExpectsOwnLane.made = 0
+    assert launch.launch(graph, engine="serial")["actor_steps"] == 600
+
+
+class BreaksWhenServed(DQN):
+    def make_policy(self, networks, evaluation=False):
+        policy = super().make_policy(networks, evaluation)
+        step, calls = policy.step, []
+
+        def breaks(observation, state):
+            calls.append(1)
+            if len(calls) > 20:
+                raise ArithmeticError("the policy cannot divide")
+            return step(observation, state)
+
+        policy.step = breaks
+        return policy
+
+
+@pytest.mark.parametrize(
+    ("engine", "mode"),
+    [("serial", "server"), ("threads", "alternating"), ("threads", "server"), ("processes", "server")],
+)
+def test_a_broken_policy_is_one_clear_error(engine, mode):
+    with pytest.raises(launch.NodeError, match="the policy cannot divide"):
+        launch.launch(program(mode, agent=BreaksWhenServed(SMALL)), engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mode": "remote"}, "inference is 'remote'"),
+        ({"mode": "alternating", "lanes_per_actor": 1}, "lanes_per_actor is 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        program(**settings)
+
+
+@pytest.mark.parametrize("mode", INFERENCE)
+def test_learns_the_same(mode):
+    """A cue is shown, its action is right: all modes find out, in the same number of steps."""
+    from framework.environments.testing import MemoryEnvironment
+
+    config = DQNConfig(
+        hidden_sizes=(32,),
+        batch_size=32,
+        min_replay_size=64,
+        learning_rate=5e-3,
+        discount=0.5,
+        n_step=1,
+        epsilon_decay_steps=100,
+        insert_burst=32,
+        samples_per_insert=8.0,
+    )
+    result = launch.launch(
+        make_program(
+            DQN(config),
+            functools.partial(MemoryEnvironment, length=1, num_cues=3),
+            num_actors=2,
+            lanes_per_actor=4,
+            max_actor_steps=2400,
+            target_return=1.0,
+            evaluate_every=600,
+            num_evaluation_episodes=20,
+            publish_every=2,
+            update_period=2,
+            inference=mode,
+        ),
+        engine="serial",
+    )
+    assert result["reason"] == "target_return"
+
+
+def test_agents_without_parameters_can_be_served():
+    graph = program("server", agent=RandomActions(), environment=functools.partial(FakeEnvironment))
+    assert launch.launch(graph, engine="serial")["actor_steps"] == 600
