@@ -132,6 +132,9 @@ def main() -> None:
         except ImportError as error:
             show(row.case, row.contender, f"   not installed ({error.name})")
             continue
+        except RuntimeError as error:  # a peer's extension that does not fit the versions here
+            show(row.case, row.contender, f"   does not run: {error}")
+            continue
         show(row.case, row.contender, f"{rate.cpu:,.0f}", f"{rate.wall:,.0f}", row.unit)
     for case, probes in MEMORY.items():
         if any(part in f"memory of a {case}" for part in arguments.only):

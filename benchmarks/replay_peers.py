@@ -77,16 +77,15 @@ class Tianshou:
     def uniform(cls, shape: Sequence[int], dtype: str, size: int) -> Run:
         from tianshou.data import VectorReplayBuffer
 
-        lanes = 500 if size % 500 == 0 else 1
-        buffer = cls._filled(VectorReplayBuffer(size, lanes), size, shape, dtype, lanes)
+        buffer = cls._filled(VectorReplayBuffer(size, 10), size, shape, dtype, 10)
         return Run(lambda: buffer.sample(BATCH), BATCH)
 
     @classmethod
     def prioritized(cls, size: int) -> Run:
         from tianshou.data import PrioritizedVectorReplayBuffer
 
-        buffer = PrioritizedVectorReplayBuffer(size, 500, alpha=0.6, beta=0.4)
-        cls._filled(buffer, size, (4,), "float32", 500)
+        buffer = PrioritizedVectorReplayBuffer(size, 10, alpha=0.6, beta=0.4)
+        cls._filled(buffer, size, (4,), "float32", 10)
         fresh = np.random.default_rng(0).random(BATCH) + 0.01
 
         def call() -> None:
@@ -155,7 +154,7 @@ class Cpprb:
 
     @staticmethod
     def _columns(shape: Sequence[int], dtype: str) -> dict:
-        one, vector = {"shape": ()}, {"shape": tuple(shape), "dtype": np.dtype(dtype).type}
+        one, vector = {"shape": 1}, {"shape": tuple(shape), "dtype": np.dtype(dtype).type}
         return {"obs": vector, "act": one, "rew": one, "next_obs": vector, "done": one}
 
     @staticmethod

@@ -178,13 +178,17 @@ class Stream:
         with self._lock:
             counts = self._counts
             np.subtract.at(counts, rows, _ONE)
-            free = rows[counts.take(rows) == 0]
-            n = len(free)
+            over = counts.take(rows) == 0
+            n = np.count_nonzero(over)
             if not n:
                 return
-            if n > 1 and np.count_nonzero(free[1:] > free[:-1]) < n - 1:
-                free = np.unique(free)  # ascending, so that the next lease gets consecutive rows
-                n = len(free)
+            free = rows.copy() if n == len(rows) else rows[over]
+            if n > 1:
+                free.sort()  # ascending, so that the next lease gets consecutive rows
+                new = free[1:] != free[:-1]
+                if np.count_nonzero(new) < n - 1:
+                    free = np.concatenate([free[:1], free[1:][new]])
+                    n = len(free)
             end = self._num_free + n
             if end > len(self._free):
                 grown = np.empty(max(end, 2 * len(self._free)), np.int64)
