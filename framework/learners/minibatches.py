@@ -10,7 +10,6 @@ import tree
 from torch import nn
 
 from framework import specs
-from framework.learners.distributed import LearnerGroup
 from framework.learners.sgd import LossFn, LossOutput, SGDLearner
 from framework.types import Nest, StepResult
 
@@ -149,9 +148,6 @@ class MinibatchLearner(SGDLearner):
     def restore(self, state: dict[str, Any]) -> None:
         self.rows = int(state["rows"])
         super().restore(state)
-
-    def _average(self, group: LearnerGroup) -> None:
-        self._minibatch_loss_fn = group.averaged(self.networks, self._minibatch_loss_fn)
 
     def _shuffled(self, data: Nest, parts: int) -> Any:
         """``data`` in a new order, in ``parts`` whose sizes differ by one at most."""

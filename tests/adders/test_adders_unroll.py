@@ -1,0 +1,124 @@
+"""Items of whole unrolls, against lanes played by hand."""
+
+import dm_env
+import numpy as np
+import pytest
+
+from framework import adders, replay
+
+TABLE = adders.DEFAULT_TABLE
+FIRST, MID, LAST = 0, 1, 2
+
+
+def make_client(size=1000, **options):
+    return replay.EmbeddedClient([replay.Table.queue(TABLE, size)], **options)
+
+
+def timestep(kinds, observations):
+    kinds = np.asarray(kinds)
+    moved = kinds != FIRST
+    observations = np.asarray(observations, np.float32)
+    return dm_env.TimeStep(
+        kinds, (observations * moved).astype(np.float32), (kinds != LAST).astype(np.float32), observations
+    )
+
+
+def play(adder, kinds, start=0):
+    """Steps of kinds ``[time][lane]``: lane b observes 100 b + t, acts -t, its extra is 1000 + t."""
+    lanes = len(kinds[0])
+    for t, kind in enumerate(kinds, start):
+        here = timestep(kind, 100 * np.arange(lanes) + t)
+        if t == start:
+            adder.add_first(here)
+        else:
+            adder.add(np.full(lanes, 1 - t), here, {"x": np.full(lanes, 999 + t)})
+
+
+def items(client):
+    result = []
+    while client.can_sample(TABLE, 1):
+        data = client.sample_batch(TABLE, 1, timeout=0).data
+        columns = (data.observation, data.action, data.reward, data.extras["x"], data.start_of_episode)
+        result.append([np.asarray(c)[0].astype(int).tolist() for c in (*columns, data.mask)])
+    return result
+
+
+def test_the_drawing_in_the_docstring():
+    client = make_client()
+    adder = adders.UnrollAdder(client, 4)
+    lane_0 = [FIRST, MID, MID, MID, MID, MID, MID, MID, MID]
+    lane_1 = [FIRST, MID, LAST, FIRST, MID, MID, MID, LAST, FIRST]
+    play(adder, list(zip(lane_0, lane_1, strict=True)))
+    assert items(client) == [
+        # observation, action, reward, extras, start, mask
+        [[0, 1, 2, 3, 4], [0, -1, -2, -3, 0], [1, 2, 3, 4, 0], [1000, 1001, 1002, 1003, 0], [1, 0, 0, 0, 0],
+         [1, 1, 1, 1, 0]],
+        [[100, 101, 102, 103, 104], [0, -1, 0, -3, 0], [101, 102, 0, 104, 0], [1000, 1001, 0, 1003, 0],
+         [1, 0, 0, 1, 0], [1, 1, 0, 1, 0]],
+        [[4, 5, 6, 7, 8], [-4, -5, -6, -7, 0], [5, 6, 7, 8, 0], [1004, 1005, 1006, 1007, 0], [1, 0, 0, 0, 0],
+         [1, 1, 1, 1, 0]],
+        [[104, 105, 106, 107, 108], [-4, -5, -6, 0, 0], [105, 106, 107, 0, 0], [1004, 1005, 1006, 0, 0],
+         [1, 0, 0, 0, 1], [1, 1, 1, 0, 0]],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_is_there_when_the_last_step_is_made_and_not_before(concurrent):
+    client = make_client(concurrent=concurrent)
+    adder = adders.UnrollAdder(client, 3)
+    adder.add_first(timestep([FIRST], [0]))
+    seen = []
+    for t in range(1, 10):
+        adder.add(np.zeros(1, int), timestep([MID], [t]), {"x": np.zeros(1, int)})
+        seen += [(t, item[0]) for item in items(client)]
+    assert seen == [(3, [0, 1, 2, 3]), (6, [3, 4, 5, 6]), (9, [6, 7, 8, 9])]
+    adder.close()
+
+
+def test_an_episode_may_end_where_the_unroll_does():
+    client = make_client()
+    adder = adders.UnrollAdder(client, 2)
+    play(adder, [[kind] for kind in (FIRST, MID, LAST, FIRST, LAST, FIRST, MID)])
+    masks = [item[-1] for item in items(client)]
+    # Behind the LAST step come its closing row, and the same again for the reset that takes a step.
+    assert masks == [[1, 1, 0], [0, 1, 0], [0, 1, 0]]
+
+
+def test_a_reset_in_the_middle_takes_the_place_of_a_step():
+    client = make_client()
+    adder = adders.UnrollAdder(client, 3)
+    play(adder, [[FIRST], [MID]])
+    adder.add_first(timestep([FIRST], [50]))
+    adder.add(np.zeros(1, int), timestep([MID], [51]), {"x": np.zeros(1, int)})
+    (item,) = items(client)
+    assert item[0] == [0, 1, 50, 51] and item[-1] == [1, 0, 1, 0]
+
+
+def test_a_dropped_unroll_begins_anew():
+    client = make_client()
+    adder = adders.UnrollAdder(client, 3)
+    play(adder, [[FIRST], [MID], [MID]])
+    adder.reset()
+    play(adder, [[FIRST], [MID], [MID], [MID]], start=10)
+    (item,) = items(client)
+    assert item[0] == [10, 11, 12, 13] and item[-1] == [1, 1, 1, 0]
+
+
+def test_is_ready_until_a_whole_unroll_has_no_room():
+    client = make_client(size=2, concurrent=False)
+    adder = adders.UnrollAdder(client, 3)
+    play(adder, [[FIRST]] + [[MID]] * 6)
+    ready = []
+    for t in range(7, 9):
+        ready.append(adder.ready())
+        adder.add(np.zeros(1, int), timestep([MID], [t]), {"x": np.zeros(1, int)})
+    assert ready == [True, True]
+    assert not adder.ready()  # the next step makes the third item
+    client.sample_batch(TABLE, 1)
+    assert adder.ready()
+
+
+@pytest.mark.parametrize("length", [1, 0, 2.5])
+def test_says_which_lengths_there_are(length):
+    with pytest.raises(ValueError, match=r"unroll_length: got .* at least 2"):
+        adders.UnrollAdder(make_client(), length)
