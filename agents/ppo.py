@@ -294,7 +294,8 @@ class PPOPolicy(core.Policy):
     def __init__(self, networks: PPONetworks, greedy: bool = False):
         self._networks = networks
         self._greedy = greedy
-        self._generator = torch.Generator().manual_seed(0)
+        self._device = networks.progress.version.device
+        self._generator = torch.Generator(self._device).manual_seed(0)
 
     @torch.inference_mode()
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
@@ -303,17 +304,19 @@ class PPOPolicy(core.Policy):
     @torch.inference_mode()
     def step(self, observation: Any, state: Any) -> tuple[np.ndarray, dict[str, Any], Any]:
         nets = self._networks
-        distribution, next_state = nets.act(nets.normalizer(networks.as_tensors(observation)), state)
-        drawn = (distribution.mode() if self._greedy else distribution.sample(self._generator)).numpy()
+        tensors = networks.as_tensors(observation, self._device)
+        distribution, next_state = nets.act(nets.normalizer(tensors), state)
+        actions = distribution.mode() if self._greedy else distribution.sample(self._generator)
+        drawn = actions.cpu().numpy()
         parameters = nets.actions.parameters(distribution)
         extras: dict[str, Any] = {
-            "policy": {name: value.detach().numpy() for name, value in parameters.items()},
+            "policy": {name: value.detach().cpu().numpy() for name, value in parameters.items()},
             "version": np.full(len(drawn), nets.progress.version.item()),
         }
         if nets.actions.continuous:
             extras["action"] = drawn
         if state:
-            extras["state"] = tuple(part.numpy() for part in state)
+            extras["state"] = tuple(part.cpu().numpy() for part in state)
         return nets.actions.to_environment(drawn), extras, next_state
 
     def seed(self, seed: int) -> None:
@@ -323,7 +326,7 @@ class PPOPolicy(core.Policy):
         return self._generator.get_state()
 
     def restore(self, state: Any) -> None:
-        self._generator.set_state(state)
+        self._generator.set_state(state.cpu())
 
 
 class Rows(NamedTuple):

@@ -164,7 +164,7 @@ class SACNetworks(nn.Module):
 
     def as_actions(self, action: torch.Tensor) -> np.ndarray:
         """What the environment takes: within the bounds, where rounding may have left them by a little."""
-        array = action.numpy().astype(self._action.dtype)
+        array = action.cpu().numpy().astype(self._action.dtype)
         return array if self.discrete else array.clip(self._action.minimum, self._action.maximum)
 
 
@@ -195,7 +195,8 @@ class SACPolicy(core.Policy):
     def __init__(self, networks: SACNetworks, greedy: bool = False):
         self._networks = networks
         self._greedy = greedy
-        self._generator = torch.Generator().manual_seed(0)
+        self._device = next(networks.policy.parameters()).device
+        self._generator = torch.Generator(self._device).manual_seed(0)
 
     def initial_state(self, batch_size: int) -> tuple[()]:
         return ()
@@ -203,7 +204,7 @@ class SACPolicy(core.Policy):
     @torch.inference_mode()
     def step(self, observation: Any, state: Any) -> tuple[np.ndarray, tuple[()], Any]:
         nets = self._networks
-        distribution = nets.policy(networks.as_tensors(observation))
+        distribution = nets.policy(networks.as_tensors(observation, self._device))
         if self._greedy:
             actions = distribution.mode()
         else:
@@ -215,9 +216,9 @@ class SACPolicy(core.Policy):
     def _uniform(self, actions: torch.Tensor, distribution: Any) -> torch.Tensor:
         if self._networks.discrete:
             count = distribution.logits.shape[-1]
-            return torch.randint(count, actions.shape, generator=self._generator)
-        noise = 2.0 * torch.rand(actions.shape, generator=self._generator) - 1.0
-        return self._networks.centre + self._networks.scale * noise
+            return torch.randint(count, actions.shape, generator=self._generator, device=self._device)
+        noise = torch.rand(actions.shape, generator=self._generator, device=self._device)
+        return self._networks.centre + self._networks.scale * (2.0 * noise - 1.0)
 
     def seed(self, seed: int) -> None:
         self._generator.manual_seed(seed)
@@ -226,7 +227,7 @@ class SACPolicy(core.Policy):
         return self._generator.get_state()
 
     def restore(self, state: torch.Tensor) -> None:
-        self._generator.set_state(state)
+        self._generator.set_state(state.cpu())
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Environment steps per second of whole actors under each way of inference, beside each other.
 
     python benchmarks/inference.py [--seconds 4] [--actors 2] [--lanes 8] [--hidden 64]
-        [--environment gymnasium:CartPole-v1] [--step-ms 0] [--device cpu] [--modes local server ...] [--json FILE]
+        [--environment gymnasium:CartPole-v1] [--step-ms 0] [--device cpu] [--modes local server ...]
 
 Actors act with IMPALA's network and throw their experience away: no replay, no learner, so that what is
 measured is acting alone. ``--step-ms`` puts a wait into each batched step, as simulators in other processes
