@@ -245,3 +245,57 @@ def test_learns_the_same(mode):
 def test_agents_without_parameters_can_be_served():
     graph = program("server", agent=RandomActions(), environment=functools.partial(FakeEnvironment))
     assert launch.launch(graph, engine="serial")["actor_steps"] == 600
+
+
+def small_ppo(**changes):
+    from agents.ppo import PPO, PPOConfig
+
+    config = {"unroll_length": 5, "hidden_sizes": (8,), "epochs": 1, "minibatch_size": 16, **changes}
+
+    class OneVersion(PPO):
+        """Fails for a batch of steps that were made with several versions of the parameters."""
+
+        def make_learner(self, networks, spec):
+            learner = super().make_learner(networks, spec)
+            step, versions = learner.step, []
+
+            def checked(batch):
+                made_with = batch.data.extras["version"][batch.data.mask > 0].unique().tolist()
+                assert len(made_with) == 1 and made_with > versions[-1:], "steps of several versions"
+                versions.append(made_with[0])
+                return step(batch)
+
+            learner.step = checked
+            return learner
+
+    return OneVersion(PPOConfig(**config))
+
+
+def small_impala(**changes):
+    from agents.impala import IMPALA, IMPALAConfig
+
+    return IMPALA(IMPALAConfig(unroll_length=5, hidden_sizes=(8,), batch_size=4, **changes))
+
+
+AGENTS = {
+    "ppo, exact": small_ppo,
+    "ppo, exact, recurrent": functools.partial(small_ppo, recurrent="lstm", recurrent_size=4),
+    "impala": small_impala,
+    "impala, recurrent": functools.partial(small_impala, lstm_size=4),
+}
+
+
+@pytest.mark.parametrize("mode", INFERENCE)
+@pytest.mark.parametrize("name", AGENTS)
+def test_other_agents(name, mode):
+    environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
+    graph = program(mode, agent=AGENTS[name](), environment=environment)
+    result = launch.launch(graph, engine="serial")
+    assert result["reason"] == "max_actor_steps" and result["actor_steps"] == 600
+    assert result["learner_steps"] > 10
+
+
+def test_an_agent_that_follows_the_learner_in_step_is_served_in_processes():
+    environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
+    graph = program("alternating+server", agent=small_ppo(), environment=environment)
+    assert launch.launch(graph, engine="processes")["actor_steps"] == 600
