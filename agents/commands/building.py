@@ -12,11 +12,15 @@ from agents.commands.options import RunOptions, program_arguments
 
 
 def check_engine(name: str) -> None:
-    """CommandError if there is no such engine."""
+    """CommandError if there is no such engine, or what it needs is not installed."""
+    import importlib.util
+
     from launch.engines.base import engine_names
 
     if name not in engine_names():
         raise CommandError(f"Unknown engine {name!r}; the engines are {', '.join(engine_names())}.")
+    if name == "ray" and importlib.util.find_spec("ray") is None:
+        raise CommandError('--engine ray needs Ray: pip install "repertory[ray]"')
 
 
 def environment_spec(options: RunOptions, agent: Any) -> Any:

@@ -96,6 +96,12 @@ class Channel:
             with contextlib.suppress(SessionLost):
                 return connection.request(message, left, wait)
 
+    def move(self, address: str | None) -> None:
+        """The server is at ``address`` from now on, or nowhere until the next call of this (None)."""
+        self._news.away = address is None
+        if address is not None:
+            self._news.address = self.address = address
+
     def interrupt(self) -> None:
         """Wakes every wait with ServerClosed; later calls are still made, but wait for nothing."""
         self.interrupted.set()

@@ -34,6 +34,8 @@ _GRACE = 30.0
 _LAST_WORDS = 2.0
 # How long a server that has stopped is looked for: it may have been started again.
 _COME_BACK = 0.25
+# Between two looks, while a server is looked for, at whether it has moved.
+_LOOK = 1.0
 
 
 class Interrupt:
@@ -67,10 +69,14 @@ class News:
 
     Attributes:
       stopped: it said that it stops, and has not been seen since.
+      address: where it is now, if it has moved; None if nobody said so.
+      away: it is known to be nowhere at the moment, and to come back.
     """
 
     def __init__(self) -> None:
         self.stopped = False
+        self.address: str | None = None
+        self.away = False
 
 
 class SessionLost(Exception):
@@ -133,7 +139,8 @@ class Connection:
         if not watch:
             limit = min(limit, _LAST_WORDS)
         deadline = time.monotonic() + limit
-        while self._wait(deadline, watch, connecting=True):
+        last = float("inf") if timeout is None else time.monotonic() + timeout
+        while self._wait_for_greeting(deadline, watch, last):
             answer = wire.decode(self._socket.recv_multipart(copy=False))
             if "error" in answer:
                 self.close()
@@ -149,12 +156,32 @@ class Connection:
         self.close()
         if stopped:
             raise ServerClosed(f"the replay server at {self.address} has stopped")
-        if timeout is not None and timeout <= self._reconnect_timeout:
+        if timeout is not None and (timeout <= self._reconnect_timeout or self._news.away):
             raise DeadlineExceededError(f"no replay server answered at {self.address} within {limit:g} s")
         raise ServerLost(
             f"no replay server answered at {self.address} within {limit:g} s; is it running, and does this "
             "client have its keys?"
         )
+
+    def _wait_for_greeting(self, deadline: float, watch: bool, last: float) -> bool:
+        """Whether there is a message before the deadline; goes to where the server has moved meanwhile.
+
+        A server that is away, and is to come back, is waited for until ``last``.
+        """
+        while True:
+            if self._news.address not in (None, self.address):
+                self.close()
+                self._connect()
+                deadline = max(deadline, min(last, time.monotonic() + self._reconnect_timeout))
+            # After an interrupt nobody waits for a server that is away.
+            away = watch and self._news.away
+            look = time.monotonic() + _LOOK
+            if self._wait(min(look, last if away else deadline), watch, connecting=True):
+                return True
+            moved = watch and self._news.address not in (None, self.address)
+            now = time.monotonic()
+            if now >= last or (now >= deadline and not away and not moved):
+                return False
 
     @property
     def interrupted(self) -> bool:
@@ -237,6 +264,7 @@ class Connection:
             self.close()
 
     def _connect(self) -> None:
+        self.address = self._news.address or self.address
         self._socket = sockets.make_client_socket(self.address, self._curve)
         if self.address.startswith("tcp://"):
             # A machine that vanishes without a word is noticed within 20 s.

@@ -326,6 +326,17 @@ class ServedClient(ReverbApi):
         message = {"op": "checkpoint", "timeout": _CHECKPOINT_S}
         return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])
 
+    def move(self, address: str | None) -> None:
+        """The server is at ``address`` from now on, restored from its checkpoint; None: it is nowhere and
+        will come back, so that calls wait for it longer than ``reconnect_timeout``.
+
+        An engine that places nodes anew calls this (``launch``'s ``ray``); sessions that are open end by
+        themselves, as their server has gone.
+        """
+        self._channel.move(address)
+        if address is not None:
+            self.address = address
+
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with
         ``ServerClosed``."""

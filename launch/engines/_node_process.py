@@ -136,10 +136,16 @@ class RemoteRuntime(Runtime):
         with self._moved:
             for node_id, address in addresses.items():
                 self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
-            moving = [(self._moving[n], a) for n, a in addresses.items() if n in self._moving]
+            moving: list[tuple[Any, str | None]] = []
+            for node_id, address in addresses.items():
+                client = self._moving.get(node_id)
+                if self._entries[node_id].serves == "replay":  # of a back end that may not know how
+                    client = self._clients.get(node_id)
+                if hasattr(client, "move"):
+                    moving.append((client, address))
             self._moved.notify_all()
-        for connection, address in moving:
-            connection.move(address)
+        for client, address in moving:
+            client.move(address)
 
     def begin_stop(self) -> None:
         try:
