@@ -151,6 +151,79 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "learner_log_every": 10,
         },
     ),
+    # 500 of 500, greedy over 100 episodes, at 150,000 steps on each of seeds 1 to 5.
+    ("impala", "gymnasium:CartPole-v1"): Preset(
+        agent={
+            "optimizer": "adam",
+            "learning_rate": 4e-3,
+            "learning_rate_decay_steps": 1_170,  # 150,000 environment steps
+            "unroll_length": 16,
+            "batch_size": 8,
+            "vtrace_lambda": 0.95,
+            "value_cost": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
+        },
+        run={
+            "lanes_per_actor": 8,
+            "max_actor_steps": 150_000,
+            "evaluate_every": 25_000,
+            "publish_every": 1,
+            "learner_log_every": 50,
+        },
+    ),
+    ("impala", "testing:Memory"): Preset(
+        agent={
+            "optimizer": "adam",
+            "learning_rate": 3e-3,
+            "hidden_sizes": (32,),
+            "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
+        },
+        run={
+            "lanes_per_actor": 8,
+            "max_actor_steps": 200_000,
+            "target_return": 0.99,
+            "evaluate_every": 25_000,
+            "num_evaluation_episodes": 100,
+            "publish_every": 1,
+            "learner_log_every": 50,
+        },
+    ),
+    ("impala", "minatar:Breakout"): Preset(
+        agent={
+            "optimizer": "adam",
+            "learning_rate": 1e-3,
+            "learning_rate_decay_steps": 6_250,  # 2,000,000 environment steps
+            "learning_rate_end": 0.05,
+        },
+        run={
+            "lanes_per_actor": 16,
+            "max_actor_steps": 2_000_000,
+            "evaluate_every": 100_000,
+            "publish_every": 1,
+            "learner_log_every": 50,
+        },
+    ),
+    # The paper sums its loss over a batch: epsilon and norm are its 0.01 and 40, divided by 320 steps.
+    ("impala", "atari:Pong"): Preset(
+        agent={
+            "learning_rate": 4.8e-4,
+            "learning_rate_decay_steps": 31_250,  # 10,000,000 environment steps
+            "optimizer_epsilon": 3e-5,
+            "max_gradient_norm": 0.125,
+            "torso": "nature",
+            "unroll_length": 40,
+            "batch_size": 8,
+            "reward_clip": 1.0,
+            "previous_action_and_reward": True,
+        },
+        run={
+            "lanes_per_actor": 8,
+            "max_actor_steps": 10_000_000,
+            "evaluate_every": 500_000,
+            "num_evaluation_episodes": 8,
+            "publish_every": 1,
+            "learner_log_every": 50,
+        },
+    ),
     ("random_actions", "gymnasium:CartPole-v1"): Preset(run={"max_actor_steps": 10_000}),
 }
 
