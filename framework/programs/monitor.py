@@ -102,8 +102,7 @@ def replay_numbers(info: dict[str, Any]) -> dict[str, Any]:
         numbers[f"{prefix}/sampled"] = sampled
         numbers[f"{prefix}/samples_per_insert"] = sampled / max(inserted, 1)
         if hasattr(table, "sampled_age"):
-            drawn = max(sampled + table.reserved, 1)
-            numbers[f"{prefix}/sample_age"] = table.sampled_age / drawn
+            numbers[f"{prefix}/sample_age"] = table.sampled_age / max(sampled, 1)
             numbers[f"time/{prefix}/insert_blocked_s"] = limiter.insert_stats.blocked_ms / 1000
             numbers[f"time/{prefix}/sample_blocked_s"] = limiter.sample_stats.blocked_ms / 1000
     return numbers

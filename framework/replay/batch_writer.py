@@ -84,15 +84,16 @@ class BatchWriter:
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         """Copies ``{column: array [n, ...]}`` into n new rows, int64 ``[n]``, which the writer holds until
-        ``release``.
+          ``release``.
 
-        Args:
-          stream: name of the row space; made on first use.
-          columns: the first array of a column fixes its dtype and shape.
-          rows: fill further columns of these rows of the writer instead.
+          Args:
+            stream: name of the row space; made on first use.
+            columns: the first array of a column fixes its dtype and shape.
+            rows: fill further columns of these rows of the writer instead.
 
-        Raises:
-          ValueError: a dtype or shape changed, or the arrays are not for the same n; nothing was written.
+          Raises:
+            ValueError: a dtype or shape changed, or the arrays are not for the same n; nothing was written.
+        StoreFullError: there is no room; nothing was written.
         """
         self._check_open()
         space = self._streams.get(stream)
@@ -137,8 +138,13 @@ class BatchWriter:
                 held = np.zeros(0, bool) if held is None else held
                 held = self._held[stream] = grown(held, max(1024, end))
             held[at] = True
-        for column, array in arrays:
-            column[at] = array
+        try:
+            for column, array in arrays:
+                column[at] = array
+        except BaseException:  # no room for what is compressed
+            if leased:
+                self.release(stream, rows)
+            raise
         return rows
 
     def create_items(

@@ -28,14 +28,23 @@ class Delivery:
         ``index`` int64 ``[m, width]``, ``lengths`` int32 ``[m, groups]`` or None.
     """
 
-    __slots__ = ("epoch", "info", "open", "parts", "pinned", "slots", "table")
+    __slots__ = ("age", "epoch", "info", "open", "parts", "pinned", "slots", "table")
 
-    def __init__(self, table: str, info: SampleInfo, slots: np.ndarray, parts: list[tuple], epoch: int = 0):
+    def __init__(
+        self,
+        table: str,
+        info: SampleInfo,
+        slots: np.ndarray,
+        parts: list[tuple],
+        epoch: int = 0,
+        age: int = 0,
+    ):
         self.table = table
         self.info = info
         self.slots = slots
         self.parts = parts
         self.epoch = epoch  # of the table; a reset begins another
+        self.age = age  # see ``TableInfo.sampled_age``
         self.open = True  # neither committed nor given back
         self.pinned = False
 

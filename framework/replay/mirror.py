@@ -58,6 +58,8 @@ class Mirror:
 
 def _is_local(server: str, directory: str) -> bool:
     """Whether this process sees the server's directory: who can read the proof in it may use its memory."""
+    if not directory:
+        return False  # the server offers none
     try:
         with open(os.path.join(directory, "proof")) as file:
             return file.read() == server

@@ -110,7 +110,8 @@ class Operations:
         return {
             "server": self._server,
             "session": held.number,
-            "directory": self._memory.directory,
+            # Compressed columns cannot be read in place: such a server's clients are remote, all of them.
+            "directory": "" if self._store.compress else self._memory.directory,
             "tables": sorted(self._tables),
         }
 
@@ -154,6 +155,8 @@ class Operations:
         return {"files": self._files(stream, list(columns))}
 
     def _files(self, stream: Stream, columns: Sequence[str]) -> dict[str, list[Any]]:
+        if self._store.compress:
+            return {}
         return {
             name: [self._memory.path(stream.name, name), list(array.shape), array.dtype.str]
             for name in columns

@@ -73,19 +73,21 @@ class Sampling(Inserting):
                 delivery = self._reserve(n, timeout, cancelled)
             else:
                 slots, info = self._draw(n)
-                self._count_age(slots)
+                age = self._age(slots)
                 limiter.samples += n
                 if self._waiting[1]:
                     self._may_insert.notify_all()
                 parts = self._parts(slots)
                 if n * max([part[0].item_bytes for part in parts]) <= _GATHER_UNDER_LOCK:
                     try:
-                        return gather_parts(self.name, info, n, parts, out, pad)
+                        sample = gather_parts(self.name, info, n, parts, out, pad)
                     except BaseException:
                         limiter.samples -= n
                         np.subtract.at(self._items.times, slots, _ONE)
                         raise
-                delivery = Delivery(self.name, info, slots, parts, self._epoch)
+                    self._age_sum += age
+                    return sample
+                delivery = Delivery(self.name, info, slots, parts, self._epoch, age)
                 limiter.samples -= n
                 limiter.reserved += n
                 np.add.at(self._items.pending, slots, _ONE)
@@ -155,13 +157,13 @@ class Sampling(Inserting):
             if len(spent):
                 self._to_limbo(spent)
         slots = drawn[0]
-        self._count_age(slots)
         limiter.reserved += len(slots)
         np.add.at(items.pending, slots, _ONE)
         return drawn
 
-    def _count_age(self, slots: np.ndarray) -> None:
-        self._age_sum += len(slots) * self._stamp - int(self._items.stamps.take(slots).sum())
+    def _age(self, slots: np.ndarray) -> int:
+        """Over these samples: how many items came after the one drawn, itself included."""
+        return len(slots) * self._stamp - int(np.add.reduce(self._items.stamps.take(slots)))
 
     def _draw_until_removal(self, n: int, limit: int) -> tuple[np.ndarray, SampleInfo]:
         """Random samples up to and with the first that makes an item leave: what comes after must not see
@@ -201,7 +203,9 @@ class Sampling(Inserting):
                 if drawn is not None:
                     slots, info = drawn
                     # Pinned at once: while this call waits for the others, these may be removed.
-                    pieces.append(Delivery(self.name, info, slots, self._parts(slots), self._epoch))
+                    pieces.append(
+                        Delivery(self.name, info, slots, self._parts(slots), self._epoch, self._age(slots))
+                    )
                     pieces[-1].pin()
                     got += len(slots)
                 if got == n or (partial and got and drawn is None):
@@ -238,7 +242,8 @@ class Sampling(Inserting):
             index = np.concatenate([each[1] for each in found])
             lengths = None if found[0][2] is None else np.concatenate([each[2] for each in found])
             parts.append((binding, places, index, lengths))
-        joined = Delivery(self.name, info, slots, parts, pieces[0].epoch)
+        age = sum(piece.age for piece in pieces)
+        joined = Delivery(self.name, info, slots, parts, pieces[0].epoch, age)
         joined.pinned = True  # the pieces' pins are its own now
         return joined
 
@@ -270,6 +275,8 @@ class Sampling(Inserting):
             delivery.open = False
             if delivery.epoch != self._epoch:
                 return  # a reset has forgotten it
+            if handed_out:
+                self._age_sum += delivery.age
             self._undo(delivery.slots, delivery.info.key, handed_out)
 
     def _undo(self, slots: np.ndarray, keys: np.ndarray, handed_out: bool) -> None:

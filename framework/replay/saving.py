@@ -69,6 +69,7 @@ def snapshot(table: Table) -> tuple[dict[str, Any], Arrays]:
         "bits": items.bits,
         "num_unique_deleted": table._num_unique_deleted,
         "num_deleted_episodes": table._num_deleted_episodes,
+        "sampled_age": table._age_sum,
         "layouts": [binding.layout.to_wire() for binding in table._bindings],
     }
     return meta, arrays
@@ -118,6 +119,7 @@ def restore(table: Table, meta: dict[str, Any], arrays: Arrays, from_checkpoint:
         table._stamp = meta["stamp"]
         table._num_unique_deleted = meta["num_unique_deleted"]
         table._num_deleted_episodes = meta["num_deleted_episodes"]
+        table._age_sum = meta.get("sampled_age", 0)  # checkpoints of earlier versions lack it
         if items.episodes is not None:
             names, counts = np.unique(items.episodes[slots], return_counts=True)
             table._episodes = dict(zip(names.tolist(), counts.tolist(), strict=True))

@@ -44,6 +44,8 @@ class Server:
       embedded: no sockets and no shared memory: clients of this process only.
       concurrent: with ``embedded``, whether more than one thread uses the tables.
       max_bytes: what the rows of all tables may take together; None leaves it to the machine.
+      compress: patterns of columns whose rows are kept compressed; see `RowStore`. Other processes then get
+        and send arrays in messages, as from another machine: what is compressed they could not read in place.
 
     Raises:
       ValueError: no tables, two of one name, or an address that others could reach without keys.
@@ -61,6 +63,7 @@ class Server:
         embedded: bool = False,
         concurrent: bool = True,
         max_bytes: int | None = None,
+        compress: Sequence[str] = (),
     ) -> None:
         if port is not None and address is not None:
             raise ValueError(f"got port={port} and address={address!r}; expected one of them")
@@ -74,7 +77,7 @@ class Server:
         self._pid = os.getpid()
         self._stop_lock = threading.Lock()
         try:
-            store = RowStore(max_bytes=max_bytes, allocator=self._memory)
+            store = RowStore(max_bytes=max_bytes, allocator=self._memory, compress=compress)
             self._client = EmbeddedClient(tables, concurrent or not embedded, store, checkpointer)
             self.tables = dict(self._client.tables)
             if self._memory is not None:

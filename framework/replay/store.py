@@ -16,13 +16,15 @@ steps. Freed rows are used again last-freed-first, so that this stays near the p
 
 from __future__ import annotations
 
+import fnmatch
 import mmap
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from framework.replay.compression import CompressedColumn
 from framework.replay.errors import StoreFullError
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -77,7 +79,8 @@ class Stream:
     def __init__(self, name: str, store: RowStore, capacity: int):
         self.name = name
         self.capacity = capacity
-        self.columns: dict[str, np.ndarray] = {}
+        self.columns: dict[str, Any] = {}  # np.ndarray, or CompressedColumn where that was asked for
+        self._compressed: list[CompressedColumn] = []
         self._store = store
         self._lock = threading.Lock()
         self._counts = store.allocator.allocate(
@@ -93,7 +96,7 @@ class Stream:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row over all columns, its reference count included."""
+        """Bytes of one row over all columns that are not compressed, its reference count included."""
         return self._row_bytes
 
     @property
@@ -126,6 +129,11 @@ class Stream:
                         "numbers, booleans and "
                         "strings of fixed width only"
                     )
+                if self._store.compresses(name):
+                    packed = CompressedColumn((self.capacity, *shape), dtype, self._account)
+                    self._compressed.append(packed)
+                    self.columns[name] = packed
+                    continue
                 bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
                 if self._reserved:
                     self._store.account(self.name, bytes_per_row * self._reserved)
@@ -179,7 +187,7 @@ class Stream:
             counts = self._counts
             np.subtract.at(counts, rows, _ONE)
             over = counts.take(rows) == 0
-            n = np.count_nonzero(over)
+            n = int(np.count_nonzero(over))
             if not n:
                 return
             free = rows.copy() if n == len(rows) else rows[over]
@@ -196,6 +204,8 @@ class Stream:
                 self._free = grown
             self._free[self._num_free : end] = free
             self._num_free = end
+            for column in self._compressed:
+                column.clear(free)
 
     release = drop  # a lease is one more reference
 
@@ -206,6 +216,9 @@ class Stream:
                 f"stream {self.name!r}: got rows that nobody holds; append first, and release last"
             )
 
+    def _account(self, num_bytes: int) -> None:
+        self._store.account(self.name, num_bytes)
+
     def _reserve(self, rows: int) -> None:
         """Backs at least ``rows`` rows with memory. Called with the lock held."""
         if rows > self.capacity:
@@ -214,11 +227,15 @@ class Stream:
                 f"{self.capacity}; remove "
                 "items sooner (max_size), or give RowStore a larger capacity"
             )
-        step = max(256, (1 << 20) // self._row_bytes, self._reserved // 8)
+        # Beside compressed columns the rest is small, and must not take the room that they need.
+        megabyte = 0 if self._compressed else (1 << 20) // self._row_bytes
+        step = max(256, megabyte, self._reserved // 8)
         target = min(self.capacity, max(rows, self._reserved + step))
         target = max(rows, min(target, self._reserved + self._store.room() // self._row_bytes))
         self._store.account(self.name, (target - self._reserved) * self._row_bytes)
         for name, array in self.columns.items():
+            if type(array) is CompressedColumn:
+                continue  # takes memory when it is written
             size = array[:1].nbytes
             self._store.allocator.reserve(self.name, name, self._reserved * size, target * size)
         self._store.allocator.reserve(self.name, "", self._reserved * 4, target * 4)
@@ -232,16 +249,25 @@ class RowStore:
       max_bytes: what all rows together may take of physical memory; None for no limit but the machine's.
       allocator: where columns live; this process's own memory if None.
       capacity: rows that one stream can address; virtual, so it costs nothing until it is used.
+      compress: patterns, as of file names, of columns whose rows are kept compressed: ``("*pixels*",)``; see
+        ``framework.replay.compression`` for when that pays. In this process's memory, whatever the allocator.
     """
 
     def __init__(
-        self, max_bytes: int | None = None, allocator: Allocator | None = None, capacity: int = 1 << 26
+        self,
+        max_bytes: int | None = None,
+        allocator: Allocator | None = None,
+        capacity: int = 1 << 26,
+        compress: Sequence[str] = (),
     ):
+        if isinstance(compress, str):
+            raise ValueError(f"compress: got the string {compress!r}, expected a sequence: ({compress!r},)")
         if max_bytes is not None and max_bytes <= 0:
             raise ValueError(f"max_bytes: got {max_bytes}, expected a positive number of bytes or None")
         self.allocator: Allocator = allocator or MemoryAllocator()
         self.capacity = capacity
         self.max_bytes = max_bytes
+        self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self._bytes = 0
         self._lock = threading.Lock()
@@ -262,6 +288,10 @@ class RowStore:
         if columns:
             stream.add_columns(columns)
         return stream
+
+    def compresses(self, column: str) -> bool:
+        """Whether the rows of ``column`` are kept compressed."""
+        return any(fnmatch.fnmatchcase(column, pattern) for pattern in self.compress)
 
     def room(self) -> int:
         """Bytes that may still be reserved."""

@@ -123,7 +123,7 @@ class Table(Sampling):
             self._limbo = 0
             self._epoch += 1
             self._episodes.clear()
-            self._num_deleted_episodes = self._num_unique_deleted = 0
+            self._num_deleted_episodes = self._num_unique_deleted = self._age_sum = 0
             self.max_priority = None
             self._may_insert.notify_all()
             self._may_sample.notify_all()

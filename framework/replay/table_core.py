@@ -100,7 +100,9 @@ class TableCore:
         self._limbo = 0
         self._epoch = 0  # resets so far
         self._stamp = 0
-        self._age_sum = 0  # over all samples: how many items came after the one drawn, itself included
+        self._age_sum = (
+            0  # over all samples handed out: how many items came after the one drawn, itself included
+        )
         self._num_unique_deleted = 0
         self._episodes: dict[int, int] = {}
         self._num_deleted_episodes = 0

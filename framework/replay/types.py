@@ -78,7 +78,7 @@ class TableWorkerTime(NamedTuple):
 class TableInfo(NamedTuple):
     """What ``server_info`` says of one table: Reverb's fields first, ours after them.
 
-    ``sampled_age`` is the sum, over all samples drawn, of how many items had been inserted since the one
+    ``sampled_age`` is the sum, over all samples handed out, of how many items had been inserted since the one
     drawn was. ``reserved`` counts samples that were prefetched and not yet handed out; ``why_not_sample`` and
     ``why_not_insert`` are
     empty if one more would go through at once and else name the rule that refuses it, with numbers.

@@ -1,0 +1,102 @@
+"""Columns whose rows are compressed one by one, with lz4, while they are at rest.
+
+Worth it for images with plain areas (frames of Atari games shrink 10 to 40 times), not for floats or noise.
+At 84 x 84 bytes a row takes 10 to 40 µs to write and 1 to 2 µs to read, about ten times a copy, and 41 bytes
+beside its data, so small rows grow. Reading is what learners wait for: measure before turning it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+# What Python keeps of a row beside its compressed bytes: the header of the object and its place in the list.
+_OVERHEAD = 41
+
+
+class CompressedColumn:
+    """The part of an array ``[capacity, *shape]`` that a row store needs: ``take``, and rows set and got.
+
+    Rows that were never written, or were cleared since, are zeros. Threads may use different rows at once.
+
+    Args:
+      account: called with the bytes by which what is kept grows or shrinks, before it grows; may refuse.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, account: Callable[[int], None]):
+        # Imported here: nobody who does not compress needs the package.
+        from lz4 import block
+
+        self._compress, self._decompress = block.compress, block.decompress
+        self.shape = shape
+        self.dtype = dtype
+        self.itemsize = dtype.itemsize
+        self.ndim = len(shape)
+        self._size = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        self._rows: list[bytes | None] = []
+        self._account = account
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __setitem__(self, at: slice | np.ndarray | int, values: Any) -> None:
+        rows = self._numbers(at)
+        values = np.ascontiguousarray(
+            np.broadcast_to(np.asarray(values, self.dtype), (len(rows), *self.shape[1:]))
+        )
+        packed = [self._compress(value.tobytes(), store_size=False) for value in values]
+        if rows and max(rows) >= len(self._rows):
+            self._rows.extend([None] * (max(rows) + 1 - len(self._rows)))
+        self._account(sum(map(_cost, packed)) - sum(_cost(self._rows[row]) for row in rows))
+        for row, data in zip(rows, packed, strict=True):
+            self._rows[row] = data
+
+    def __getitem__(self, at: slice | np.ndarray | int) -> np.ndarray:
+        rows = np.asarray(self._numbers(at), np.int64)
+        array = self.take(rows)
+        return array[0] if isinstance(at, (int, np.integer)) else array
+
+    def take(
+        self, rows: np.ndarray, axis: int = 0, out: np.ndarray | None = None, mode: str = "clip"
+    ) -> np.ndarray:
+        """``numpy.ndarray.take`` along axis 0: rows ``[...]`` give an array ``[..., *shape]``."""
+        if axis != 0:
+            raise ValueError(f"axis: got {axis}, expected 0")
+        rows = np.asarray(rows)
+        array = np.empty((*rows.shape, *self.shape[1:]), self.dtype) if out is None else out
+        whole = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
+        raw = whole.reshape(-1).view(np.uint8).reshape(rows.size, self._size)
+        first: dict[int, int] = {}  # stacks of frames overlap: each row is decompressed once
+        for place, row in enumerate(rows.reshape(-1).tolist()):
+            before = first.setdefault(row, place)
+            if before != place:
+                raw[place] = raw[before]
+                continue
+            data = self._rows[row] if row < len(self._rows) else None
+            if data is None:
+                raw[place] = 0
+            else:
+                raw[place] = np.frombuffer(self._decompress(data, uncompressed_size=self._size), np.uint8)
+        if whole is not array:
+            array[...] = whole
+        return array
+
+    def clear(self, rows: np.ndarray) -> None:
+        """Forgets rows that nobody holds any more."""
+        freed = 0
+        for row in rows.tolist():
+            if row < len(self._rows):
+                freed += _cost(self._rows[row])
+                self._rows[row] = None
+        self._account(-freed)
+
+    def _numbers(self, at: slice | np.ndarray | int) -> list[int]:
+        if isinstance(at, slice):
+            return list(range(*at.indices(self.shape[0])))
+        return np.atleast_1d(np.asarray(at, np.int64)).tolist()
+
+
+def _cost(data: bytes | None) -> int:
+    return 0 if data is None else len(data) + _OVERHEAD

@@ -1,0 +1,164 @@
+"""Columns that are compressed at rest."""
+
+import numpy as np
+import pytest
+
+from framework import replay
+from framework.replay.compression import CompressedColumn
+from framework.replay.served import ServedClient
+from framework.replay.store import RowStore
+
+SHAPE = (20, 20)
+
+
+def table(size=50):
+    return replay.Table(
+        "t",
+        replay.selectors.Fifo(),
+        replay.selectors.Fifo(),
+        size,
+        replay.rate_limiters.MinSize(1),
+    )
+
+
+def frames(n, start=0):
+    """Frames that compress, each different."""
+    array = np.zeros((n, *SHAPE), np.uint8)
+    array[:, 3] = (np.arange(start, start + n) % 251)[:, None]
+    return array
+
+
+def write(writer, n, start=0):
+    rows = writer.append("s", {"pixels": frames(n, start), "n": np.arange(start, start + n)})
+    writer.create_items("t", {"x": writer.slice("s", "pixels", rows), "n": writer.slice("s", "n", rows)})
+    writer.release("s", rows)
+
+
+def embedded(**options):
+    return replay.EmbeddedClient([table()], store=RowStore(compress=("pix*",), **options))
+
+
+def column(account=lambda n: None):
+    return CompressedColumn((100, *SHAPE), np.dtype(np.uint8), account)
+
+
+READS = {
+    "one": np.array([4]),
+    "some": np.array([5, 0, 9]),
+    "repeats": np.array([3, 3, 1, 3]),
+    "stacks": np.array([[0, 1, 2], [1, 2, 3]]),
+    "none": np.array([], np.int64),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_take_is_that_of_an_array(name):
+    packed, plain = column(), np.zeros((100, *SHAPE), np.uint8)
+    packed[0:10] = plain[0:10] = frames(10)
+    rows = READS[name]
+    np.testing.assert_array_equal(packed.take(rows, 0), plain.take(rows, 0))
+    wide = np.empty((*rows.shape, 2, *SHAPE), np.uint8)
+    into = wide[..., 1, :, :]  # not contiguous
+    packed.take(rows, 0, into, "clip")
+    np.testing.assert_array_equal(into, plain.take(rows, 0))
+
+
+def test_rows_set_by_number_come_back_and_cleared_ones_are_zeros():
+    booked = []
+    packed = column(booked.append)
+    packed[np.array([7, 2])] = frames(2, 5)
+    np.testing.assert_array_equal(packed[7], frames(1, 5)[0])
+    np.testing.assert_array_equal(packed[np.array([2, 3])], [frames(1, 6)[0], np.zeros(SHAPE)])
+    packed[7] = frames(1, 9)[0]
+    np.testing.assert_array_equal(packed[7:8], frames(1, 9))
+    packed.clear(np.array([2, 7, 50]))
+    assert not packed[0:10].any()
+    assert sum(booked) == 0
+
+
+def test_samples_are_what_was_written_and_memory_is_little():
+    client = embedded()
+    with client.batch_writer() as writer:
+        for start in range(0, 400, 40):
+            write(writer, 40, start)
+    assert isinstance(client.store.streams["s"].columns["pixels"], CompressedColumn)
+    assert isinstance(client.store.streams["s"].columns["n"], np.ndarray)
+    sample = client.sample_batch("t", 1)
+    np.testing.assert_array_equal(sample.data["x"], frames(1, 350))
+    assert client.store.streams["s"].num_rows == 50
+    plain = replay.EmbeddedClient([table()])
+    with plain.batch_writer() as writer:
+        write(writer, 40)
+    packed = sum(len(data) for data in client.store.streams["s"].columns["pixels"]._rows if data)
+    assert packed < 50 * 400 / 4
+
+
+def test_freed_rows_give_their_bytes_back():
+    client = embedded()
+    writer = client.batch_writer()
+    write(writer, 50)
+    full = client.store.num_bytes
+    for start in range(0, 500, 50):
+        write(writer, 50, start)
+    assert client.store.num_bytes <= full + 64 * 50
+    client.reset("t")
+    assert not any(client.store.streams["s"].columns["pixels"]._rows)
+
+
+def test_max_bytes_counts_what_is_kept():
+    client = embedded(max_bytes=1 << 16)
+    writer = client.batch_writer()
+    noise = np.random.default_rng(0).integers(0, 255, (400, *SHAPE), np.uint8)
+    with pytest.raises(replay.StoreFullError, match="max_bytes"):
+        writer.append("s", {"pixels": noise})
+    assert client.store.streams["s"].num_rows == 0
+    rows = writer.append("s", {"pixels": noise[:20]})
+    np.testing.assert_array_equal(client.store.streams["s"].columns["pixels"].take(rows), noise[:20])
+
+
+def test_a_string_instead_of_patterns_is_an_error():
+    with pytest.raises(ValueError, match="compress"):
+        RowStore(compress="pixels")
+
+
+@pytest.mark.parametrize("local", [None, False], ids=["same machine", "remote"])
+def test_other_processes_read_and_write_through_messages(local):
+    with replay.Server([table()], compress=("pix*",)) as server:
+        client = ServedClient(server.address, local=local)
+        writer = client.batch_writer()
+        write(writer, 30)
+        writer.flush(timeout=10)
+        sample = client.sample_batch("t", 1, timeout=10)
+        np.testing.assert_array_equal(sample.data["x"], frames(1))
+        direct = server.localhost_client().sample_batch("t", 1)
+        np.testing.assert_array_equal(direct.data["x"], frames(1))
+        assert writer.close(timeout=10) == 0
+        client.close()
+
+
+def test_a_checkpoint_is_restored_with_and_without_compression(tmp_path):
+    checkpointer = replay.checkpointers.DefaultCheckpointer(str(tmp_path))
+    client = replay.EmbeddedClient([table()], store=RowStore(compress=("pixels",)), checkpointer=checkpointer)
+    write(client.batch_writer(), 30)
+    client.checkpoint()
+    for patterns in ((), ("pixels",)):
+        again = replay.EmbeddedClient(
+            [table()],
+            store=RowStore(compress=patterns),
+            checkpointer=replay.checkpointers.DefaultCheckpointer(str(tmp_path)),
+        )
+        np.testing.assert_array_equal(again.sample_batch("t", 1).data["x"], frames(1))
+        assert again.server_info()["t"].current_size == 30
+
+
+def test_a_trajectory_writer_s_columns_are_compressed_too():
+    client = embedded()
+    with client.trajectory_writer(4) as writer:
+        for n in range(6):
+            writer.append({"pixels": frames(1, n)[0], "n": n})
+            if n >= 3:
+                stack = writer.history["pixels"][-4:]
+                writer.create_item("t", 1.0, {"x": stack, "n": writer.history["n"][-1]})
+        writer.flush()
+    sample = client.sample_batch("t", 1)
+    np.testing.assert_array_equal(sample.data["x"][0], frames(4))
