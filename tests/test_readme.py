@@ -38,3 +38,10 @@ def test_commands_of_the_readme_exist():
     text = pathlib.Path(agents.cli.__file__).read_text(encoding="utf-8")
     for command in set(re.findall(r"repertory (\w+)", README)):
         assert command in text, command
+
+
+def test_links_of_the_documents_lead_somewhere():
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.relative_to(ROOT)} links to {link}"
