@@ -1,11 +1,11 @@
-"""The supervisor's record of each process."""
+"""What the supervisor knows of each process, and what it asks of the maker of processes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from launch.engines._channel import Channel
-from launch.engines.base import Unit
+from launch.engines.base import Resources, Unit
 
 
 class Process:
@@ -70,3 +70,21 @@ class Process:
             **self.usage,
             "error": self.error,
         }
+
+
+class Host(Protocol):
+    """Makes processes, ends them, and tells when they have ended."""
+
+    line: Any  # a socket that is readable when `read` has news
+
+    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
+        """Asks for a process for ``unit``. Returns the number of its life and the line to it."""
+
+    def kill(self, number: int) -> None:
+        """Ends a process by force."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Reads once: ``{"forked", "pid"}``, ``{"exit", "code"}``. RuntimeError if no more can be made."""
+
+    def close(self) -> None:
+        """Ends what is left and waits for that."""

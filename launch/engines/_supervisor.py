@@ -17,22 +17,20 @@ import socket
 import threading
 import time
 import warnings
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import cloudpickle
 
 from launch.context import activate, deactivate
 from launch.engines import _code, _reports
-from launch.engines._channel import Channel
 from launch.engines._node_process import Entry, RemoteRuntime, Setup
-from launch.engines._process import Process
+from launch.engines._process import Host, Process
 from launch.engines.base import (
     Job,
     Leaf,
     Options,
     Outcome,
     Resources,
-    Unit,
     back_off,
     find_leaf,
     plan,
@@ -46,24 +44,6 @@ from launch.rpc import sockets
 _STATUS_INTERVAL = 1.0
 _EXIT_GRACE = 2.0  # seconds that a node which has failed or closed has for leaving
 _ENDED = ("closed", "failed", "killed")
-
-
-class Host(Protocol):
-    """Makes processes, ends them, and tells when they have ended."""
-
-    line: Any  # a socket that is readable when `read` has news
-
-    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        """Asks for a process for ``unit``. Returns the number of its life and the line to it."""
-
-    def kill(self, number: int) -> None:
-        """Ends a process by force."""
-
-    def read(self) -> list[dict[str, Any]]:
-        """Reads once: ``{"forked", "pid"}``, ``{"exit", "code"}``. RuntimeError if no more can be made."""
-
-    def close(self) -> None:
-        """Ends what is left and waits for that."""
 
 
 class SupervisedJob(Job):

@@ -12,7 +12,8 @@ import sys
 from launch.engines import _fork_server
 from launch.engines._fork_client import ForkServer
 from launch.engines._node_process import Entry
-from launch.engines._supervisor import Host, SupervisedJob
+from launch.engines._process import Host
+from launch.engines._supervisor import SupervisedJob
 from launch.engines.base import Options
 from launch.nodes import ReplayNode
 from launch.program import Program

@@ -29,7 +29,8 @@ from typing import Any
 from launch.engines import _ray_host
 from launch.engines._channel import Channel
 from launch.engines._node_process import Entry
-from launch.engines._supervisor import Host, SupervisedJob
+from launch.engines._process import Host
+from launch.engines._supervisor import SupervisedJob
 from launch.engines.base import Options, Resources, Unit
 from launch.program import Program
 
