@@ -39,7 +39,7 @@ class IMPALAConfig:
 
     # The queue between actors and learner.
     batch_size: int = 16  # N, unrolls in a learner step: N * T steps of the environment.
-    queue_batches: int = 2  # Batches that wait in the queue; then actors wait. More: older data, fewer gaps.
+    queue_batches: int = 2  # Batches that wait; then actors do. (This - 1) * N must hold an actor's lanes.
     prefetch_batches: int = 1  # Batches that the learner's node holds ready beside those.
 
     # V-trace.

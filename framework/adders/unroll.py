@@ -61,6 +61,9 @@ class UnrollAdder(SequenceAdder):
             EndOfEpisodeBehavior.CONTINUE,
             extras_of_first_row=extras_of_first_row,
             priority_fns=priority_fns,
+            # An unroll waits until the one before is in the tables: what is learned from stays new, however
+            # many items a writer could keep in flight.
+            max_in_flight_items=1,
             max_delay=math.inf,  # between the ends of unrolls there is nothing to see
         )
 
