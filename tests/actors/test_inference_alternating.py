@@ -1,0 +1,192 @@
+"""Halves that alternate: who asks when, what is dropped, what is kept of both."""
+
+import dm_env
+import numpy as np
+import pytest
+
+from framework import environments
+from framework.actors.alternating import (
+    AlternatingActor,
+    AlternatingAdder,
+    AlternatingEnvironment,
+    AlternatingLoop,
+)
+from framework.actors.inference_client import InferenceActor, Port
+from framework.environment_loop import EnvironmentLoop
+from framework.environments.testing import EchoEnvironment
+
+
+class LoggedPort(Port):
+    """The action is 1 in every lane; writes down who asked when."""
+
+    def __init__(self, name, log):
+        self._name, self._log = name, log
+        self._asked = None
+        self.updates = 0
+
+    def request(self, observation, first):
+        assert self._asked is None, "asked twice"
+        self._asked = np.ones(len(observation), np.int64)
+        self._log.append(f"ask {self._name}")
+
+    def answer(self):
+        action, self._asked = self._asked, None
+        assert action is not None, "nobody asked"
+        return action, ()
+
+    def update(self, wait=False):
+        self.updates += 1
+
+    def save(self):
+        return f"state of {self._name}"
+
+
+class LoggedAdder:
+    """Writes down what comes, and whether it is ready."""
+
+    def __init__(self, name="", log=None, ready=True):
+        self.name, self.log, self.is_ready = name, [] if log is None else log, ready
+        self.rewards = []
+
+    def ready(self):
+        return self.is_ready
+
+    def add_first(self, timestep):
+        self.log.append(f"reset {self.name}")
+
+    def add(self, action, timestep, extras):
+        self.log.append(f"step {self.name}")
+        self.rewards.append(timestep.reward.copy())
+
+    def close(self, timeout=None):
+        return 1
+
+
+def make(sizes=(2, 2), hold_every=None, length=3):
+    log = []
+    ports = [LoggedPort(name, log) for name in "ab"]
+    adders = [LoggedAdder(name, log) for name in "ab"]
+    actors = [InferenceActor(*parts) for parts in zip(ports, adders, sizes, strict=True)]
+    parts = [
+        environments.make(lambda: EchoEnvironment(4, length, first=10), num_lanes=size, stepping="inline")
+        for size in sizes
+    ]
+    loops = [
+        EnvironmentLoop(environment, actor, should_update=half == 0)
+        for half, (environment, actor) in enumerate(zip(parts, actors, strict=True))
+    ]
+    return AlternatingLoop(loops, actors, [0, sizes[0]], hold_every), actors, log
+
+
+def test_the_other_half_asks_before_this_one_steps():
+    loop, _, log = make()
+    for _ in range(6):
+        loop.step()
+    assert log == [
+        *("reset a", "ask a", "step a"),  # nobody has seen anything yet
+        *("ask a", "reset b", "ask b", "step b"),
+        *("ask b", "step a"),  # from here on one half's actions are computed while the other steps
+        *("ask a", "step b"),
+        *("ask b", "step a"),
+        *("ask a", "step b"),
+    ]
+    assert loop.num_steps == 12
+
+
+def test_nothing_is_asked_for_ahead_of_a_boundary():
+    loop, _, log = make(hold_every=4, length=100)
+    for step in range(1, 13):
+        loop.step()
+        if step % 4 == 0:  # all that was asked for has been used
+            assert sum(e.startswith("ask") for e in log) == sum(e.startswith("step") for e in log)
+    assert log.count("ask a") == log.count("ask b") == 6
+
+
+def test_a_half_that_begins_anew_drops_what_it_had_asked_for():
+    loop, _, log = make(length=100)
+    for _ in range(3):
+        loop.step()
+    loop.step(max_steps=1)  # of two lanes: the second half resets when it is its turn again
+    for _ in range(3):
+        loop.step()
+    assert log.count("reset b") == 2 and log.count("reset a") == 1
+    assert loop.num_steps == 6 + 1 + 6
+
+
+def test_finished_lanes_are_counted_over_both_halves():
+    loop, _, _ = make(sizes=(2, 1), length=1)
+    first, second = loop.step(), loop.step()
+    assert first["lane"].tolist() == [0, 1] and second["lane"].tolist() == [2]
+    assert set(loop.take_seconds()) == {"reset", "select_action", "step", "observe"}
+
+
+def test_parameters_are_asked_for_once_a_step_of_all_lanes():
+    loop, actors, _ = make()
+    for _ in range(8):
+        loop.step()
+    assert [actor.port.updates for actor in actors] == [4, 0]
+    AlternatingActor(actors).update(wait=True)
+    assert [actor.port.updates for actor in actors] == [5, 1]
+    assert AlternatingActor(actors).save() == {"policy": "state of a"}
+
+
+def test_readiness_is_that_of_the_half_whose_turn_it_is():
+    loop, _, _ = make()
+    adder = AlternatingAdder([LoggedAdder(), LoggedAdder(ready=False)])
+    adder.loop = loop
+    assert adder.ready()
+    loop.step()
+    assert not adder.ready()
+    assert adder.close(timeout=0.0) == 2
+
+
+class Scaled:
+    def __init__(self, state):
+        self.state = state
+
+    def save(self):
+        return self.state
+
+    def restore(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize(("one", "other"), [({"mean": 1}, {"mean": 2}), ({}, {})])
+def test_the_state_of_both_environments_is_kept(one, other):
+    saved = AlternatingEnvironment([Scaled(one), Scaled(other)]).save()
+    parts = [Scaled(None), Scaled(None)]
+    AlternatingEnvironment(parts).restore(saved)
+    assert [part.state for part in parts] == [one, other]
+
+
+def test_a_state_that_one_environment_saved_is_that_of_both_halves():
+    parts = [Scaled(None), Scaled(None)]
+    AlternatingEnvironment(parts).restore({"mean": 3})
+    assert [part.state for part in parts] == [{"mean": 3}, {"mean": 3}]
+
+
+def test_an_action_before_the_first_time_step_is_refused():
+    actor = InferenceActor(LoggedPort("a", []))
+    with pytest.raises(RuntimeError, match="observe_first"):
+        actor.select_action(np.zeros(1))
+
+
+def test_lanes_that_begin_are_told_to_the_port():
+    seen = []
+
+    class Firsts(LoggedPort):
+        def request(self, observation, first):
+            seen.append(first.tolist())
+            super().request(observation, first)
+
+    actor = InferenceActor(Firsts("a", []), num_lanes=2)
+
+    def timestep(kinds):
+        return dm_env.TimeStep(np.array(kinds), np.zeros(2), np.ones(2), np.zeros((2, 1)))
+
+    actor.observe_first(timestep([0, 0]))
+    for kinds in ([1, 2], [1, 0], [1, 1]):
+        action = actor.select_action(np.zeros((2, 1)))
+        actor.observe(action, timestep(kinds))
+    actor.select_action(np.zeros((2, 1)))
+    assert seen == [[True, True], [False, False], [False, True], [False, False]]
