@@ -6,6 +6,7 @@ TensorFlow's objects aside.
 
 from framework.replay import checkpointers, errors, rate_limiters, selectors, structured
 from framework.replay.client import Client, connect_node, serve_node
+from framework.replay.columns import TrajectoryColumn
 from framework.replay.dataset import Dataset
 from framework.replay.embedded import EmbeddedClient
 from framework.replay.errors import (
@@ -46,6 +47,7 @@ __all__ = [
     "StructuredWriter",
     "Table",
     "TableInfo",
+    "TrajectoryColumn",
     "TrajectoryWriter",
     "UnknownTableError",
     "WouldBlockError",

@@ -302,6 +302,8 @@ class BatchWriter:
 
     def _flush(self, timeout: float | None, keep: int = 0) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
+        if keep and self.num_kept <= keep:
+            return  # they go in together with others, or when a table is read
         while True:
             self.flush_pending()
             with self._lock:
