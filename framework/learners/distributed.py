@@ -82,7 +82,8 @@ class LearnerGroup:
         store = dist.TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timeout)
         if self.device.type == "cuda":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-            torch.cuda.set_device(self.device)
+            if self.device.index is not None:
+                torch.cuda.set_device(self.device)
             dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timeout)
         else:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

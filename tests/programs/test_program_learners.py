@@ -1,0 +1,114 @@
+"""Programs with several learners: they learn together, end together, and go on together."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+import launch
+from agents.dqn import DQN, DQNConfig
+from agents.random_actions import RandomActions
+from framework.environments.testing import FakeEnvironment
+from framework.loggers import read_jsonl
+from framework.programs import make_program
+
+CONFIG = DQNConfig(
+    min_replay_size=50,
+    batch_size=16,
+    samples_per_insert=4.0,
+    hidden_sizes=(16,),
+    insert_burst=64,
+    prioritized=True,
+)
+
+
+def small_program(agent=None, **changes):
+    settings = {
+        "num_learners": 2,
+        "lanes_per_actor": 3,
+        "evaluate_every": None,
+        "learner_log_every": 20,
+        "publish_every": 5,
+        **changes,
+    }
+    environment = functools.partial(FakeEnvironment, episode_length=7)
+    return make_program(agent or DQN(CONFIG), environment, **settings)
+
+
+@pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
+def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume(tmp_path):
+    result = launch.launch(small_program(directory=tmp_path, max_learner_steps=40))
+    assert (result["reason"], result["learner_steps"]) == ("max_learner_steps", 40)
+    result = launch.launch(small_program(directory=tmp_path, max_learner_steps=60))
+    assert result["learner_steps"] == 60
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
+    assert rows[-1]["steps"] == 60 and np.isfinite(rows[-1]["loss"])
+    # Each learner takes its half of the batch of 16, and no batch is taken for nothing but the last few.
+    taken = next(row["replay/sampled"] for row in rows if row["steps"] == 40)
+    assert 40 * 16 <= taken <= 40 * 16 + 4 * 16
+
+
+@pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
+def test_a_stop_ends_learners_that_wait_for_data_and_for_each_other():
+    started = threading.Event()
+    program = small_program(DQN(CONFIG), max_actor_steps=None)
+    job = launch.start(program)
+    with job:
+        while not started.is_set():
+            started.set() if job.client("counter").get_counts().get("learner_steps", 0) else None
+            with pytest.raises(TimeoutError):
+                job.wait(0.2)
+        job.stop()
+        assert job.wait(60) is None
+
+
+class FailsAside(DQN):
+    """The second learner's third step fails."""
+
+    def for_learner(self, rank, num_learners):
+        agent = FailsAside(super().for_learner(rank, num_learners).config)
+        agent.rank = rank
+        return agent
+
+    def make_learner(self, networks, spec):
+        learner = super().make_learner(networks, spec)
+        if getattr(self, "rank", 0) == 1:
+            step = learner.step
+
+            def failing(batch):
+                if learner.steps == 2:
+                    raise OSError("the second learner is out of paper")
+                return step(batch)
+
+            learner.step = failing
+        return learner
+
+
+def test_a_learner_that_fails_ends_the_program_with_its_error():
+    with pytest.raises(launch.NodeError) as raised:
+        launch.launch(small_program(FailsAside(CONFIG)))
+    # The other one may be the first to be heard: it notices that its peer has gone.
+    assert "out of paper" in str(raised.value) or raised.value.node == "learner-0"
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_several_learners_need_processes(engine):
+    with pytest.raises(
+        launch.NodeError, match=rf"num_learners is 2, and the engine '{engine}' has one process"
+    ):
+        launch.launch(small_program(max_learner_steps=5), engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("agent", "learners", "message"),
+    [
+        (DQN(CONFIG), 3, "batch_size is 16; with num_learners=3"),
+        (DQN(CONFIG), 0, "num_learners is 0"),
+        (RandomActions(), 2, "RandomActions (learns nothing|cannot learn)"),
+    ],
+    ids=["indivisible batch", "none", "nothing to learn"],
+)
+def test_numbers_of_learners_that_make_no_sense_are_refused(agent, learners, message):
+    with pytest.raises(ValueError, match=message):
+        small_program(agent, num_learners=learners, max_actor_steps=10)
