@@ -40,8 +40,8 @@ class Resources:
       env: environment variables, e.g. ``{"CUDA_VISIBLE_DEVICES": "0"}``. Engines within one process ignore
         them.
       num_cpus, num_gpus, custom: what a machine must have free for each node of the group, as Ray counts it;
-        only the engine ``ray`` places nodes. None of ``num_cpus`` means that one is needed to be placed and
-        none is held.
+        only the engine ``ray`` places nodes. Without ``num_cpus`` none are held (and if nothing else is named
+        either, one has to be free at the moment of placing).
       strategy: how Ray spreads the group's nodes over machines: ``"PACK"`` (near each other), ``"SPREAD"``
         (apart where possible), ``"STRICT_PACK"`` (one machine) or ``"STRICT_SPREAD"``; None leaves it to Ray.
     """

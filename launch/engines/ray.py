@@ -129,8 +129,8 @@ class RayHost:
         options: dict[str, Any] = {"name": f"launch-{self._job}-{unit.label}-{next(self._names)}"}
         group = self._groups.get(unit.group)
         needs = _needs(resources, bundle=group is not None)
-        if "CPU" in needs:
-            options["num_cpus"] = needs.pop("CPU")
+        if needs:  # else Ray's own rule holds: a core to be placed, none while it runs
+            options["num_cpus"] = needs.pop("CPU", 0)
         if "GPU" in needs:
             options["num_gpus"] = needs.pop("GPU")
         options["resources"] = needs
