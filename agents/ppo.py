@@ -142,85 +142,6 @@ class Actions:
         return networks.MultiCategorical(parameters["logits"], sizes)
 
 
-class Moments(nn.Module):
-    """Count, mean and variance of a stream, merged batch by batch (Chan, Golub and LeVeque, 1979)."""
-
-    count: torch.Tensor
-    mean: torch.Tensor
-    squares: torch.Tensor
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
-
-    def update(self, values: torch.Tensor) -> None:
-        """Takes in ``[n, *shape]``, n at least 1."""
-        values = values.double()
-        n, mean = len(values), values.mean(0)
-        total = self.count + n
-        delta = mean - self.mean
-        self.squares += ((values - mean) ** 2).sum(0) + delta**2 * (self.count * n / total)
-        self.mean += delta * (n / total)
-        self.count.copy_(total)
-
-    def std(self) -> torch.Tensor:
-        """float32 ``[*shape]``; 1 before there are two values."""
-        variance = self.squares / self.count.clamp(min=1.0)
-        return torch.where(self.count > 1, variance + 1e-8, torch.ones_like(variance)).sqrt().float()
-
-    def normalize(self, values: torch.Tensor) -> torch.Tensor:
-        """float32 ``[..., *shape]`` in standard deviations from the mean, clipped at +-10."""
-        return ((values - self.mean.float()) / self.std()).clamp(-10.0, 10.0)
-
-
-class ObservationNormalizer(nn.Module):
-    """Floats to mean 0 and variance 1, clipped at +-10; pictures and choices stay as they are."""
-
-    def __init__(self, spec: Any, enabled: bool):
-        super().__init__()
-        leaves = tree.flatten(spec)
-        chosen = [i for i, leaf in enumerate(leaves) if np.issubdtype(leaf.dtype, np.floating)]
-        self._indices = chosen if enabled else []
-        self._moments = [Moments(leaves[i].shape) for i in self._indices]
-        self.moments = nn.ModuleList(self._moments)
-
-    def forward(self, observation: Any) -> Any:
-        if not self._indices:
-            return observation
-        leaves = tree.flatten(observation)
-        for index, moments in zip(self._indices, self._moments, strict=True):
-            leaves[index] = moments.normalize(leaves[index])
-        return tree.unflatten_as(observation, leaves)
-
-    def update(self, observation: Any, rows: torch.Tensor) -> None:
-        """Takes in the rows ``rows`` (bool ``[N, T]``) of observations ``[N, T, ...]``."""
-        leaves = tree.flatten(observation)
-        for index, moments in zip(self._indices, self._moments, strict=True):
-            moments.update(leaves[index][rows])
-
-
-class RewardScale(nn.Module):
-    """Rewards over the standard deviation of the discounted returns seen so far, clipped at +-10."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.returns = Moments(())
-
-    def forward(self, rewards: torch.Tensor) -> torch.Tensor:
-        return (rewards / self.returns.std()).clamp(-10.0, 10.0)
-
-    def update(self, rewards: torch.Tensor, starts: torch.Tensor, mask: torch.Tensor, gamma: float) -> None:
-        """Takes in the returns so far of the unrolls ``[N, T]``, each begun at the unroll or its episode."""
-        total = torch.zeros_like(rewards[:, 0])
-        totals = []
-        for reward, start in zip(rewards.unbind(1), starts.unbind(1), strict=True):
-            total = reward + gamma * total * (start == 0)
-            totals.append(total)
-        self.returns.update(torch.stack(totals, 1)[mask > 0])
-
-
 class Progress(nn.Module):
     """What travels with the parameters: their version, so that acting shows it, and the penalty's weight."""
 
@@ -239,8 +160,8 @@ class PPONetworks(nn.Module):
     def __init__(self, config: PPOConfig, spec: Any):
         super().__init__()
         self.actions = Actions(spec.actions)
-        self.normalizer = ObservationNormalizer(spec.observations, config.normalize_observations)
-        self.reward_scale = RewardScale()
+        self.normalizer = networks.ObservationNormalizer(spec.observations, config.normalize_observations)
+        self.reward_scale = networks.RewardScale()
         self.progress = Progress(config.initial_kl_coefficient)
         self.encoder = networks.ObservationEncoder(spec.observations)
 

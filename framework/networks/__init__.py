@@ -19,6 +19,7 @@ from framework.networks.heads import (
     make_policy_head,
 )
 from framework.networks.mlp import MLP
+from framework.networks.normalization import Moments, ObservationNormalizer, RewardScale
 from framework.networks.recurrent import RecurrentCore
 from framework.networks.tensors import as_numpy, as_tensors
 from framework.networks.values import Critics, QNetwork
@@ -30,13 +31,16 @@ __all__ = [
     "Critics",
     "DiagonalGaussian",
     "GaussianHead",
+    "Moments",
     "MultiCategorical",
     "MultiCategoricalHead",
     "NatureConv",
     "ObservationEncoder",
+    "ObservationNormalizer",
     "QNetwork",
     "RecurrentCore",
     "ResidualConv",
+    "RewardScale",
     "ShallowConv",
     "SquashedGaussian",
     "SquashedGaussianHead",
