@@ -12,6 +12,7 @@ of the LSTM at the start of each unroll are extras.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import tree
 from torch import nn
 
 from framework import core, learners, losses, networks
-from framework.learners import LossContext, LossOutput, schedules
+from framework.learners import LossContext, LossOutput, distributed, schedules
 from framework.types import Nest
 
 
@@ -256,6 +257,14 @@ class IMPALA(core.Agent):
         if not self.config.previous_action_and_reward:
             return ()
         return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
+
+    def for_learner(self, rank: int, num_learners: int) -> IMPALA:
+        if num_learners == 1:
+            return self
+        config = distributed.shard(self.config, rank, num_learners)
+        # What one learner fetches ahead is missing for the others: the queue must have more than that.
+        ahead = min(config.prefetch_batches, config.queue_batches)
+        return IMPALA(dataclasses.replace(config, prefetch_batches=ahead))
 
     def make_networks(self, spec: Any) -> IMPALANetworks:
         """Initial parameters come from torch's global generator, which the program seeds."""
