@@ -133,7 +133,7 @@ def main() -> None:
             show(row.case, row.contender, f"   not installed ({error.name})")
             continue
         except RuntimeError as error:  # a peer's extension that does not fit the versions here
-            show(row.case, row.contender, f"   does not run: {error}")
+            show(row.case, row.contender, f"   does not run: {str(error)[:60]}")
             continue
         show(row.case, row.contender, f"{rate.cpu:,.0f}", f"{rate.wall:,.0f}", row.unit)
     for case, probes in MEMORY.items():

@@ -94,7 +94,7 @@ def trajectory_writer() -> Run:
     def call() -> None:
         writer.append(row)
         writer.create_item("t", 1.0, {name: column[-2:] for name, column in writer.history.items()})
-        writer.flush(50)
+        writer.flush(20)
 
     return Run(call, 1, client.close)
 

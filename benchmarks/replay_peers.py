@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from common import Rate, rss
 from replay_ours import BATCH, CAPACITY, Run, answer, measure_clients
 
 _BLOCK = 4096
+os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # TorchRL reports every buffer it makes
 
 
 class StableBaselines3:
@@ -236,7 +238,7 @@ def _adder(writer: Any) -> Any:
         writer.append(_ROW)
         if writer.episode_steps > 1:
             writer.create_item("t", 1.0, {name: column[-2:] for name, column in writer.history.items()})
-            writer.flush(50)
+            writer.flush(20)
 
     return add
 

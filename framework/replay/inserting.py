@@ -138,10 +138,13 @@ class Inserting(TableCore):
                 return keys
         n = len(index)
         if priorities is None:
-            priorities = np.full(n, 1.0 if self.max_priority is None else self.max_priority)
-        high = float(np.maximum.reduce(priorities))
-        if self.max_priority is None or high > self.max_priority:
-            self.max_priority = high
+            priorities = np.empty(n)
+            priorities.fill(1.0 if self.max_priority is None else self.max_priority)
+            self.max_priority = float(priorities[0])
+        else:
+            high = float(np.maximum.reduce(priorities))
+            if self.max_priority is None or high > self.max_priority:
+                self.max_priority = high
         binding = self._bindings[number]
         binding.acquire(index)
         stamps = np.arange(self._stamp, self._stamp + n)

@@ -27,10 +27,14 @@ class _ByAge(Selector):
         n = len(slots)
         if not n:
             return
+        self._where = grown(self._where, int(np.maximum.reduce(slots)) + 1, -1)
+        self._push(slots, stamps)
+
+    def _push(self, slots: np.ndarray, stamps: np.ndarray) -> None:
+        n = len(slots)
         if self._tail + n > len(self._order):
             self._compact(n)
         begin, end = self._tail, self._tail + n
-        self._where = grown(self._where, int(np.maximum.reduce(slots)) + 1, -1)
         self._order[begin:end] = slots
         self._stamps[begin:end] = stamps
         self._where[slots] = np.arange(begin, end)
@@ -54,9 +58,10 @@ class _ByAge(Selector):
             self._size -= n
             if self._order[self._head] < 0:
                 self._trim()
+            self._push(slots, stamps)
         else:
             self.delete(slots)
-        self.insert(slots, priorities, stamps)
+            self.insert(slots, priorities, stamps)
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         return None
@@ -105,7 +110,7 @@ class Fifo(_ByAge):
     def first(self, n: int) -> np.ndarray:
         end = self._head + n
         block = self._order[self._head : min(end, self._tail)]
-        if len(block) == n and block.min(initial=0) >= 0:
+        if n and len(block) == n and np.minimum.reduce(block) >= 0:
             return block.copy()
         block = self._order[self._head : self._tail]
         return block[block >= 0][:n]
