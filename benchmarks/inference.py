@@ -4,10 +4,10 @@
         [--environment gymnasium:CartPole-v1] [--step-ms 0] [--device cpu] [--modes local server ...]
 
 Actors act with IMPALA's network and throw their experience away: no replay, no learner, so that what is
-measured is acting alone. ``--step-ms`` puts a wait into each batched step, as simulators in other processes
-would: alternating pays where there is something to wait for. ``server, messages`` is the server with
-arrays in messages instead of shared memory. The figure is taken between two looks at the program's counter,
-when all actors are at work.
+measured is acting alone. ``--step-ms`` puts a wait without CPU into each environment's step, as a simulator
+elsewhere would (an actor's environments step one after another): alternating pays where there is something to
+wait for. ``server, messages`` is the server with arrays in messages instead of shared memory. The figure is
+taken between two looks at the program's counter, when all actors are at work.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class ActsOnly(IMPALA):
 
 
 class Waits:
-    """A batched environment whose step takes ``seconds`` longer, which cost no CPU."""
+    """A batched environment whose step takes ``seconds`` longer for each lane, which cost no CPU."""
 
     def __init__(self, environment: Any, seconds: float):
         self._environment, self._seconds = environment, seconds
         self._never = threading.Event()
 
     def step(self, action: Any) -> Any:
-        self._never.wait(self._seconds)
+        self._never.wait(self._seconds * self._environment.num_lanes)
         return self._environment.step(action)
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +97,9 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--environment", default="gymnasium:CartPole-v1")
     parser.add_argument("--hidden", type=int, default=64, help="units in each of two layers")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="wait in each batched step, without CPU")
+    parser.add_argument(
+        "--step-ms", type=float, default=0.0, help="wait in each environment step, without CPU"
+    )
     parser.add_argument("--device", default="cpu", help="of the inference server")
     parser.add_argument("--timeout-ms", type=float, default=1.0, help="of its batches")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
