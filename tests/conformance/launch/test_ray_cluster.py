@@ -125,23 +125,27 @@ def test_a_hung_node_is_found(cluster):
         job.wait(PATIENCE)
 
 
-def test_a_whole_program(cluster, tmp_path):
+def dqn_program(directory, steps):
     from agents.dqn import DQN, DQNConfig
     from framework.environments.testing import FakeEnvironment
     from framework.programs import make_program
 
     config = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=1.0, hidden_sizes=(16,))
-    program = make_program(
+    return make_program(
         DQN(config),
         functools.partial(FakeEnvironment, episode_length=7),
         lanes_per_actor=2,
-        max_actor_steps=500,
-        evaluate_every=200,
+        max_actor_steps=steps,
+        evaluate_every=steps // 2,
         num_evaluation_episodes=2,
-        directory=tmp_path,
+        checkpoint_every=200,
+        directory=directory,
     )
+
+
+def test_a_whole_program(cluster, tmp_path):
     resources = {"actor": {"custom": {"left": 1}}, "replay": {"custom": {"head": 1}}}
-    result = lp.launch(program, "ray", directory=tmp_path, resources=resources)
+    result = lp.launch(dqn_program(tmp_path, 500), "ray", directory=tmp_path, resources=resources)
     assert result["reason"] == "max_actor_steps"
     assert result["actor_steps"] == 500
     assert (tmp_path / "status.json").exists()
@@ -165,3 +169,21 @@ def test_nodes_move_when_their_machine_is_lost(cluster):
         deadline = time.monotonic() + PATIENCE
         while ask(client, "machine") == first:  # what lived there notices in a moment
             assert time.monotonic() < deadline
+
+
+@pytest.mark.timeout(300)
+def test_a_whole_program_survives_the_loss_of_the_machine_of_its_replay(cluster, tmp_path):
+    doomed = cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
+    program = dqn_program(tmp_path, 2000)
+    resources = {group: {"custom": {"head": 0.1}} for group in program.groups}
+    resources["replay"] = {"custom": {"replay": 1}}
+    with lp.start(
+        program, "ray", directory=tmp_path, resources=resources, restarts={"replay": 1}, stop_timeout=30.0
+    ) as job:
+        assert job.client("counter").wait_for("actor_steps", 500, timeout=PATIENCE)
+        cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
+        cluster.remove_node(doomed, allow_graceful=False)
+        result = job.wait(2 * PATIENCE)
+        assert result["actor_steps"] == 2000
+        restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
+        assert {label for label, count in restarts.items() if count} == {"replay-0"}
