@@ -522,3 +522,19 @@ def test_what_was_drawn_before_a_wait_may_be_removed_during_it(interference):
     assert (stats.rate_limiter_info.sample_stats.completed, stats.reserved) == (3, 0)
     client.reset("t")
     assert client.store.streams["s"].num_rows == 0
+
+
+@pytest.mark.parametrize("handed_out", [True, False])
+def test_the_age_of_samples_counts_those_that_were_handed_out(handed_out):
+    client = make(selectors.Fifo())
+    insert(client, range(10))
+    table = client.tables["t"]
+    delivery = table.sample(2)
+    insert(client, range(5))  # the age is that at the draw
+    (table.commit if handed_out else table.give_back)(delivery)
+    delivery.unpin()
+    assert table.info.sampled_age == (20 if handed_out else 0)
+    client.sample_batch("t", 1)
+    assert table.info.sampled_age == (35 if handed_out else 15)
+    client.reset("t")
+    assert table.info.sampled_age == 0

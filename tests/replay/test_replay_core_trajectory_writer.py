@@ -316,3 +316,17 @@ def test_reader_empties_a_writer_that_nobody_flushes(concurrent):
         fill(writer, 1, i)
         writer.create_item("t", 1.0, writer.history["a"][-1])
     assert client.sample_batch("t", 6, timeout=20).data.tolist() == list(range(6))
+
+
+def test_a_flush_that_may_leave_items_waits_only_for_those_beyond():
+    client = replay.EmbeddedClient([replay.Table.queue("t", 3)])
+    with client.trajectory_writer(1) as writer:
+        for n in range(5):
+            writer.append({"x": n})
+            writer.create_item("t", 1.0, writer.history["x"][-1])
+            writer.flush(block_until_num_items=2)
+        assert client.server_info()["t"].current_size == 3  # whoever looks sees all that had room
+        with pytest.raises(replay.DeadlineExceededError):
+            writer.flush(block_until_num_items=1, timeout=0)
+        assert [int(client.sample_batch("t", 1, timeout=0).data[0]) for _ in range(5)] == list(range(5))
+        writer.flush(timeout=0)
