@@ -157,6 +157,7 @@ class Served:
         self._pipe, theirs = self._context.Pipe()
         self._server = self._context.Process(target=_serve, args=(theirs, self._keys), daemon=True)
         self._server.start()
+        theirs.close()
         self._address = self._pipe.recv()
         self._arguments = (kind, way, self._address, self._keys)
         self._clients = clients
@@ -180,6 +181,7 @@ def measure_clients(
         ours, theirs = context.Pipe()
         process = context.Process(target=use, args=(theirs, *arguments), daemon=True)
         process.start()
+        theirs.close()  # so that a process that dies is an EOFError here
         pipes.append(ours)
         processes.append(process)
     for pipe in pipes:

@@ -286,6 +286,7 @@ class ReverbServed:
         self._pipe, theirs = self._context.Pipe()
         self._server = self._context.Process(target=_serve, args=(theirs,), daemon=True)
         self._server.start()
+        theirs.close()
         self._arguments = (kind, self._pipe.recv())
         self._clients = clients
 

@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--keys", default=None, help="file with the keys of the clients; made if it is not there"
     )
     parser.add_argument("--max-bytes", type=int, default=None, help="budget of all rows together")
+    parser.add_argument(
+        "--compress", nargs="*", default=(), help="patterns of columns to keep compressed, as '*pixels*'"
+    )
     chosen = parser.parse_args(arguments)
     try:
         config = runpy.run_path(chosen.config)
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             address=chosen.address,
             curve=None if chosen.keys is None else read_keys(chosen.keys),
             max_bytes=chosen.max_bytes,
+            compress=tuple(chosen.compress),
         )
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
