@@ -12,8 +12,8 @@ import numpy as np
 
 _SHIFT = 4
 FANOUT = 1 << _SHIFT
-# The root level is not a tree but one array, searched through its running sum: cheaper than two more levels.
-_ROOT = 1024
+# The root level is not a tree but one array, searched through its running sum: cheaper than one more level.
+_ROOT = 2048
 
 
 class SumTree:
