@@ -241,18 +241,21 @@ SCRIPT = """
     import os, sys, threading
     import launch as lp
 
+    def say(line):  # in one write: several processes share the pipe
+        os.write(1, (line + "\\n").encode())
+
     class Box:
         def __init__(self):
-            print("node", os.getpid(), flush=True)
+            say(f"node {os.getpid()}")
         def put(self, x):
             return x
         def close(self):
-            print("closed", flush=True)
+            say("closed")
 
     def work(box):
-        print("node", os.getpid(), flush=True)
+        say(f"node {os.getpid()}")
         box.put(1)
-        print("working", flush=True)
+        say("working")
         {wait}
 
     program = lp.Program("script")
@@ -261,7 +264,7 @@ SCRIPT = """
     try:
         lp.launch(program, stop_timeout=5)
     except lp.ProgramInterrupted as error:
-        print("interrupted", error.signal.name, error.job.over, error.job.result, flush=True)
+        say(f"interrupted {error.signal.name} {error.job.over} {error.job.result}")
         raise
 """
 
@@ -327,7 +330,7 @@ def test_signal_stops_in_good_order(short_tmp, number):
 
 
 def test_second_interrupt_ends_at_once(short_tmp):
-    script = Script(short_tmp, "lp.wait_for_stop(); print('stopping', flush=True); threading.Event().wait()")
+    script = Script(short_tmp, "lp.wait_for_stop(); say('stopping'); threading.Event().wait()")
     script.read_until("working")
     os.kill(script.process.pid, signal.SIGINT)
     script.read_until("stopping")
