@@ -23,7 +23,7 @@ class EvalOptions:
     episodes: int = 100  # How many are played.
     lanes: int = 20  # How many at the same time.
     seed: int = 0  # Of the environments and of the policy's random choices.
-    checkpoint: str = "latest"  # Or "previous", or a step.
+    checkpoint: str = "latest"  # Or "best" (as evaluated during the run), "previous", or a step.
 
 
 def main(arguments: Sequence[str]) -> int:

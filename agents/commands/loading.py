@@ -29,7 +29,7 @@ class LoadedPolicy:
       checkpoint: the folder it was read from.
     """
 
-    def __init__(self, folder: RunFolder, reader: CheckpointReader):
+    def __init__(self, folder: RunFolder, reader: CheckpointReader, best: bool = False):
         self.agent = folder.make_agent()
         self.spec = environment_spec(folder.options, self.agent)
         if describe_spec(self.spec) != folder.environment_spec:
@@ -41,7 +41,10 @@ class LoadedPolicy:
         self.step, self.checkpoint = reader.step, reader.path
         self._options = folder.options
         self._normaliser: Any = None
-        self._load(reader)
+        if best:
+            self._load_best(reader)
+        else:
+            self._load(reader)
         self._policy = self.agent.make_policy(self.networks, evaluation=True)
         self._state: Any = None
         self._lanes = 0
@@ -92,12 +95,24 @@ class LoadedPolicy:
         if "actor-0" in reader.names:
             self._normaliser = reader.state("actor-0").get("environment")
 
+    def _load_best(self, reader: CheckpointReader) -> None:
+        if "best" not in reader.names:
+            raise CommandError(
+                f"{reader.path} holds no best parameters: nothing was evaluated before it was saved. "
+                "Leave --checkpoint out to take the newest."
+            )
+        best = reader.state("best")
+        self.networks.load_state_dict(best["networks"])
+        self.step = int(best["row"]["actor_steps"])
+        self._normaliser = best["environment"]
+
 
 def load_policy(run: str | os.PathLike, checkpoint: str | int | os.PathLike | None = None) -> LoadedPolicy:
     """See ``agents.load_policy``. CommandError if the run or its checkpoint cannot be read."""
     folder = RunFolder.open(run)
     try:
-        reader = folder.checkpointer.restore(checkpoint)
-        return LoadedPolicy(folder, reader)
+        best = checkpoint == "best"
+        reader = folder.checkpointer.restore(None if best else checkpoint)
+        return LoadedPolicy(folder, reader, best)
     except CheckpointError as error:
         raise CommandError(f"{error} Choose another with --checkpoint.") from error

@@ -220,7 +220,7 @@ def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
     result = dict(result or {})
     folder.write_json("result.json", result)
     print(describe_result(result, options))
-    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.path}")
+    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.path} --checkpoint best")
     return 0
 
 

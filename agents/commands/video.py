@@ -27,7 +27,7 @@ class VideoOptions:
     max_steps: int = 5_000  # The film ends after so many steps at the latest.
     fps: int = 30  # Pictures per second.
     seed: int = 0  # Of the environment and of the policy's random choices.
-    checkpoint: str = "latest"  # Or "previous", or a step.
+    checkpoint: str = "latest"  # Or "best" (as evaluated during the run), "previous", or a step.
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -62,6 +62,8 @@ class Evaluator(ProgramWorker):
         )
         self._loop = EnvironmentLoop(self._environment, self._actor, should_update=False)
         self._num_episodes = num_episodes
+        self._networks = networks
+        self._best: float | None = None  # the highest mean return so far; None before it was looked up
         self._every, self._max_actor_steps = every, max_actor_steps
         self._target_return = target_return
         self._next = every if max_actor_steps is None else min(every, max_actor_steps)
@@ -100,6 +102,7 @@ class Evaluator(ProgramWorker):
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
         self._monitor.write("evaluator", row)
+        self._keep_if_best(row)
         self._next = (row["actor_steps"] // self._every + 1) * self._every
         if self._max_actor_steps is not None:
             self._next = min(self._next, self._max_actor_steps)
@@ -109,6 +112,20 @@ class Evaluator(ProgramWorker):
             self._finished = True
             self._monitor.finish("target_return" if reached else "max_actor_steps", row)
         return row
+
+    def _keep_if_best(self, row: dict[str, Any]) -> None:
+        """Puts the parameters of the best evaluation so far into the run's checkpoints, as part ``best``."""
+        if self._checkpointer is None or self._variables is None:
+            return
+        if self._best is None:
+            kept = self._checkpointer.get("best")
+            self._best = float("-inf") if kept is None else float(kept["row"]["episode_return"])
+        if row["episode_return"] >= self._best:
+            self._best = row["episode_return"]
+            networks = {name: value.cpu().clone() for name, value in self._networks.state_dict().items()}
+            actor = self._checkpointer.get("actor-0")
+            environment = None if actor is None else actor["environment"]
+            self._checkpointer.put("best", {"row": row, "networks": networks, "environment": environment})
 
     def close(self) -> None:
         """Closes the environment."""

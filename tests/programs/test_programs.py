@@ -12,7 +12,7 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions
 from framework.checkpointing import Checkpointer
-from framework.environments.testing import FakeEnvironment
+from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl, without_times
 from framework.programs import make_program
 
@@ -58,8 +58,14 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     assert learner["acting_staleness"] >= 0 and learner["times_sampled"] >= 1
     assert learner["time/environment_steps_per_s"] > 0
     assert learner["time/replay/insert_blocked_s"] >= 0 and learner["time/replay/sample_blocked_s"] >= 0
-    state = Checkpointer(tmp_path / "checkpoints").restore().state("counter")
-    assert state["counts"]["actor_steps"] == 500
+    reader = Checkpointer(tmp_path / "checkpoints").restore()
+    assert reader.state("counter")["counts"]["actor_steps"] == 500
+    returns = [row["episode_return"] for row in rows if row["label"] == "evaluator"]
+    best = reader.state("best")
+    assert best["row"]["episode_return"] == max(returns)
+    agent = DQN(SMALL)
+    networks = agent.make_networks(make_spec())
+    networks.load_state_dict(best["networks"])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
