@@ -102,8 +102,8 @@ def load_policy(run: Any, checkpoint: Any = None) -> LoadedPolicy:
 
     Args:
       run: the folder of the run.
-      checkpoint: which one: None for the newest, "best" for the parameters of the best evaluation, "previous",
-        a step, or a folder.
+      checkpoint: which one: None for the newest, "best" for the parameters of the best evaluation,
+        "previous", a step, or a folder.
     """
     from agents.commands.loading import load_policy
 
