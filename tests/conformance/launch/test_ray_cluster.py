@@ -174,16 +174,16 @@ def test_nodes_move_when_their_machine_is_lost(cluster):
 @pytest.mark.timeout(300)
 def test_a_whole_program_survives_the_loss_of_the_machine_of_its_replay(cluster, tmp_path):
     doomed = cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
-    program = dqn_program(tmp_path, 2000)
+    program = dqn_program(tmp_path, 12_000)  # not over before the machine is gone
     resources = {group: {"custom": {"head": 0.1}} for group in program.groups}
     resources["replay"] = {"custom": {"replay": 1}}
     with lp.start(
         program, "ray", directory=tmp_path, resources=resources, restarts={"replay": 1}, stop_timeout=30.0
     ) as job:
         assert job.client("counter").wait_for("actor_steps", 500, timeout=PATIENCE)
-        cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
         cluster.remove_node(doomed, allow_graceful=False)
+        cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
         result = job.wait(2 * PATIENCE)
-        assert result["actor_steps"] == 2000
+        assert result["actor_steps"] == 12_000
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
         assert {label for label, count in restarts.items() if count} == {"replay-0"}
