@@ -216,9 +216,10 @@ class ActorWorker(ProgramWorker):
         if self._variables is not None:
             row["variables_version"] = self._variables.version
         row.update({f"time/{k}_s": v for k, v in self._loop.take_seconds().items()})
-        self._monitor.write(self._name, {k: _plain(v) for k, v in row.items()})
+        # Before the row: if that cannot be written, the state is safe.
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, self.save())
+        self._monitor.write(self._name, {k: _plain(v) for k, v in row.items()})
 
 
 def _plain(value: Any) -> Any:
