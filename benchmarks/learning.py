@@ -1,12 +1,16 @@
 """Returns of the agents' presets after a given number of steps, over several seeds.
 
-    python benchmarks/learning.py [ROW …] [--seeds 5] [--out results/learning] [--peers]
+    python benchmarks/learning.py [ROW …] [--seeds 1-5] [--out results/learning] [--peers PYTHON]
+    python benchmarks/learning.py --table [--out docs/results]
 
 Each run is ``repertory train`` on the serial engine in a process of its own (so that its CPU time is its
-own), then ``repertory eval`` over 100 episodes, greedily. One preset a row, nothing is tuned per seed. Every
-row writes ``ROW.json`` and ``ROW.png`` (learning curves with a band over seeds) to the output folder, and all
-rows together print one table. ``--peers`` also trains Stable-Baselines3 where it is installed, on the rows
-that it has settings for (those of its Zoo), in the same script.
+own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily, of the parameters at the
+last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, anew after each seed,
+and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
+already is not run again, so a row can be made in several sittings. ``--peers`` also trains Stable-Baselines3
+with the Python given (one that has it), on the rows that it has settings for (those of its Zoo).
+
+The CPU seconds count everything the command did: its start, its evaluations on the way, its checkpoints.
 """
 
 from __future__ import annotations
@@ -20,28 +24,49 @@ import resource
 import statistics
 import subprocess
 import sys
+import time
 from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: what is trained, how long, and the return that every seed must reach."""
+    """One line of the table.
+
+    Attributes:
+      agent: what is trained.
+      environment: where.
+      steps: for how long.
+      floor: the return that every seed must reach; None for a control, which has a ceiling.
+      ceiling: the return that no seed may pass.
+      published: a number to hold it against, and whose; empty for none.
+      flags: further flags of the command.
+    """
 
     agent: str
     environment: str
     steps: int
-    floor: float
+    floor: float | None = None
+    ceiling: float | None = None
+    published: str = ""
     flags: tuple[str, ...] = ()
 
 
 ROWS = {
-    "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475),
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250),
     "lunarlander-ppo": Row("ppo", "gymnasium:LunarLander-v3", 1_000_000, 200),
+    "memory-ppo-lstm": Row("ppo", "testing:Memory", 200_000, 0.95),
+    "memory-ppo-feedforward": Row(
+        "ppo", "testing:Memory", 200_000, ceiling=0.6, flags=("--recurrent", "None")
+    ),
+    "memory-impala-lstm": Row("impala", "testing:Memory", 200_000, 0.95),
+    "memory-impala-feedforward": Row(
+        "impala", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
+    ),
     "breakout-impala": Row("impala", "minatar:Breakout", 2_000_000, 8),
     "breakout-dqn": Row("dqn", "minatar:Breakout", 1_000_000, 5),
     "halfcheetah-sac": Row("sac", "gymnasium:HalfCheetah-v5", 200_000, 4000),
@@ -85,6 +110,7 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     """Trains and evaluates one seed; returns its numbers."""
     directory = folder / f"{name}-{seed}"
     command = [sys.executable, "-m", "agents"]
+    begin = time.monotonic()
     seconds = run(
         [
             *command, "train", row.agent, "--environment", row.environment, "--engine", "serial",
@@ -92,15 +118,20 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
             "--directory", str(directory), *row.flags,
         ]
     )  # fmt: skip
+    wall = time.monotonic() - begin
     run([*command, "eval", str(directory), "--episodes", "100"])
     result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
-    return {"seed": seed, "return": result["mean"], "cpu_seconds": seconds, "steps": row.steps}
+    return {
+        "seed": seed,
+        "return": result["mean"],
+        "cpu_seconds": round(seconds, 1),
+        "wall_seconds": round(wall, 1),
+        "steps": row.steps,
+    }
 
 
-def train_peer(name: str, seed: int) -> dict[str, Any] | None:
-    """The same with Stable-Baselines3, in a process of its own; None if it is not installed."""
-    if name not in PEERS or subprocess.run([sys.executable, "-c", "import stable_baselines3"]).returncode:
-        return None
+def train_peer(name: str, seed: int, python: str) -> dict[str, Any]:
+    """The same with Stable-Baselines3, in a process of its own."""
     kind, steps, settings, lanes = PEERS[name]
     environment = ROWS[name].environment.split(":", 1)[1]
     code = (
@@ -114,44 +145,99 @@ def train_peer(name: str, seed: int) -> dict[str, Any] | None:
         f"print(evaluate_policy(model, make_vec_env({environment!r}, 1, seed=1), 100)[0])"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-c", code],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "seed": seed,
         "return": float(done.stdout.split()[-1]),
-        "cpu_seconds": seconds,
+        "cpu_seconds": round(seconds, 1),
         "steps": steps,
     }
+
+
+def seeds_of(text: str) -> list[int]:
+    """``"1-3,7"`` → ``[1, 2, 3, 7]``."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds.extend(range(int(first), int(last or first) + 1))
+    return seeds
+
+
+def commit() -> str:
+    """The commit that is run, marked if the tree differs from it; empty outside of a checkout."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """All rows as one table in Markdown."""
     lines = [
-        "| row | steps | floor | return: mean (min … max) | seeds at the floor | CPU s a run |",
+        "| row | steps | asked of each seed | return: mean (min … max) | seeds that do | CPU s a run |",
         "|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
+        floor, ceiling = result["floor"], result["ceiling"]
+        asked = f"≥ {floor:g}" if ceiling is None else f"≤ {ceiling:g}"
         for who, runs in (("", result["runs"]), (" (SB3)", result["peer"])):
             if not runs:
                 continue
             returns = [each["return"] for each in runs]
-            seconds = statistics.fmean(each["cpu_seconds"] for each in runs)
-            reached = sum(value >= result["floor"] for value in returns)
+            seconds = [each["cpu_seconds"] for each in runs]
+            reached = sum(value >= floor if ceiling is None else value <= ceiling for value in returns)
+            digits = 2 if max(map(abs, returns)) < 10 else 1
+            low, mean, high = (
+                f"{value:.{digits}f}" for value in (min(returns), statistics.fmean(returns), max(returns))
+            )
             lines.append(
-                f"| {name}{who} | {runs[0]['steps']:,} | {result['floor']:g} "
-                f"| {statistics.fmean(returns):.1f} ({min(returns):.1f} … {max(returns):.1f}) "
-                f"| {reached} of {len(returns)} | {seconds:.1f} |"
+                f"| {name}{who} | {runs[0]['steps']:,} | {asked} "
+                f"| {mean} ({low} … {high}) "
+                f"| {reached} of {len(returns)} "
+                f"| {statistics.fmean(seconds):.0f} ({min(seconds):.0f} … {max(seconds):.0f}) |"
             )
     return "\n".join(lines)
+
+
+def make_row(name: str, seeds: list[int], folder: pathlib.Path, peers: str | None) -> dict[str, Any]:
+    """Runs what is missing of one row, writes its files and returns its numbers."""
+    row, file = ROWS[name], folder / f"{name}.json"
+    result: dict[str, Any] = {"runs": [], "peer": []}
+    if file.exists():
+        result = json.loads(file.read_text(encoding="utf-8"))
+    result = {**dataclasses.asdict(row), "runs": result["runs"], "peer": result["peer"]}
+    todo = [("runs", seed) for seed in seeds]
+    todo += [("peer", seed) for seed in seeds if peers is not None and name in PEERS]
+    for kind, seed in todo:
+        if any(each["seed"] == seed for each in result[kind]):
+            continue
+        numbers = train(name, row, seed, folder) if kind == "runs" else train_peer(name, seed, peers or "")
+        result[kind].append({**numbers, "commit": commit()} if kind == "runs" else numbers)
+        result[kind].sort(key=lambda each: each["seed"])
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"{name} {kind} {numbers}", flush=True)
+    folders = [folder / f"{name}-{each['seed']}" for each in result["runs"]]
+    if folders and all(each.exists() for each in folders):
+        picture = str(folder / f"{name}.png")
+        run([sys.executable, "-m", "agents", "plot", *map(str, folders), "--output", picture])
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("rows", nargs="*", default=[], metavar="ROW", help=", ".join(ROWS))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=seeds_of, default=[1, 2, 3, 4, 5], metavar="1-5")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/learning"))
-    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has stable_baselines3")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of the files in --out, run nothing"
+    )
     options = parser.parse_args()
     unknown = sorted(set(options.rows) - set(ROWS))
     if unknown:
@@ -159,14 +245,12 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, Any]] = {}
     for name in options.rows or ROWS:
-        row = ROWS[name]
-        seeds = range(1, options.seeds + 1)
-        runs = [train(name, row, seed, options.out) for seed in seeds]
-        peer = [each for seed in seeds if options.peers and (each := train_peer(name, seed))]
-        results[name] = {**dataclasses.asdict(row), "runs": runs, "peer": peer}
-        (options.out / f"{name}.json").write_text(json.dumps(results[name], indent=1), encoding="utf-8")
-        folders = [str(options.out / f"{name}-{seed}") for seed in seeds]
-        run([sys.executable, "-m", "agents", "plot", *folders, "--output", str(options.out / f"{name}.png")])
+        if options.table:
+            file = options.out / f"{name}.json"
+            if file.exists():
+                results[name] = json.loads(file.read_text(encoding="utf-8"))
+            continue
+        results[name] = make_row(name, options.seeds, options.out, options.peers)
         print(table({name: results[name]}), flush=True)
     print(table(results))
 
