@@ -142,9 +142,10 @@ def train_peer(name: str, seed: int, python: str) -> dict[str, Any]:
         f"model = sb3.{kind}('MlpPolicy', make_vec_env({environment!r}, {lanes}, seed={seed}), seed={seed},"
         f" device='cpu', **{settings!r});"
         f"model.learn({steps});"
-        f"print(evaluate_policy(model, make_vec_env({environment!r}, 1, seed=1), 100)[0])"
+        "import resource; used = resource.getrusage(resource.RUSAGE_SELF);"
+        f"mean = evaluate_policy(model, make_vec_env({environment!r}, 1, seed=1), 100)[0];"
+        "print(mean, used.ru_utime + used.ru_stime)"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [python, "-c", code],
         check=True,
@@ -152,11 +153,10 @@ def train_peer(name: str, seed: int, python: str) -> dict[str, Any]:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    mean, seconds = map(float, done.stdout.split()[-2:])
     return {
         "seed": seed,
-        "return": float(done.stdout.split()[-1]),
+        "return": mean,
         "cpu_seconds": round(seconds, 1),
         "steps": steps,
     }
