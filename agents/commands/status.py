@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from agents.commands import flags
 from agents.commands.run_folder import RunFolder
 from framework.loggers.base import format_value
 from framework.loggers.jsonl import read_jsonl
+from launch.view import NodesView
 
 
 @dataclass(frozen=True)
@@ -47,60 +48,14 @@ def watch(folder: RunFolder, console: Any = None, interval: float = 1.0) -> None
     end = threading.Thread(target=folder.wait_until_free, args=(None,), daemon=True)
     if folder.running_pid() is not None:
         end.start()
-    before: Mapping[str, Any] = {}
-    now = _status(folder)
-    with Live(nodes_table(now, before), console=console, auto_refresh=False) as live:
+    view = NodesView(lambda: _status(folder), interval=0.0)
+    with Live(view(), console=console, auto_refresh=False) as live:
         try:
             while end.is_alive():
                 end.join(interval)
-                newest = _status(folder)
-                if newest and newest.get("time") != now.get("time"):
-                    before, now = now, newest
-                live.update(nodes_table(now, before), refresh=True)
+                live.update(view(), refresh=True)
         except KeyboardInterrupt:
             return
-
-
-def nodes_table(status: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
-    """A ``rich`` table of the nodes in two readings of ``status.json``, from whose difference the rates come.
-
-    CPU is in percent of one core, memory what is resident, calls what the node was asked by others.
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    title = (
-        f"{status.get('program', 'no program')} on {status.get('engine', '?')}: {status.get('state', '?')}"
-    )
-    table = Table(title=title)
-    table.add_column("node")
-    table.add_column("state")
-    for column in ("restarts", "CPU %", "memory MB", "calls/s"):
-        table.add_column(column, justify="right")
-    table.add_column("last error", overflow="fold")
-    earlier = {node.get("label"): node for node in before.get("nodes", [])}
-    seconds = status.get("time", 0.0) - before.get("time", 0.0) if before else 0.0
-    for node in status.get("nodes", []):
-        old = earlier.get(node["label"], {})
-        memory = node.get("memory_bytes")
-        cells = (
-            str(node.get("restarts", 0)),
-            _rate(node, old, "cpu_seconds", seconds, 100),
-            "" if memory is None else f"{memory / 1e6:,.0f}",
-            _rate(node, old, "calls", seconds, 1),
-        )
-        style = {"failed": "red", "killed": "red", "restarting": "yellow"}.get(node.get("state", ""), "")
-        state = Text(str(node.get("state")), style=style)
-        table.add_row(Text(str(node["label"])), state, *cells, Text(str(node.get("error") or "")))
-    return table
-
-
-def _rate(node: Mapping[str, Any], old: Mapping[str, Any], name: str, seconds: float, factor: float) -> str:
-    """What ``name`` grew by in a second; nothing if that is not known, as after a restart."""
-    now, then = node.get(name), old.get(name)
-    if now is None or then is None or seconds <= 0 or node.get("pid") != old.get("pid"):
-        return ""
-    return f"{max(0.0, now - then) / seconds * factor:,.0f}"
 
 
 def text(folder: RunFolder) -> str:

@@ -157,25 +157,29 @@ def run(folder: RunFolder, program: Any) -> int:
 def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]:
     """The result, and the signal that ended the run or None."""
     from framework.loggers import ProgressDisplay
+    from launch.view import NodesView
 
     options = folder.options
     restarts = dict.fromkeys(program.groups, options.restarts)
     with (
-        ProgressDisplay(options.max_actor_steps, options.target_return) as display,
         launch.start(
             program, options.engine, directory=folder.path, restarts=restarts if options.restarts else None
         ) as job,
         _stopping(job) as received,
+        ProgressDisplay(
+            options.max_actor_steps, options.target_return, below=NodesView(job.status)
+        ) as display,
     ):
-        while not job.over:
-            try:
-                job.wait(_POLL_S)
-            except TimeoutError:
-                if job.over:
-                    raise
-                snapshot = None if received else _snapshot(launch, job)
-                if snapshot is not None:
-                    display.update(snapshot)
+        try:
+            while not job.over:
+                try:
+                    job.wait(_POLL_S)
+                except TimeoutError:
+                    if job.over:
+                        raise
+                    display.update(None if received else _snapshot(launch, job))
+        finally:
+            display.update(None)  # how the nodes have ended
         return job.result, (received[0] if received else None)
 
 

@@ -25,6 +25,8 @@ class ProgressDisplay:
       console: a ``rich.console.Console``; None writes to standard output.
       line_every: seconds between two lines where the output is no terminal.
       clock: seconds, for tests.
+      below: makes what stands under the numbers on a terminal, as a table of the program's nodes; a line
+        shows nothing of it.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class ProgressDisplay:
         console: Any = None,
         line_every: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        below: Callable[[], Any] | None = None,
     ):
         from rich.console import Console
 
@@ -42,18 +45,24 @@ class ProgressDisplay:
         self._console = console or Console()
         self._line_every = line_every
         self._clock = clock
+        self._below = below
         self._meter = _Meter(clock)
         self._last_line: float | None = None
         self._shown: Mapping[str, Any] | None = None
         self._live: Any = None
 
-    def update(self, snapshot: Mapping[str, Any]) -> None:
-        """Shows ``{"counts": {name: count}, "labels": {label: newest row}}``."""
-        self._shown = snapshot
-        self._meter.update(snapshot.get("counts", {}))
+    def update(self, snapshot: Mapping[str, Any] | None) -> None:
+        """Shows ``{"counts": {name: count}, "labels": {label: newest row}}``.
+
+        None where there is no newer one, as while the program starts: only what stands below is renewed.
+        """
+        if snapshot is not None:
+            self._shown = snapshot
+            self._meter.update(snapshot.get("counts", {}))
         if self._console.is_terminal:
-            self._live_view().update(self.render())
-        elif self._is_due(snapshot):
+            if snapshot is not None or self._below is not None:
+                self._live_view().update(self.render())
+        elif snapshot is not None and self._is_due(snapshot):
             self._last_line = self._clock()
             self._console.print(self.line(), highlight=False, soft_wrap=True, markup=False)
 
@@ -106,7 +115,13 @@ class ProgressDisplay:
         return " | ".join(f"{name} {text}" for name, text in self.numbers().items())
 
     def render(self) -> Any:
-        """The bar and the table, for rich."""
+        """The bar and the table, and what stands below, for rich."""
+        from rich.console import Group
+
+        parts = [] if self._shown is None else [self._render_numbers()]
+        return Group(*parts, *([] if self._below is None else [self._below()]))
+
+    def _render_numbers(self) -> Any:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 

@@ -113,6 +113,11 @@ class Server:
         self._check()
         return self._client.another()
 
+    @property
+    def messages(self) -> int:
+        """How many messages clients have sent; calls of clients in this process are none."""
+        return 0 if self._service is None else self._service.messages
+
     def stop(self) -> None:
         """Ends the server: every call that waits for it, in any process, raises ServerClosed at once."""
         with self._stop_lock:

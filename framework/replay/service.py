@@ -90,12 +90,14 @@ class Service(threading.Thread):
 
     Attributes:
       error: what ended the loop, if it was not `stop`.
+      messages: how many were taken in.
       malformed: how many messages were not of this protocol and were ignored.
     """
 
     def __init__(self, handler: Handler, listeners: list[zmq.Socket], name: str = "replay-server") -> None:
         super().__init__(name=name, daemon=True)
         self.error: BaseException | None = None
+        self.messages = 0
         self.malformed = 0
         self._handler = handler
         self._listeners = listeners
@@ -195,6 +197,7 @@ class Service(threading.Thread):
             except zmq.Again:
                 return
             peer = identity.bytes
+            self.messages += 1
             try:
                 message = wire.decode(frames)
                 self._answer(listener, peer, message)

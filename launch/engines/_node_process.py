@@ -189,6 +189,13 @@ class _Living:
     def is_worker(self) -> bool:
         return self.leaf.node.is_function or self.leaf.node.runs(self.object)
 
+    @property
+    def messages(self) -> int:
+        """Calls taken in; of a replay server the messages, if its back end counts them."""
+        if self.server is not None:
+            return self.server.calls
+        return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ReplayNode) else 0
+
 
 class NodeProcess:
     """Makes the objects of a unit, serves them, runs its workers, and closes them when told."""
@@ -355,7 +362,7 @@ class NodeProcess:
 
     def _usage(self) -> dict[str, Any]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        calls = sum(living.server.calls for living in self._living if living.server is not None)
+        calls = sum(living.messages for living in self._living)
         memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
             memory = int(file.read().split()[1]) * resource.getpagesize()

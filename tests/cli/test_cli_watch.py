@@ -1,11 +1,17 @@
-"""``repertory status --watch``: the table of nodes."""
+"""The live table of nodes, in ``repertory status --watch`` and ``repertory train``."""
 
-import io
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
 
-from rich.console import Console
-
-from agents.commands import status
+import agents
 
 
 def reading(time, *nodes):
@@ -15,37 +21,6 @@ def reading(time, *nodes):
 def node(label, calls, pid=7, **changes):
     usage = {"cpu_seconds": calls / 100, "memory_bytes": 250e6, "calls": calls, "error": None}
     return {"label": label, "state": "running", "restarts": 0, "pid": pid, **usage, **changes}
-
-
-def rows(table):
-    """Each line as the words between its bars."""
-    console = Console(file=io.StringIO(), width=150)
-    console.print(table)
-    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-
-
-def test_rates_are_the_difference_of_two_readings():
-    before = reading(100.0, node("learner-0", 50))
-    now = reading(102.0, node("learner-0", 150))
-    assert rows(status.nodes_table(now, before)) == [
-        ["learner-0", "running", "0", "50", "250", "50", ""],
-    ]
-
-
-def test_a_new_life_has_no_rates_yet():
-    before = reading(100.0, node("actor-0", 50))
-    error = "ProcessDied: the process was killed by SIGKILL"
-    now = reading(101.0, node("actor-0", 5, pid=8, restarts=1, error=error))
-    assert rows(status.nodes_table(now, before)) == [
-        ["actor-0", "running", "1", "", "250", "", error],
-    ]
-
-
-def test_without_numbers_there_are_none():
-    nothing = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
-    bare = {**node("main-0", 0, state="starting"), **nothing}
-    assert rows(status.nodes_table(reading(1.0, bare), {})) == [["main-0", "starting", "0", "", "", "", ""]]
 
 
 def test_watching_a_run_that_has_ended_shows_it_once(repertory, make_run):
@@ -60,3 +35,56 @@ def test_restarts_are_counted_from_zero(repertory, tmp_path):
     code, _, err = repertory("train", "random_actions", "--restarts", "-1", "--directory", tmp_path / "run")
     assert code == 1 and "--restarts is -1" in err
     assert not (tmp_path / "run").exists()
+
+
+TRAIN = ["train", "random_actions", "--max-actor-steps", "3000", "--engine"]
+
+
+def train(arguments, **streams):
+    root = Path(agents.__path__[0]).parent
+    environment = {**os.environ, "PYTHONPATH": str(root), "TERM": "xterm-256color"}
+    for name in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "agents", *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, **streams)
+
+
+def on_a_terminal(arguments):
+    """What ``repertory`` writes to a terminal of 50 lines and 160 columns, without the escape codes."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+    process = train(arguments, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    try:
+        while piece := os.read(ours, 65536):
+            written += piece
+    except OSError:  # EIO: the other end has been closed
+        pass
+    finally:
+        os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+    assert process.wait(60) == 0, text
+    return text
+
+
+def test_training_on_a_terminal_shows_the_nodes(tmp_path):
+    text = on_a_terminal([*TRAIN, "processes", "--directory", tmp_path / "run"])
+    assert "messages/s" in text
+    *_, last = text.split(" on processes: ")
+    assert last.startswith("finished")
+    shown = [[cell.strip() for cell in line.split("│")[1:-1]] for line in last.splitlines() if "│" in line]
+    nodes = {row[0]: row for row in shown}
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert set(nodes) == {node["label"] for node in status["nodes"]}
+    assert {row[1] for row in nodes.values()} == {"closed"}
+    assert all(float(row[4]) > 1 for row in nodes.values()), "no memory"
+    assert "environment steps/s" in text
+
+
+def test_training_into_a_pipe_shows_no_table(tmp_path):
+    process = train([*TRAIN, "processes", "--directory", tmp_path / "run"], stdout=subprocess.PIPE)
+    text = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 0
+    assert "environment steps" in text
+    assert "messages/s" not in text and "│" not in text

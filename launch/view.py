@@ -1,0 +1,95 @@
+"""The live view of a program: a table of its nodes for a terminal.
+
+::
+
+    view = NodesView(job.status)
+    with rich.live.Live(get_renderable=view) as live:     # or print(view()) now and then
+        job.wait()
+
+Needs `rich`, which is imported when a table is made.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_STYLES = {"failed": "red", "killed": "red", "restarting": "yellow", "starting": "dim"}
+
+
+class NodesView:
+    """Tables of the newest status; rates are those since the status before.
+
+    Args:
+      read: gives a status as ``Job.status()`` does, or as `status.json` holds it; ``{}`` where there is none.
+      interval: seconds between two readings; calls in between show the same table.
+      clock: seconds, for statuses that do not say their ``"time"``.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, Any]],
+        interval: float = 1.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._read = read
+        self._interval = interval
+        self._clock = clock
+        self._before: Mapping[str, Any] = {}
+        self._now: Mapping[str, Any] = {}
+
+    def __call__(self) -> Any:
+        """A ``rich.table.Table``."""
+        newest = self._read()
+        if newest:
+            newest = {"time": self._clock(), **newest}
+            passed = newest["time"] - self._now["time"] if self._now else math.inf
+            if passed > 0 and passed >= self._interval:
+                self._before, self._now = self._now, newest
+            elif newest.get("state") != self._now.get("state"):  # the end is shown at once
+                self._now = {**newest, "time": self._now["time"]}
+        return nodes_table(self._now, self._before)
+
+
+def nodes_table(status: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
+    """A ``rich`` table of the nodes in two statuses with their times, from whose difference the rates come.
+
+    CPU is in percent of one core, memory what is resident; messages are the calls that a node was asked, or
+    what a replay server was sent.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    title = (
+        f"{status.get('program', 'no program')} on {status.get('engine', '?')}: {status.get('state', '?')}"
+    )
+    table = Table(title=title)
+    table.add_column("node")
+    table.add_column("state")
+    for column in ("restarts", "CPU %", "memory MB", "messages/s"):
+        table.add_column(column, justify="right")
+    table.add_column("last error", overflow="fold")
+    earlier = {node.get("label"): node for node in before.get("nodes", [])}
+    seconds = status.get("time", 0.0) - before.get("time", 0.0) if before else 0.0
+    for node in status.get("nodes", []):
+        old = earlier.get(node["label"], {})
+        memory = node.get("memory_bytes")
+        cells = (
+            str(node.get("restarts", 0)),
+            _rate(node, old, "cpu_seconds", seconds, 100),
+            "" if memory is None else f"{memory / 1e6:,.0f}",
+            _rate(node, old, "calls", seconds, 1),
+        )
+        state = Text(str(node.get("state")), style=_STYLES.get(node.get("state", ""), ""))
+        table.add_row(Text(str(node["label"])), state, *cells, Text(str(node.get("error") or "")))
+    return table
+
+
+def _rate(node: Mapping[str, Any], old: Mapping[str, Any], name: str, seconds: float, factor: float) -> str:
+    """What ``name`` grew by in a second; nothing if that is not known, as after a restart."""
+    now, then = node.get(name), old.get(name)
+    if now is None or then is None or seconds <= 0 or node.get("pid") != old.get("pid"):
+        return ""
+    return f"{max(0.0, now - then) / seconds * factor:,.0f}"
