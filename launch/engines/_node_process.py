@@ -237,6 +237,7 @@ class NodeProcess:
             self._tell("failed", wire.describe_error(error))
             return 1
         self._ended.set()
+        self._tell("alive", self._usage())  # what it used in all
         self._tell("closed")
         return 0
 
@@ -357,8 +358,10 @@ class NodeProcess:
 
     def _beat(self) -> None:
         interval = min(1.0, (self._setup.heartbeat or 4.0) / 4)
-        while not self._ended.wait(interval):
+        while True:
             self._tell("alive", self._usage())
+            if self._ended.wait(interval):
+                return
 
     def _usage(self) -> dict[str, Any]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
