@@ -206,7 +206,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
                 f"| {mean} ({low} … {high}) "
                 f"| {reached} of {len(returns)} "
                 f"| {statistics.fmean(seconds):.0f} ({min(seconds):.0f} … {max(seconds):.0f}) "
-                f"| {result['published'] if runs is result['runs'] else ''} |"
+                f"| {ROWS[name].published if not who else ''} |"
             )
     return "\n".join(lines)
 
