@@ -51,7 +51,7 @@ python3.10 python3.11: python%:
 	touch $@
 
 test-reverb: .venv-reverb/installed
-	.venv-reverb/bin/python -m pytest -n 2 tests/conformance/replay tests/replay/test_reverb_backend.py
+	.venv-reverb/bin/python -m pytest -n 2 tests/conformance/replay tests/replay/test_reverb_backend.py tests/replay/test_replay_kernels.py
 
 test-ray: .venv-ray/installed
 	.venv-ray/bin/python -m pytest tests/conformance/launch -k "ray"

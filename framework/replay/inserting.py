@@ -41,7 +41,10 @@ class Inserting(TableCore):
         if array.shape != (n,):
             raise ValueError(f"table {self.name!r}, priorities: got shape {array.shape}, expected ({n},)")
         if n:
-            low, high = np.minimum.reduce(array), np.maximum.reduce(array)
+            if self._compiled is not None:
+                low, high = self._compiled.bounds(array)
+            else:
+                low, high = np.minimum.reduce(array), np.maximum.reduce(array)
             if not (low >= 0.0 and high < np.inf):
                 bad = array[~((array >= 0.0) & (array < np.inf))]
                 raise ValueError(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay import kernels
 from framework.replay.selectors.base import grown
 
 FOREIGN = 1 << 55
@@ -38,8 +39,10 @@ class Items:
     """Arrays ``[slots]``; they grow up to the most items that the table ever held at once."""
 
     def __init__(self, max_size: int, width: int = 0):
-        self.bits = max(10, (2 * max_size).bit_length())
+        # One more than slots need, so that what _NO_KEY points at is never a slot.
+        self.bits = max(12, (4 * max_size).bit_length())
         self._mask = np.uint64((1 << self.bits) - 1)
+        self._compiled = kernels.load()
         size = min(1024, max(16, max_size))
         self.state = np.zeros(size, np.int8)
         self.keys = np.full(size, _NO_KEY)
@@ -149,16 +152,26 @@ class Items:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The slot of each key, -1 for keys that are gone or never were; int64 ``[n]``."""
+        if self._compiled is not None:
+            slots = np.empty(len(keys), np.int64)
+            if not self._compiled.find(keys, self.keys, self._mask, slots):
+                return slots
+            found = slots >= 0
+            return self._find_foreign(keys, slots, found) if self.foreign else slots
         slots = (keys & self._mask).view(np.int64)
-        # "clip": a key that was never given out may point anywhere; it differs from the key that is there.
-        found = self.keys.take(slots, mode="clip") == keys
+        try:
+            found = self.keys.take(slots) == keys
+        except IndexError:  # a key that was never given out may point anywhere
+            found = (slots < len(self.keys)) & (self.keys.take(slots, mode="clip") == keys)
         if np.count_nonzero(found) == len(keys):
             return slots
         slots = np.where(found, slots, -1)
-        if self.foreign:
-            missing = np.flatnonzero(~found)
-            get = self.foreign.get
-            slots[missing] = [get(key, -1) for key in keys[missing].tolist()]
+        return self._find_foreign(keys, slots, found) if self.foreign else slots
+
+    def _find_foreign(self, keys: np.ndarray, slots: np.ndarray, found: np.ndarray) -> np.ndarray:
+        missing = np.flatnonzero(~found)
+        get = self.foreign.get
+        slots[missing] = [get(key, -1) for key in keys[missing].tolist()]
         return slots
 
     def in_order(self) -> np.ndarray:

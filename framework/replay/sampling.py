@@ -107,7 +107,13 @@ class Sampling(Inserting):
         """``n`` samples none of which removes an item; the limiter has allowed them."""
         items = self._items
         slots, probabilities = self.sampler.sample(n, self._rng)
+        size = np.empty(n, np.int64)
+        size.fill(items.size - self._limbo)
         times = items.times
+        if self._compiled is not None:
+            counts, keys, priorities = np.empty(n, np.int32), np.empty(n, np.uint64), np.empty(n)
+            self._compiled.draw(slots, times, items.keys, items.priorities, counts, keys, priorities)
+            return slots, SampleInfo(keys, probabilities, size, priorities, counts)
         before = times.take(slots)
         np.add.at(times, slots, _ONE)
         before += _ONE
@@ -117,8 +123,6 @@ class Sampling(Inserting):
             for at, slot in zip(repeated.tolist(), slots[repeated].tolist(), strict=True):
                 earlier[slot] = count = earlier.get(slot, -1) + 1
                 before[at] += count
-        size = np.empty(n, np.int64)
-        size.fill(items.size - self._limbo)
         info = SampleInfo(items.keys.take(slots), probabilities, size, items.priorities.take(slots), before)
         return slots, info
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from framework.replay import kernels
 from framework.replay.compression import CompressedColumn
 from framework.replay.errors import StoreFullError
 
@@ -91,7 +92,7 @@ class Stream:
         self._next = 0  # rows from here on were never leased
         self._reserved = 0
         self._row_bytes = 4
-        self._mark = np.zeros(0, np.int64)
+        self._compiled = kernels.load()
         self._steps = np.arange(1024, dtype=np.int64)
 
     @property
@@ -179,11 +180,17 @@ class Stream:
     def acquire(self, rows: np.ndarray) -> None:
         """An item points at each of ``rows`` once more (repeats allowed)."""
         with self._lock:
-            np.add.at(self._counts, rows, _ONE)
+            if self._compiled is None:
+                np.add.at(self._counts, rows, _ONE)
+            elif not self._compiled.acquire(self._counts, rows):
+                raise self._out_of_range(rows)
 
     def drop(self, rows: np.ndarray) -> None:
         """The opposite of ``acquire``; rows that nobody holds any more are free."""
         with self._lock:
+            if self._compiled is not None:
+                self._drop_compiled(rows)
+                return
             counts = self._counts
             np.subtract.at(counts, rows, _ONE)
             over = counts.take(rows) == 0
@@ -197,17 +204,40 @@ class Stream:
                 if np.count_nonzero(new) < n - 1:
                     free = np.concatenate([free[:1], free[1:][new]])
                     n = len(free)
-            end = self._num_free + n
-            if end > len(self._free):
-                grown = np.empty(max(end, 2 * len(self._free)), np.int64)
-                grown[: self._num_free] = self._free[: self._num_free]
-                self._free = grown
-            self._free[self._num_free : end] = free
-            self._num_free = end
+            self._make_room(n)
+            self._free[self._num_free : self._num_free + n] = free
+            self._num_free += n
             for column in self._compressed:
                 column.clear(free)
 
     release = drop  # a lease is one more reference
+
+    def _drop_compiled(self, rows: np.ndarray) -> None:
+        self._make_room(len(rows))
+        free = self._free[self._num_free : self._num_free + len(rows)]
+        n = self._compiled.drop(self._counts, rows, free)
+        if n < -1 - len(rows):
+            raise self._out_of_range(rows)
+        free = free[: n if n >= 0 else -1 - n]
+        if n < 0:
+            free.sort()  # ascending, so that the next lease gets consecutive rows
+        self._num_free += len(free)
+        for column in self._compressed:
+            column.clear(free)
+
+    def _make_room(self, n: int) -> None:
+        """For ``n`` more free rows on the stack."""
+        end = self._num_free + n
+        if end > len(self._free):
+            grown = np.empty(max(end, 2 * len(self._free)), np.int64)
+            grown[: self._num_free] = self._free[: self._num_free]
+            self._free = grown
+
+    def _out_of_range(self, rows: np.ndarray) -> IndexError:
+        return IndexError(
+            f"stream {self.name!r}: got rows {int(rows.min())} to {int(rows.max())}, expected 0 to "
+            f"{self.capacity - 1}, which append has returned"
+        )
 
     def check(self, rows: np.ndarray) -> None:
         """ValueError unless each of ``rows`` is leased or referenced."""

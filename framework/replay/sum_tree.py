@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-_SHIFT = 4
-FANOUT = 1 << _SHIFT
+from framework.replay import kernels
+from framework.replay.kernels import SHIFT
+
+FANOUT = 1 << SHIFT
 # The root level is not a tree but one array, searched through its running sum: cheaper than one more level.
 _ROOT = 2048
 
@@ -21,24 +23,29 @@ class SumTree:
     set."""
 
     def __init__(self, capacity: int = FANOUT):
+        self._compiled = kernels.load()
         self._ones = np.ones(FANOUT)
         self._running = np.triu(np.ones((FANOUT, FANOUT)))  # block @ this = its running sums
         self._levels: list[np.ndarray] = []  # [leaves, sums of FANOUT leaves, …, root]
-        self._cumulative: np.ndarray | None = None
         self._begins = np.zeros(0, np.int64)
         self._build(np.zeros(capacity))
 
     def _build(self, leaves: np.ndarray) -> None:
-        blocks = -(-len(leaves) // FANOUT)
-        padded = np.zeros(blocks * FANOUT)
-        padded[: len(leaves)] = leaves
-        self._levels = [padded]
-        while len(self._levels[-1]) > _ROOT:
-            sums = self._levels[-1].reshape(-1, FANOUT) @ self._ones
-            padded = np.zeros(-(-len(sums) // FANOUT) * FANOUT)
-            padded[: len(sums)] = sums
-            self._levels.append(padded)
-        self._cumulative = None
+        sizes = [max(1, -(-len(leaves) // FANOUT)) * FANOUT]
+        while sizes[-1] > _ROOT:
+            sizes.append(-(-sizes[-1] // FANOUT**2) * FANOUT)
+        # All levels in one array, for the compiled loops; the levels are views of it.
+        self._starts = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+        self._flat = np.zeros(sum(sizes))
+        self._levels = [
+            self._flat[begin : begin + size] for begin, size in zip(self._starts, sizes, strict=True)
+        ]
+        self._levels[0][: len(leaves)] = leaves
+        for below, above in zip(self._levels[:-1], self._levels[1:], strict=True):
+            sums = below.reshape(-1, FANOUT) @ self._ones
+            above[: len(sums)] = sums
+        self._sums = np.zeros(sizes[-1])  # running, of the highest level; to be computed anew if stale
+        self._stale = True
 
     def __len__(self) -> int:
         return len(self._levels[0])
@@ -49,9 +56,13 @@ class SumTree:
         return float(self._root_sums()[-1])
 
     def _root_sums(self) -> np.ndarray:
-        if self._cumulative is None:
-            self._cumulative = self._levels[-1].cumsum()
-        return self._cumulative
+        if self._stale:
+            if self._compiled is None:
+                self._levels[-1].cumsum(out=self._sums)
+            else:
+                self._compiled.running_sum(self._levels[-1], self._sums)
+            self._stale = False
+        return self._sums
 
     def get(self, leaves: np.ndarray) -> np.ndarray:
         """The weights of ``leaves``."""
@@ -69,29 +80,39 @@ class SumTree:
             grown[leaves] = weights
             self._build(grown)
             return
+        self._stale = True
+        if self._compiled is not None:
+            self._compiled.tree_set(self._flat, self._starts, leaves, weights)
+            return
         self._levels[0][leaves] = weights
         nodes = leaves
         for below, above in zip(self._levels[:-1], self._levels[1:], strict=True):
-            nodes = nodes >> _SHIFT
+            nodes = nodes >> SHIFT
             above[nodes] = below.reshape(-1, FANOUT).take(nodes, 0) @ self._ones
-        self._cumulative = None
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """``n`` independent leaves in proportion to their weights, and their probabilities. The total must be
         > 0."""
         total = self.total
-        leaves, weights = self._descend(rng.random(n) * total)
-        while not np.minimum.reduce(weights) > 0.0:
+        mass = rng.random(n)
+        mass *= total
+        leaves, weights, empty = self._descend(mass)
+        while empty:
             # Rounding can end a descent just past the last child that weighs anything. Leaves of weight 0
             # must not be chosen.
             again = np.flatnonzero(weights == 0.0)
-            leaves[again], weights[again] = self._descend(rng.random(len(again)) * total)
+            leaves[again], weights[again], empty = self._descend(rng.random(len(again)) * total)
         weights /= total
         return leaves, weights
 
-    def _descend(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The leaf in whose share of the running sum each of ``mass`` falls, and its weight."""
+    def _descend(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+        """The leaf in whose share of the running sum each of ``mass`` falls, its weight, and whether one of
+        the weights is 0."""
         sums = self._root_sums()
+        if self._compiled is not None:
+            leaves, weights = np.empty(len(mass), np.int64), np.empty(len(mass))
+            descend = self._compiled.tree_descend
+            return leaves, weights, descend(self._flat, self._starts, sums, mass, leaves, weights) > 0
         order = mass.argsort()  # a search for ascending values is twice as fast, sorting included
         mass = mass.take(order)
         nodes = sums.searchsorted(mass, side="right")
@@ -114,4 +135,5 @@ class SumTree:
             above = level
         leaves = np.empty_like(nodes)
         leaves[order] = np.minimum(nodes, len(above) - 1, out=nodes)
-        return leaves, above.take(leaves)
+        weights = above.take(leaves)
+        return leaves, weights, not np.minimum.reduce(weights) > 0.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay import kernels
 from framework.replay.binding import Binding
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.items import LIVE, Items
@@ -94,6 +95,7 @@ class TableCore:
         self.concurrent = True
         self.store = RowStore()
         self._rng = np.random.default_rng(seed)
+        self._compiled = kernels.load()
         self._items = Items(self.max_size)
         self._bindings: list[Binding] = []
         self._binding_of: dict[Layout, int] = {}
