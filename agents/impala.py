@@ -231,7 +231,7 @@ def make_loss(config: IMPALAConfig) -> Any:
                 "staleness_max": (age * counted).max(),
                 "transitions": counted.sum(),
             }
-        return LossOutput(loss, metrics)
+        return LossOutput(loss, metrics, weight=counted.sum())
 
     return loss_fn
 

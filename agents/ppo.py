@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from framework import core, learners, losses, networks
-from framework.learners import EpochContext, LossOutput, Prepared, schedules
+from framework.learners import EpochContext, LossOutput, Prepared, distributed, schedules
 
 TABLE = "priority_table"
 
@@ -281,7 +282,7 @@ class PPOUpdate:
         starts[:, 0] = 0.0  # its state is stored, whether an episode begins there or not
         rewards = data.reward.float()
         if config.normalize_rewards:
-            nets.reward_scale.update(rewards, starts, mask, config.discount)
+            nets.reward_scale.update(rewards, starts, mask, config.discount, context.total)
             rewards = nets.reward_scale(rewards)
         observation = nets.normalizer(data.observation)
         state = tuple(part[:, 0] for part in data.extras["state"]) if nets.core is not None else ()
@@ -291,7 +292,7 @@ class PPOUpdate:
         )
         targets = values + advantages
         if config.normalize_advantages:
-            scaled = losses.normalize_advantages(advantages, mask)
+            scaled = losses.normalize_advantages(advantages, mask, total=context.total)
         else:
             scaled = advantages
         actions, policy = nets.actions.drawn(data), data.extras["policy"]
@@ -337,6 +338,7 @@ class PPOUpdate:
                 nets.progress.kl_coefficient,
                 config.target_kl,
                 mask,
+                total=context.total,
             )
         if config.value_clip is None:
             value_loss = losses.value_loss(values, rows.target, mask)
@@ -353,7 +355,8 @@ class PPOUpdate:
             "entropy": entropy,
             "clip_fraction": surrogate.clip_fraction,
         }
-        return LossOutput(loss, metrics)
+        weight = loss.new_tensor(len(log_probs)) if mask is None else mask.sum()
+        return LossOutput(loss, metrics, weight=weight)
 
     def finish(
         self, nets: PPONetworks, batch: Any, prepared: Prepared, context: EpochContext
@@ -364,13 +367,16 @@ class PPOUpdate:
         starts = rows.starts if isinstance(rows.starts, torch.Tensor) else None
         new, _ = nets(rows.observation, rows.state, starts)
         kl = losses.masked_mean(nets.actions.distribution(rows.policy).kl(new), mask)
+        if context.total is not None:
+            weighted = context.total(torch.stack([kl * prepared.rows, kl.new_tensor(prepared.rows)]))
+            kl = weighted[0] / weighted[1].clamp(min=1.0)
         metrics = {"kl": kl}
         if self._config.target_kl is not None:
             coefficient = nets.progress.kl_coefficient
             coefficient.copy_(losses.adapt_kl_coefficient(coefficient, kl, self._config.target_kl))
             metrics["kl_coefficient"] = coefficient.clone()
         # Last of all: what acted and what learned from it saw the same normalised observations.
-        nets.normalizer.update(batch.data.observation, batch.data.mask > 0)
+        nets.normalizer.update(batch.data.observation, batch.data.mask > 0, context.total)
         return metrics
 
 
@@ -385,14 +391,26 @@ class PPO(core.Agent):
     Args:
       config: the settings.
       num_lanes: lanes of the whole program; ``make_program`` sets it.
+      num_learners: learners, each of which learns from the unrolls of an equal part of the lanes; likewise.
     """
 
-    def __init__(self, config: PPOConfig | None = None, num_lanes: int = 1):
+    def __init__(self, config: PPOConfig | None = None, num_lanes: int = 1, num_learners: int = 1):
         self.config = config or PPOConfig()
-        self.num_lanes = num_lanes
+        self.num_lanes, self.num_learners = num_lanes, num_learners
 
     def for_lanes(self, num_lanes: int) -> PPO:
-        return PPO(self.config, num_lanes)
+        return PPO(self.config, num_lanes, self.num_learners)
+
+    def for_learner(self, rank: int, num_learners: int) -> PPO:
+        if num_learners == 1:
+            return self
+        if self.num_lanes % num_learners:
+            raise ValueError(
+                f"The program has {self.num_lanes} lanes; with num_learners={num_learners} it must be a "
+                "multiple of that, since each learner gets the unrolls of an equal part of them."
+            )
+        device = distributed.device_of(self.config.device, rank, num_learners)
+        return PPO(dataclasses.replace(self.config, device=device), self.num_lanes, num_learners)
 
     def synchrony(self) -> core.Synchrony:
         return core.Synchrony(self.config.unroll_length, lag=int(self.config.overlap))
@@ -418,7 +436,10 @@ class PPO(core.Agent):
     def make_dataset(self, client: Any) -> Any:
         from framework import replay
 
-        return replay.Dataset(client, TABLE, self.num_lanes, device=self.config.device, prefetch=1)
+        # What one learner fetches ahead would be missing for the others, of the only batch that there is.
+        prefetch = 1 if self.num_learners == 1 else 0
+        size = self.num_lanes // self.num_learners
+        return replay.Dataset(client, TABLE, size, device=self.config.device, prefetch=prefetch)
 
     def make_learner(self, networks: PPONetworks, spec: Any) -> learners.MinibatchLearner:
         config = self.config

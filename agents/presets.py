@@ -174,10 +174,14 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "learner_log_every": 50,
         },
     ),
+    # 1.0 at 200,000 steps on each of seeds 1 to 5. Only the last of ten actions is rewarded: a small discount
+    # and lambda keep its luck out of the updates of the others.
     ("impala", "testing:Memory"): Preset(
         agent={
             "optimizer": "adam",
-            "learning_rate": 3e-3,
+            "learning_rate": 5e-3,
+            "discount": 0.9,
+            "vtrace_lambda": 0.9,
             "hidden_sizes": (32,),
             "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
         },

@@ -47,6 +47,7 @@ class MinAtarEnvironment(dm_env.Environment):
         sticky_actions: float = 0.1,
         ramping: bool = True,
         minimal_actions: bool = True,
+        max_steps: int | None = 5_000,
     ):
         """Makes a game, by the name ``Breakout`` or ``breakout``.
 
@@ -54,6 +55,8 @@ class MinAtarEnvironment(dm_env.Environment):
           sticky_actions: probability that a step repeats the previous action.
           ramping: whether games get harder with time.
           minimal_actions: only the actions that the game uses, instead of all six.
+          max_steps: steps after which an episode is truncated; None for no limit. Without one a ball of
+            Breakout can bounce between walls and a paddle that stands still for ever.
 
         Raises:
           ImportError: the package minatar is missing.
@@ -76,6 +79,8 @@ class MinAtarEnvironment(dm_env.Environment):
         self._actions = self._game.minimal_action_set() if minimal_actions else list(range(6))
         height, width, channels = self._game.state_shape()
         self._shape = (channels, height, width)
+        self._max_steps = max_steps
+        self._steps = 0
         self._playing = False
 
     def observation_spec(self) -> specs.BoundedArray:
@@ -90,6 +95,7 @@ class MinAtarEnvironment(dm_env.Environment):
     def reset(self) -> dm_env.TimeStep:
         self._game.reset()
         self._playing = True
+        self._steps = 0
         return dm_env.restart(self._observe())
 
     def step(self, action: Any) -> dm_env.TimeStep:
@@ -99,6 +105,10 @@ class MinAtarEnvironment(dm_env.Environment):
         if over:
             self._playing = False
             return dm_env.termination(float(reward), self._observe())
+        self._steps += 1
+        if self._steps == self._max_steps:
+            self._playing = False
+            return dm_env.truncation(float(reward), self._observe())
         return dm_env.transition(float(reward), self._observe())
 
     def render(self) -> np.ndarray:

@@ -39,8 +39,13 @@ def shard(config: Any, rank: int, num_learners: int) -> Any:
             f"batch_size is {config.batch_size}; with num_learners={num_learners} it must be a multiple of "
             "that, since each learner gets an equal shard."
         )
-    device = f"cuda:{rank}" if config.device == "cuda" else config.device
+    device = device_of(config.device, rank, num_learners)
     return dataclasses.replace(config, batch_size=config.batch_size // num_learners, device=device)
+
+
+def device_of(device: str, rank: int, num_learners: int) -> str:
+    """The device of one of several learners: "cuda" becomes "cuda:<rank>", everything else stays."""
+    return f"cuda:{rank}" if device == "cuda" and num_learners > 1 else device
 
 
 def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
@@ -98,7 +103,7 @@ class LearnerGroup:
         leaves some parameters out at some steps, the same in all learners.
         """
         module = nn.parallel.DistributedDataParallel(
-            _Loss(networks, loss_fn), find_unused_parameters=partial_gradients
+            _Loss(networks, loss_fn, self), find_unused_parameters=partial_gradients
         )
         return lambda networks, batch, context: module(batch, context)
 
@@ -107,6 +112,12 @@ class LearnerGroup:
         tensor = torch.tensor(number, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return int(tensor)
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of all learners' tensors, which must be alike in shape and dtype; a new tensor."""
+        summed = tensor.detach().clone()
+        dist.all_reduce(summed)
+        return summed
 
     def close(self) -> None:
         """Leaves the group; a peer that still waits for this one gets an error."""
@@ -117,12 +128,18 @@ class LearnerGroup:
 class _Loss(nn.Module):
     """A loss function as a module, which is what DistributedDataParallel takes."""
 
-    def __init__(self, networks: nn.Module, loss_fn: Callable[..., Any]):
+    def __init__(self, networks: nn.Module, loss_fn: Callable[..., Any], group: LearnerGroup):
         super().__init__()
         self.networks = networks
         self._loss_fn = loss_fn
+        self._group = group
 
     def forward(self, batch: Any, context: Any) -> Any:
         output = self._loss_fn(self.networks, batch, context)
+        if output.weight is not None:
+            # Gradients are averaged over learners as if each had the same: who has more weighs more here.
+            weight = output.weight.detach().float()
+            share = weight * self._group.size / self._group.total(weight).clamp(min=1e-8)
+            output = output._replace(loss=output.loss * share)
         # A parameter that only a metric depends on gets no gradient; nobody must wait for it.
         return output._replace(metrics={name: value.detach() for name, value in output.metrics.items()})

@@ -21,11 +21,14 @@ class EpochContext(NamedTuple):
       steps: learner steps (batches) before this one.
       rows: rows learned from before this step, each counted once however many epochs there were.
       generator: random numbers on the learner's device; part of the checkpoint.
+      total: sums a tensor over the learners that have a shard of the batch each, all of which must call it;
+        None if there is one.
     """
 
     steps: int
     rows: int
     generator: torch.Generator
+    total: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class Prepared(NamedTuple):
@@ -64,6 +67,7 @@ class MinibatchLearner(SGDLearner):
       optimizer_fn: as in ``SGDLearner``.
       epochs: passes over a batch.
       minibatch_size: rows of a minibatch; the batch is cut into so many parts that they come closest to it.
+        Several learners count the rows of all: each shuffles its shard, and has its share of a minibatch.
       finish_fn: called after the last epoch; what it returns joins the metrics. None for nothing.
       learning_rate_schedule: rows learned from to a factor on the optimizer's learning rates.
 
@@ -112,11 +116,15 @@ class MinibatchLearner(SGDLearner):
         """
         with self._lock:
             batch = self._on_device(batch)
-            context = EpochContext(self.steps, self.rows, self._generator)
+            total = None if self._group is None else self._group.total
+            context = EpochContext(self.steps, self.rows, self._generator, total)
             self._set_learning_rates(self.rows)
             with torch.no_grad():
                 prepared = self._prepare_fn(self.networks, batch, context)
-            parts = max(1, round(prepared.rows / self._minibatch_size))
+            rows = prepared.rows
+            if total is not None:
+                rows = int(total(torch.tensor(rows, device=self.device)))
+            parts = max(1, round(rows / self._minibatch_size))
             if self._group is not None:
                 # Gradients are exchanged per minibatch, so that all need equally many.
                 parts = self._group.smallest(min(parts, len(tree.flatten(prepared.data)[0])))
@@ -134,12 +142,12 @@ class MinibatchLearner(SGDLearner):
             if self._finish_fn is not None:
                 with torch.no_grad():
                     metrics.update(self._finish_fn(self.networks, batch, prepared, context))
-            self.rows += prepared.rows
+            self.rows += rows
             self._finish_step()
             metrics["loss"] = each[-1].loss.detach()
             metrics["gradient_norm"] = norm
             metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
-            metrics["rows"] = torch.tensor(prepared.rows)
+            metrics["rows"] = torch.tensor(rows)
         return StepResult(metrics)
 
     def save(self) -> dict[str, Any]:

@@ -25,11 +25,14 @@ class LossOutput(NamedTuple):
       loss: scalar to minimise.
       metrics: name to scalar tensor, for the logs. Kept on the device until somebody reads them.
       priorities: ``[N]`` new priorities of the items of the batch, or None.
+      weight: how many elements the loss is the mean of, where parts of the batch that several learners
+        have may differ in that; None if it is the same for all of them.
     """
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor]
     priorities: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
 
 
 class LossContext(NamedTuple):
@@ -239,8 +242,9 @@ class SGDLearner(core.Learner):
         """From now on each step averages its gradient with those of the other learners of ``group``.
 
         All must be in the same state, and then make the same steps, each on its shard of the batch. The
-        loss must be a mean over the items, so that the mean over the shards is that over the batch. Random
-        numbers differ from learner to learner. Buffers of the networks (statistics of data) are rank 0's.
+        loss must be a mean over the items, so that the mean over the shards is that over the batch; where
+        shards differ in what counts, ``LossOutput.weight`` says how much each has. Random numbers differ
+        from learner to learner. Buffers of the networks (statistics of data) are rank 0's.
         """
         with self._lock:
             self._group = group

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+# Sums a tensor over several learners.
+Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -26,13 +30,28 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch
 
 
 def normalize_advantages(
-    advantages: torch.Tensor, mask: torch.Tensor | None = None, epsilon: float = 1e-8
+    advantages: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    epsilon: float = 1e-8,
+    total: Total | None = None,
 ) -> torch.Tensor:
-    """Zero mean and unit variance over the elements that count; the others become 0."""
+    """Zero mean and unit variance over the elements that count; the others become 0.
+
+    ``total`` sums a tensor over the learners that have a part of the batch each; None if one has it all.
+    """
     weights = torch.ones_like(advantages) if mask is None else mask.to(advantages.dtype)
-    mean = masked_mean(advantages, weights)
+    mean = _overall_mean(advantages, weights, total)
     centred = torch.where(weights > 0, advantages - mean, torch.zeros_like(advantages))
-    return centred / (masked_mean(centred**2, weights).sqrt() + epsilon)
+    return centred / (_overall_mean(centred**2, weights, total).sqrt() + epsilon)
+
+
+def _overall_mean(values: torch.Tensor, weights: torch.Tensor, total: Total | None) -> torch.Tensor:
+    """The mean over the parts of all learners."""
+    if total is None:
+        return masked_mean(values, weights)
+    kept = torch.where(weights > 0, values.detach() * weights, torch.zeros_like(values))
+    summed = total(torch.stack([kept.sum(), weights.sum()]))
+    return summed[0] / summed[1].clamp(min=1e-8)
 
 
 def policy_gradient_loss(
@@ -93,6 +112,7 @@ def kl_penalty_surrogate(
     mask: torch.Tensor | None = None,
     cutoff_factor: float = 2.0,
     cutoff_coefficient: float = 1000.0,
+    total: Total | None = None,
 ) -> Surrogate:
     """PPO's objective with a KL penalty (Schulman et al., 2017, equation 8), negated, with BatchPPO's cutoff.
 
@@ -105,11 +125,16 @@ def kl_penalty_surrogate(
       target_kl: what the divergence should be after an update.
       cutoff_factor: times the target, beyond which the quadratic penalty sets in.
       cutoff_coefficient: weight of that penalty.
+      total: as in ``normalize_advantages``: the penalty is about the mean of the whole batch.
 
     Other arguments as in ``clipped_surrogate``.
     """
     ratios = _log_ratios(log_probs, old_log_probs, mask).exp()
     mean_kl = masked_mean(kl, mask)
+    if total is not None:
+        # The value is that of the whole batch, the gradient this part's share of it.
+        weights = torch.ones_like(kl) if mask is None else mask.to(kl.dtype)
+        mean_kl = mean_kl + (_overall_mean(kl, weights, total) - mean_kl).detach()
     excess = (mean_kl - cutoff_factor * target_kl).clamp(min=0.0)
     loss = masked_mean(-ratios * advantages.detach(), mask)
     loss = loss + coefficient * mean_kl + cutoff_coefficient * excess**2

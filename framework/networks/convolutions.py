@@ -47,13 +47,25 @@ class _Images(nn.Module):
 
 
 class _Stack(_Images):
-    """Convolutions ``(filters, size, stride)`` with ReLU, then one fully connected layer with ReLU."""
+    """Convolutions ``(filters, size, stride)`` with ReLU, then one fully connected layer with ReLU.
 
-    def __init__(self, shape: Sequence[int], kernels: Sequence[tuple[int, int, int]], hidden_size: int):
+    MinAtar's 10 x 10 and other small images would vanish under large strides: they get the network of Young
+    and Tian (2019) instead, 16 filters of 3 x 3 and a layer of 128.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        kernels: Sequence[tuple[int, int, int]],
+        hidden_size: int | None,
+        usual_size: int,
+    ):
         super().__init__(shape)
-        # MinAtar's 10 x 10 and other small images would vanish under large strides.
-        if min(self.height, self.width) < 36:
+        small = min(self.height, self.width) < 36
+        if small:
             kernels = [(16, 3, 1)]
+        if hidden_size is None:
+            hidden_size = 128 if small else usual_size
         layers: list[nn.Module] = []
         channels, height, width = self.channels, self.height, self.width
         for filters, size, stride in kernels:
@@ -72,17 +84,20 @@ class _Stack(_Images):
 
 
 class NatureConv(_Stack):
-    """Mnih et al. (2015). Images smaller than 36 pixels get one 3 x 3 convolution of 16 filters instead."""
+    """Mnih et al. (2015), with a last layer of 512; images smaller than 36 pixels get MinAtar's network."""
 
-    def __init__(self, shape: Sequence[int], hidden_size: int = 512):
-        super().__init__(shape, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], hidden_size)
+    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
+        super().__init__(shape, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], hidden_size, 512)
 
 
 class ShallowConv(_Stack):
-    """The shallow network of IMPALA (Espeholt et al., 2018, figure 3, left), small images as above."""
+    """The shallow network of IMPALA (Espeholt et al., 2018, figure 3, left), with a last layer of 256.
 
-    def __init__(self, shape: Sequence[int], hidden_size: int = 256):
-        super().__init__(shape, [(16, 8, 4), (32, 4, 2)], hidden_size)
+    Images smaller than 36 pixels get MinAtar's network.
+    """
+
+    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
+        super().__init__(shape, [(16, 8, 4), (32, 4, 2)], hidden_size, 256)
 
 
 class ResidualConv(_Images):

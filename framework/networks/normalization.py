@@ -6,12 +6,16 @@ change only between learner steps: what acted and what learns see the same numbe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import tree
 from torch import nn
+
+# Sums a tensor over several learners.
+Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Moments(nn.Module):
@@ -27,15 +31,21 @@ class Moments(nn.Module):
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
 
-    def update(self, values: torch.Tensor) -> None:
-        """Takes in ``[n, *shape]``, n at least 1."""
+    def update(self, values: torch.Tensor, total: Total | None = None) -> None:
+        """Takes in ``[n, *shape]``, n at least 1 in all.
+
+        ``total`` sums a tensor over the learners that have a part of the values each; None for one learner.
+        """
         values = values.double()
-        n, mean = len(values), values.mean(0)
-        total = self.count + n
+        add = total or (lambda tensor: tensor)
+        n = add(self.count.new_tensor(len(values)))
+        mean = add(values.sum(0)) / n
+        squares = add(((values - mean) ** 2).sum(0))
+        count = self.count + n
         delta = mean - self.mean
-        self.squares += ((values - mean) ** 2).sum(0) + delta**2 * (self.count * n / total)
-        self.mean += delta * (n / total)
-        self.count.copy_(total)
+        self.squares += squares + delta**2 * (self.count * n / count)
+        self.mean += delta * (n / count)
+        self.count.copy_(count)
 
     def std(self) -> torch.Tensor:
         """float32 ``[*shape]``; 1 before there are two values."""
@@ -66,11 +76,11 @@ class ObservationNormalizer(nn.Module):
             leaves[index] = moments.normalize(leaves[index])
         return tree.unflatten_as(observation, leaves)
 
-    def update(self, observation: Any, rows: torch.Tensor) -> None:
+    def update(self, observation: Any, rows: torch.Tensor, total: Total | None = None) -> None:
         """Takes in the rows ``rows`` (bool ``[N, T]``) of observations ``[N, T, ...]``."""
         leaves = tree.flatten(observation)
         for index, moments in zip(self._indices, self._moments, strict=True):
-            moments.update(leaves[index][rows])
+            moments.update(leaves[index][rows], total)
 
 
 class RewardScale(nn.Module):
@@ -83,11 +93,18 @@ class RewardScale(nn.Module):
     def forward(self, rewards: torch.Tensor) -> torch.Tensor:
         return (rewards / self.returns.std()).clamp(-10.0, 10.0)
 
-    def update(self, rewards: torch.Tensor, starts: torch.Tensor, mask: torch.Tensor, gamma: float) -> None:
+    def update(
+        self,
+        rewards: torch.Tensor,
+        starts: torch.Tensor,
+        mask: torch.Tensor,
+        gamma: float,
+        total: Total | None = None,
+    ) -> None:
         """Takes in the returns so far of the unrolls ``[N, T]``, each begun at the unroll or its episode."""
-        total = torch.zeros_like(rewards[:, 0])
-        totals = []
+        so_far = torch.zeros_like(rewards[:, 0])
+        returns = []
         for reward, start in zip(rewards.unbind(1), starts.unbind(1), strict=True):
-            total = reward + gamma * total * (start == 0)
-            totals.append(total)
-        self.returns.update(torch.stack(totals, 1)[mask > 0])
+            so_far = reward + gamma * so_far * (start == 0)
+            returns.append(so_far)
+        self.returns.update(torch.stack(returns, 1)[mask > 0], total)

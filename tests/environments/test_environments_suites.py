@@ -222,6 +222,15 @@ def test_minatar():
         environments.make("minatar:Pong")
 
 
+def test_an_episode_of_minatar_is_truncated_at_its_limit():
+    pytest.importorskip("minatar")
+    options = {"max_steps": 3}
+    step_type, _, discount = _play(environments.make("minatar:Breakout", options=options, seed=0), 12)[1]
+    # FIRST, two steps, LAST, and so on; the ball needs more than three steps to fall.
+    assert (step_type.ravel()[2::4] == LAST).all() and (step_type == LAST).sum() == 3
+    assert (discount[step_type == LAST] == 1).all()
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [("ale_py", "atari:Pong"), ("dm_control", "dm_control:a/b"), ("minatar", "minatar:Breakout")],

@@ -8,27 +8,50 @@ import threading
 import numpy as np
 import pytest
 import torch
+import tree
 from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
+from agents.impala import IMPALA, IMPALAConfig
+from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
 from framework.learners import LearnerGroup, distributed
 from framework.programs.learner_group import Turnstile
-from framework.types import Transition
+from framework.types import Step, Transition
 
 Info = collections.namedtuple("Info", "key probability table_size")
 Sample = collections.namedtuple("Sample", "info data")
 
-STEPS, BATCH = 20, 16
+STEPS, BATCH, UNROLL = 20, 16, 5
 DISCRETE = dm_specs.DiscreteArray(3, np.int64)
 CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
+# One minibatch: the rows of several are drawn from each learner's shard, not from the whole batch.
+PPO_CONFIG = PPOConfig(
+    hidden_sizes=(8, 8),
+    unroll_length=UNROLL,
+    epochs=2,
+    minibatch_size=1000,
+    learning_rate=1e-3,
+    decay_steps=3000,
+    normalize_observations=True,
+    normalize_rewards=True,
+    entropy_coefficient=0.01,
+)
 AGENTS = {
     "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
     # Without noise, and with a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
+    "ppo": (PPO(PPO_CONFIG, BATCH), DISCRETE),
+    "ppo with a penalty": (
+        PPO(dataclasses.replace(PPO_CONFIG, target_kl=1e-3, discount=0.9), BATCH),
+        CONTINUOUS,
+    ),
+    "ppo with a memory": (PPO(dataclasses.replace(PPO_CONFIG, recurrent="lstm"), BATCH), DISCRETE),
+    "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
     "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
 }
+ON_POLICY = ("ppo", "ppo with a penalty", "ppo with a memory", "impala")
 
 
 def make_spec(actions):
@@ -40,10 +63,13 @@ def make_spec(actions):
     )
 
 
-def make_batch(step, actions):
+def make_batch(step, name):
+    agent, actions = AGENTS[name]
+    if name in ON_POLICY:
+        return make_unrolls(step, agent, make_spec(actions))
     random = np.random.default_rng(step)
     observation, next_observation = random.normal(size=(2, BATCH, 4)).astype(np.float32)
-    if actions is DISCRETE or isinstance(actions, dm_specs.DiscreteArray):
+    if isinstance(actions, dm_specs.DiscreteArray):
         action = random.integers(0, 3, BATCH)
     else:
         action = random.uniform(-2, 1, (BATCH, 2)).astype(np.float32)
@@ -51,25 +77,50 @@ def make_batch(step, actions):
     data = Transition(
         observation, action, random.normal(size=BATCH).astype(np.float32), discount, next_observation
     )
+    return Sample(make_info(), data)
+
+
+def make_unrolls(step, agent, spec):
+    """Unrolls of random experience; the later the lane, the more of its rows are masked."""
+    random = np.random.default_rng(step)
+    torch.manual_seed(step + 100)
+    policy = agent.make_policy(agent.make_networks(spec))
+    policy.seed(step)
+    state = policy.initial_state(BATCH)
+    rows = []
+    for t in range(UNROLL + 1):
+        observation = random.normal(1.0, 2.0, size=(BATCH, 4)).astype(np.float32)
+        action, extras, state = policy.step(observation, state)
+        real = ((t < UNROLL) * (random.random(BATCH) > np.linspace(0.0, 0.8, BATCH))).astype(np.float32)
+        reward = random.normal(2.0, 3.0, BATCH).astype(np.float32) * real
+        discount = (random.random(BATCH) < 0.8) * real
+        start = random.random(BATCH) < 0.2
+        rows.append(Step(observation, action, reward, discount, start, extras, real))
+    data = tree.map_structure(lambda *leaves: np.stack(leaves, 1), *rows)
+    if isinstance(agent, IMPALA):  # keeps the state of the first row only
+        data.extras["state"] = tuple(part[:, 0] for part in data.extras["state"])
+    return Sample(make_info(), data)
+
+
+def make_info():
     ones = np.ones(BATCH)
-    return Sample(Info(np.arange(BATCH, dtype=np.uint64), ones / BATCH, (BATCH * ones).astype(int)), data)
+    return Info(np.arange(BATCH, dtype=np.uint64), ones / BATCH, (BATCH * ones).astype(int))
 
 
 def make_learner(name, rank=0, size=1):
     agent, actions = AGENTS[name]
     torch.manual_seed(rank)  # Each begins elsewhere: the first one's state is what counts.
     agent = agent.for_learner(rank, size)
-    assert agent.config.batch_size == BATCH // size
+    if "ppo" not in name:
+        assert agent.config.batch_size == BATCH // size
     return agent.make_learner(agent.make_networks(make_spec(actions)), make_spec(actions))
 
 
 def learn(name, learner, rank, size):
     mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     for step in range(STEPS):
-        batch = make_batch(step, AGENTS[name][1])
-        info = Info(*(leaf[mine] for leaf in batch.info))
-        data = Transition(*(leaf[mine] for leaf in batch.data[:5]))
-        result = learner.step(Sample(info, data))
+        batch = make_batch(step, name)
+        result = learner.step(tree.map_structure(lambda leaf: leaf[mine], batch))
     return {
         "parameters": {k: v.numpy() for k, v in learner.networks.state_dict().items()},
         "targets": {k: v.numpy() for k, v in learner.targets.state_dict().items()},
@@ -123,7 +174,7 @@ def assert_close(first, second, tolerance):
         np.testing.assert_allclose(first[key], second[key], rtol=0, atol=tolerance, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["dqn", "discrete sac"])
+@pytest.mark.parametrize("name", [name for name in AGENTS if name != "sac"])
 def test_two_learners_match_one_with_the_whole_batch(name, together):
     learner = make_learner(name)
     before = {k: v.numpy().copy() for k, v in learner.networks.state_dict().items()}
@@ -149,6 +200,8 @@ def test_a_learner_notices_that_a_peer_has_gone(together):
 def test_a_batch_that_cannot_be_divided_is_refused():
     with pytest.raises(ValueError, match=r"batch_size is 16; with num_learners=3"):
         AGENTS["dqn"][0].for_learner(0, 3)
+    with pytest.raises(ValueError, match=r"The program has 16 lanes; with num_learners=3"):
+        AGENTS["ppo"][0].for_learner(0, 3)
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", "cpu"), ("cuda", "cuda:1"), ("cuda:5", "cuda:5")])

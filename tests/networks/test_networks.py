@@ -34,9 +34,9 @@ def observation(spec, *leading):
         (SCALAR, 1),
         (DISCRETE, 4),
         (IMAGE, 512),
-        (SMALL, 512),
+        (SMALL, 128),
         ({"a": VECTOR, "b": (DISCRETE, SCALAR)}, 10),
-        ({"image": SMALL, "speed": VECTOR}, 517),
+        ({"image": SMALL, "speed": VECTOR}, 133),
     ],
     ids=["vector", "scalar", "discrete", "image", "small image", "nested", "image and vector"],
 )
@@ -154,6 +154,16 @@ def test_no_gradient_runs_over_the_start_of_an_episode():
         core.unroll(inputs, core.initial_state(1), torch.zeros(1, 3))
     with pytest.raises(ValueError, match="'rnn'"):
         networks.RecurrentCore(3, 4, "rnn")
+
+
+def test_an_lstm_begins_with_open_forget_gates():
+    core = networks.RecurrentCore(3, 64)
+    state = (torch.zeros(1, 64), torch.ones(1, 64))
+    with torch.no_grad():
+        for _ in range(10):
+            _, state = core.step(torch.zeros(1, 3), state)
+    # sigmoid(1) ** 10 is 0.04, sigmoid(0) ** 10 is 0.001; what goes in meanwhile is about 0 on average.
+    assert 0.02 < float(state[1].mean()) < 0.2
 
 
 def test_conversions_share_memory_where_they_can_and_copy_what_is_read_only():

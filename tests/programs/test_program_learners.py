@@ -8,6 +8,7 @@ import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
@@ -47,6 +48,22 @@ def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume(tmp_path):
     # Each learner takes its half of the batch of 16, and no batch is taken for nothing but the last few.
     taken = next(row["replay/sampled"] for row in rows if row["steps"] == 40)
     assert 40 * 16 <= taken <= 40 * 16 + 4 * 16
+
+
+@pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_two_on_policy_learners_share_the_lanes(overlap, tmp_path):
+    config = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8, overlap=overlap)
+    program = small_program(
+        PPO(config), lanes_per_actor=4, max_learner_steps=12, learner_log_every=1, directory=tmp_path
+    )
+    assert launch.launch(program)["learner_steps"] == 12
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
+    # Rows of all lanes are counted; an episode of 7 steps has a closing row, which teaches nothing.
+    assert all(4 * 5 <= row["rows"] <= 4 * 6 for row in rows)
+    assert all(row["staleness"] <= 1 + overlap for row in rows)
+    with pytest.raises(ValueError, match="The program has 4 lanes; with num_learners=3"):
+        small_program(PPO(config), lanes_per_actor=4, num_learners=3)
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
