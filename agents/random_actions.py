@@ -125,9 +125,9 @@ class RandomActions(core.Agent):
         ]
 
     def make_adder(self, client: Any, spec: Any) -> Any:
-        from framework import adders
+        from framework import adders, specs
 
-        return adders.NStepTransitionAdder(client, 1, 1.0)
+        return adders.NStepTransitionAdder(client, 1, 1.0, frame_stack=specs.frame_stack(spec.observations))
 
     def make_dataset(self, client: Any) -> Any:
         from framework import replay

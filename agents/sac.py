@@ -353,9 +353,14 @@ class SAC(core.Agent):
         ]
 
     def make_adder(self, client: Any, spec: Any) -> Any:
-        from framework import adders
+        from framework import adders, specs
 
-        return adders.NStepTransitionAdder(client, self.config.n_step, self.config.discount)
+        return adders.NStepTransitionAdder(
+            client,
+            self.config.n_step,
+            self.config.discount,
+            frame_stack=specs.frame_stack(spec.observations),
+        )
 
     def make_dataset(self, client: Any) -> Any:
         from framework import replay

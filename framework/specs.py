@@ -36,6 +36,58 @@ class UnsupportedSpaceError(TypeError):
     """A gymnasium space has no equivalent among arrays of a fixed shape."""
 
 
+class _Stacked:
+    """What ``StackedArray`` and ``StackedBoundedArray`` share."""
+
+    __slots__ = ()
+
+    @property
+    def num_frames(self) -> int:
+        """How many time steps an observation shows."""
+        return self.shape[0]  # type: ignore[attr-defined]
+
+
+class StackedArray(_Stacked, Array):
+    """An observation ``[num_frames, ...]`` made of the newest frames, oldest first: each time step that is
+    not FIRST drops the oldest, moves the others by one and puts a new one at the end. What is at the places
+    before an episode's start is up to the environment.
+
+    It is a promise of the environment, so that replay can store each frame once: see ``frame_stack``. A
+    wrapper that changes observations in any other way gives another spec.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.shape, self.dtype, self.name)
+
+
+class StackedBoundedArray(_Stacked, BoundedArray):
+    """A ``StackedArray`` with bounds."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.shape, self.dtype, self.minimum, self.maximum, self.name)
+
+
+def frame_stack(observation_spec: Nest) -> int | None:
+    """The number of frames if every leaf is a stack of that many, 2 or more; else None."""
+    sizes = {leaf.num_frames if isinstance(leaf, _Stacked) else 0 for leaf in tree.flatten(observation_spec)}
+    return sizes.pop() if len(sizes) == 1 and min(sizes) >= 2 else None
+
+
+def unstacked(observation_spec: Nest) -> Nest:
+    """The same shapes and bounds without the promise of ``StackedArray``."""
+
+    def plain(leaf: Array) -> Array:
+        if isinstance(leaf, StackedBoundedArray):
+            return BoundedArray(leaf.shape, leaf.dtype, leaf.minimum, leaf.maximum, name=leaf.name)
+        return Array(leaf.shape, leaf.dtype, name=leaf.name) if isinstance(leaf, StackedArray) else leaf
+
+    return tree.map_structure(plain, observation_spec)
+
+
 def make_environment_spec(environment: Any) -> EnvironmentSpec:
     """The spec of anything with dm_env's four ``*_spec()`` methods, batched or not."""
     return EnvironmentSpec(
@@ -161,14 +213,18 @@ __all__ = [
     "DiscreteArray",
     "EnvironmentSpec",
     "Path",
+    "StackedArray",
+    "StackedBoundedArray",
     "UnsupportedSpaceError",
     "discrete_offsets",
     "flat_size",
+    "frame_stack",
     "from_space",
     "leaves",
     "make_environment_spec",
     "path_name",
     "pick",
     "unflattener",
+    "unstacked",
     "zeros",
 ]

@@ -110,7 +110,8 @@ class StackedRows(ObservationRows):
                 raise ValueError(
                     f"{name}: got observations that do not continue the stack of the step before in lanes "
                     f"{np.flatnonzero(wrong).tolist()}, expected its pictures moved by one and a new one at "
-                    "the end. Leave frame_stack out for observations of another kind."
+                    "the end. Leave frame_stack out for observations of another kind; an environment whose "
+                    "observation_spec() is specs.unstacked(...) does not ask for it."
                 )
 
     def shift(self, by: int) -> None:

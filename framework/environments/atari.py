@@ -111,7 +111,10 @@ class AtariEnvironment(dm_env.Environment):
         self._game_over = True
 
     def observation_spec(self) -> specs.BoundedArray:
-        return specs.BoundedArray(self._stack.shape, np.uint8, 0, 255, name="observation")
+        # A stack of coloured pictures has three channels a frame, which is not what the spec promises.
+        stacked = self._channels == 1
+        kind = specs.StackedBoundedArray if stacked else specs.BoundedArray
+        return kind(self._stack.shape, np.uint8, 0, 255, name="observation")
 
     def action_spec(self) -> specs.DiscreteArray:
         return specs.DiscreteArray(len(self._actions), dtype=np.int64, name="action")

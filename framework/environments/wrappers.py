@@ -127,6 +127,11 @@ class ActionRepeat(EnvironmentWrapper):
                 raise ValueError(f"{self.name}: ActionRepeat needs a scalar {field}, got the spec {spec}")
         self._num_repeats = num_repeats
 
+    def observation_spec(self) -> Nest:
+        # Stacks of frames move by more than one frame a step here.
+        spec = self._environment.observation_spec()
+        return specs.unstacked(spec) if self._num_repeats > 1 else spec
+
     def step(self, action: Nest) -> dm_env.TimeStep:
         timestep = self._environment.step(action)
         # Copies, since the inner steps that follow write into the same arrays.
@@ -283,10 +288,10 @@ def _stacked_spec(spec: specs.Array, num_frames: int) -> specs.Array:
     if isinstance(spec, specs.BoundedArray):
         # Zeros stand before an episode's start, whatever the bounds are.
         low, high = np.minimum(spec.minimum, 0), np.maximum(spec.maximum, 0)
-        return specs.BoundedArray(
+        return specs.StackedBoundedArray(
             shape, spec.dtype, np.broadcast_to(low, shape), np.broadcast_to(high, shape), name=spec.name
         )
-    return specs.Array(shape, spec.dtype, name=spec.name)
+    return specs.StackedArray(shape, spec.dtype, name=spec.name)
 
 
 class ObservationActionReward(EnvironmentWrapper):
@@ -357,8 +362,8 @@ def _single_spec(spec: specs.Array) -> specs.Array:
         return spec
     if isinstance(spec, specs.BoundedArray):
         low, high = spec.minimum.astype(np.float32), spec.maximum.astype(np.float32)
-        return specs.BoundedArray(spec.shape, np.float32, low, high, name=spec.name)
-    return specs.Array(spec.shape, np.float32, name=spec.name)
+        return type(spec)(spec.shape, np.float32, low, high, name=spec.name)
+    return type(spec)(spec.shape, np.float32, name=spec.name)
 
 
 class Flatten(_ObservationWrapper):
