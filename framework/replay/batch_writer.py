@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from framework.replay import kernels
 from framework.replay.binding import Binding
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.items import make_keys
@@ -67,6 +68,7 @@ class BatchWriter:
 
     def __init__(self, client: EmbeddedClient):
         self._client = client
+        self._compiled = kernels.load()
         self._builder = LayoutBuilder()
         self._streams: dict[str, Stream] = {}
         self._held: dict[str, np.ndarray] = {}  # of each stream, which rows this writer has not released
@@ -282,13 +284,21 @@ class BatchWriter:
         if not len(rows):
             return
         held = self._held.get(stream)
+        if self._compiled is not None:
+            if held is None or not self._compiled.let_go(held, rows):
+                raise self._not_held(stream)
+            self._streams[stream].release(rows)
+            return
         mine = held is not None and np.maximum.reduce(rows.view(np.uint64)) < len(
             held
         )  # negative ones are huge
         if held is None or not mine or np.count_nonzero(held.take(rows)) < len(rows):
-            raise ValueError(f"release of stream {stream!r}: got rows that this writer does not hold")
+            raise self._not_held(stream)
         held[rows] = False
         self._streams[stream].release(rows)
+
+    def _not_held(self, stream: str) -> ValueError:
+        return ValueError(f"release of stream {stream!r}: got rows that this writer does not hold")
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Whether ``create_items`` with n items would go through without waiting."""

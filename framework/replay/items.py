@@ -74,6 +74,8 @@ class Items:
         n = len(slots)
         first = int(slots[0])
         consecutive = int(slots[-1]) - first == n - 1
+        if self._compiled is not None:
+            return slice(first, first + n) if consecutive and self._compiled.consecutive(slots) else slots
         if consecutive and (n == 1 or np.count_nonzero(slots[1:] - slots[:-1] == 1) == n - 1):
             return slice(first, first + n)
         return slots

@@ -149,6 +149,24 @@ def drop(counts: Any, rows: Any, free: Any) -> int:
     return n if ascending else -1 - n
 
 
+def consecutive(rows: Any) -> bool:
+    """Whether each is the one before plus 1."""
+    same = True
+    for at in range(1, len(rows)):
+        same = same and rows[at] == rows[at - 1] + 1
+    return same
+
+
+def let_go(held: Any, rows: Any) -> bool:
+    """Clears ``held`` of each row; False, and nothing done, if one is not set or out of range."""
+    for row in rows:
+        if row < 0 or row >= len(held) or not held[row]:
+            return False
+    for row in rows:
+        held[row] = False
+    return True
+
+
 def _signatures(t: Any) -> dict[str, Any]:
     """What each function takes; ``t`` is ``numba.types``. Inputs may be of any layout and read-only, as what
     came with a message is; what belongs to a table is contiguous."""
@@ -169,6 +187,8 @@ def _signatures(t: Any) -> dict[str, Any]:
         "bounds": t.UniTuple(f8, 2)(given(f8)),
         "acquire": t.boolean(own(i4), given(i8)),
         "drop": i8(own(i4), given(i8), own(i8)),
+        "consecutive": t.boolean(given(i8)),
+        "let_go": t.boolean(own(t.boolean), given(i8)),
     }
 
 

@@ -223,7 +223,7 @@ def layout_paths(layout: Layout) -> list[str]:
     return leaf_paths(_thaw(layout.structure))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Referenced:
     """The items of one ``create_items`` call. ``index`` is int64 ``[k, width]``; ``lengths`` int32
     ``[k, groups]``."""
@@ -240,7 +240,7 @@ class LayoutBuilder:
     """Turns nests of ``Slice`` into layouts and index matrices; remembers layouts, so one per writer."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Layout] = {}
+        self._known: dict[Any, tuple[Layout, int, bool]] = {}  # with its width, and whether it is ragged
 
     def build(self, trajectory: Nest) -> Referenced:
         """ValueError if the nest has no leaves or the leaves are not for the same number of items."""
@@ -261,12 +261,16 @@ class LayoutBuilder:
                 lengths.append(leaf.lengths)
             leaves.append((leaf.stream, leaf.column, at, rows.shape[1:], leaf.lengths is not None))
         key = (shape, tuple(leaves))
-        layout = self._known.get(key)
-        if layout is None:
+        known = self._known.get(key)
+        if known is None:
             layout = self._make(trajectory, slices, arrays, lengths, leaves)
-            self._known[key] = layout
+            ragged = any(group.ragged for group in layout.groups)
+            known = self._known[key] = (layout, layout.width, ragged)
+        layout, width, ragged = known
         items = len(arrays[0])
-        index = np.empty((items, layout.width), np.int64)
+        if width == 1 and not ragged:
+            return Referenced(layout, arrays[0].reshape(-1, 1).copy(), None)
+        index = np.empty((items, width), np.int64)
         at = 0
         for group, rows in zip(layout.groups, arrays, strict=True):
             if len(rows) != items:
@@ -278,7 +282,7 @@ class LayoutBuilder:
             else:
                 index[:, at : at + group.length] = rows
             at += group.length
-        if not any(group.ragged for group in layout.groups):
+        if not ragged:
             return Referenced(layout, index, None)
         table = np.empty((items, len(layout.groups)), np.int32)
         for at, (group, given) in enumerate(zip(layout.groups, lengths, strict=True)):

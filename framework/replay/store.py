@@ -171,6 +171,8 @@ class Stream:
         n = len(rows)
         first = rows[0] if n else 0
         if n and rows[-1] - first == n - 1:
+            if self._compiled is not None:
+                return slice(int(first), int(first) + n) if self._compiled.consecutive(rows) else rows
             if n > len(self._steps):
                 self._steps = np.arange(2 * n, dtype=np.int64)
             if np.count_nonzero(self._steps[:n] + first == rows) == n:

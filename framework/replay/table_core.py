@@ -99,6 +99,7 @@ class TableCore:
         self._items = Items(self.max_size)
         self._bindings: list[Binding] = []
         self._binding_of: dict[Layout, int] = {}
+        self._latest: tuple[Layout | None, int] = (None, 0)
         self._limbo = 0
         self._epoch = 0  # resets so far
         self._stamp = 0

@@ -13,12 +13,19 @@ from framework.replay.items import Items, make_keys
 from framework.replay.store import RowStore
 from framework.replay.sum_tree import SumTree
 
-PLAIN = types.SimpleNamespace(
-    **{
-        name: getattr(kernels, name)
-        for name in ("tree_set", "running_sum", "tree_descend", "draw", "find", "bounds", "acquire", "drop")
-    }
-)
+NAMES = [
+    "tree_set",
+    "running_sum",
+    "tree_descend",
+    "draw",
+    "find",
+    "bounds",
+    "acquire",
+    "drop",
+    "consecutive",
+    "let_go",
+]
+PLAIN = types.SimpleNamespace(**{name: getattr(kernels, name) for name in NAMES})
 
 
 @pytest.fixture(params=["as written", "compiled"])
@@ -138,6 +145,41 @@ def test_rows_out_of_range_change_nothing(use, loops, rows):
 def test_bounds(loops, values, expected):
     assert tuple(loops.bounds(np.array(values))) == expected
     assert np.isnan(loops.bounds(np.array([*values, np.nan]))).all()
+
+
+def test_writers_release_what_they_hold(use, loops):
+    """Twice, others' rows and rows out of range are refused, and nothing is released then."""
+
+    def refused():
+        client = replay.EmbeddedClient([replay.Table.queue("t", 10)])
+        writer, other = client.batch_writer(), client.batch_writer()
+        rows = writer.append("s", {"x": np.arange(8)})
+        theirs = other.append("s", {"x": np.arange(3)})
+        writer.release("s", rows[:2])
+        messages = []
+        for bad in (rows[:3], [rows[3], theirs[0]], [rows[3], -1], [1 << 40], rows[::-1]):
+            with pytest.raises(ValueError) as error:
+                writer.release("s", bad)
+            messages.append(str(error.value))
+        writer.release("s", rows[2:][::2])
+        left = client.store.streams["s"].num_rows
+        client.close()
+        return messages, left, client.store.streams["s"].num_rows
+
+    expected, got = both(use, loops, refused)
+    assert got == expected
+    assert expected[1:] == (3 + 3, 0)
+
+
+@pytest.mark.parametrize(
+    "rows, expected", [([5], True), ([5, 6, 7], True), ([5, 7, 6, 8], False), ([3, 3, 5], False)]
+)
+def test_consecutive_rows_become_a_slice(use, loops, rows, expected):
+    for which in (None, loops):
+        use(which)
+        stream = RowStore(capacity=64).stream("s", {"x": ((), np.float32)})
+        assert isinstance(stream.span(np.array(rows)), slice) == expected
+        assert isinstance(Items(100).span(np.array(rows)), slice) == expected
 
 
 def test_tables_agree(use, loops):
