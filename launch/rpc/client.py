@@ -1,9 +1,10 @@
 """Calls the methods of an object that another process serves.
 
 A call that waits uses a connection of its own, taken from a small stock: the calling thread writes and
-reads it itself. Futures share one connection, kept by one thread. Both connect again by themselves when the
-node comes back after a restart; a call that it had before is then reported as `CallLost`, because the node
-may or may not have carried it out.
+reads it itself. To a node of this machine that is a stream (`launch.rpc.caller`), else, and as long as a node
+is not there, a ZeroMQ socket. Futures share one connection, kept by one thread. Both connect again by
+themselves when the node comes back after a restart; a call that it had before is then reported as `CallLost`,
+because the node may or may not have carried it out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from launch.errors import (
     RemoteTraceback,
 )
 from launch.rpc import sockets, wire
+from launch.rpc.caller import Callers
 
 # While a call waits, the client asks every so often whether the node still has it (seconds).
 PROBE_INTERVAL = 1.0
@@ -66,11 +68,23 @@ class Connection:
         self._lock = threading.Lock()
         self._sender: _FutureCalls | None = None
         self._closed = False
+        self._callers = Callers(address, curve, name, PROBE_INTERVAL, self._connect, self._check_waiting)
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
         """Calls ``method`` over there and waits for the answer, at most ``timeout`` seconds."""
         data, buffers = wire.encode((method, args, kwargs))
         number = next(self._numbers)
+        try:
+            answer = self._callers.call(method, number, data, buffers, timeout)
+        except wire.Lost:
+            raise _lost(self._name, method) from None
+        if answer is not None:
+            if self._closed:
+                self._callers.close()
+            if answer[0] == wire.REPLY:
+                return answer[1]
+            raise _error(answer[1], self._name)
+        # Nobody is at the door (yet, or any more), or there is none.
         try:
             socket = self._stock.pop()
         except IndexError:
@@ -86,16 +100,19 @@ class Connection:
             self._close_stock()
         if kind == wire.REPLY:
             return wire.decode(body, frames)
-        raise _error(body, frames, self._name)
+        raise _error(wire.decode(body, frames), self._name)
 
     def submit(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
         """Calls ``method`` over there; the arguments are copied before this returns."""
-        with self._lock:
-            if self._closed:
-                raise ClientClosed(f"the client of node {self._name!r} is closed")
-            if self._sender is None:
-                self._sender = _FutureCalls(self._connect(), self._name, self._max_in_flight, self._stopped)
-        return self._sender.submit(method, args, kwargs, timeout)
+        sender = self._sender
+        if sender is None:
+            with self._lock:
+                sender = self._sender
+                if sender is None:
+                    socket = self._connect()
+                    sender = _FutureCalls(socket, self._name, self._max_in_flight, self._stopped)
+                    self._sender = sender
+        return sender.submit(method, args, kwargs, timeout)
 
     def close(self) -> None:
         """Ends every waiting call with `ClientClosed`."""
@@ -119,6 +136,7 @@ class Connection:
         return socket
 
     def _close_stock(self) -> None:
+        self._callers.close()
         while self._stock:
             try:
                 self._stock.pop().close(linger=0)
@@ -229,8 +247,7 @@ class _FutureCalls:
         try:
             while not self._closed:
                 self._send_all()
-                if _readable(self._socket):
-                    self._receive()
+                if self._receive():
                     silent = 0
                     continue
                 self._sleeping = True
@@ -282,23 +299,28 @@ class _FutureCalls:
             except LaunchError as error:
                 _fail(self._done(number)[0], error)
 
-    def _receive(self) -> None:
-        kind, number, body, buffers = wire.receive(self._socket)
+    def _receive(self) -> bool:
+        """Takes one message, if there is one; whether there was."""
+        try:
+            kind, number, body, buffers = wire.receive(self._socket, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
         if kind == wire.PENDING or number not in self._open:
-            return
+            return True
         future, method, _ = self._done(number)
         if kind == wire.LOST:
             future.set_exception(_lost(self._name, method))
-            return
-        if kind == wire.ERROR:
-            future.set_exception(_error(body, buffers, self._name))
-            return
+            return True
         try:
             result = wire.decode(body, buffers)
-        except Exception as error:  # of a class that cannot be imported here
+            error = _error(result, self._name) if kind == wire.ERROR else None
+        except Exception as failure:  # of a class that cannot be imported here
+            error = failure
+        if error is None:
+            future.set_result(result)
+        else:
             future.set_exception(error)
-            return
-        future.set_result(result)
+        return True
 
     def _done(self, number: int) -> tuple[Future, str, float | None]:
         entry = self._open.pop(number)
@@ -352,8 +374,7 @@ def _send(socket: zmq.Socket, body: bytes, buffers: Any, name: str) -> None:
         raise LaunchError(f"node {name!r} refused this client: it belongs to another program") from None
 
 
-def _error(body: memoryview, buffers: Any, name: str) -> BaseException:
-    failure = wire.decode(body, buffers)
+def _error(failure: Any, name: str) -> BaseException:
     error = wire.rebuild_error(failure)
     if error is None:
         error = RemoteError(failure["kind"], failure["message"])

@@ -6,6 +6,8 @@ moment, the watchdog makes another thread the leader and the slow call becomes a
 whose answer the new leader sends. A method that was slow lately is given away from the start. Calls that
 block therefore do not hold up others, and up to ``max_threads`` calls run at the same time; further ones
 wait in the socket.
+
+That is the long way, over ZeroMQ. Callers of this machine that wait take the short one: `launch.rpc.door`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import zmq
 
 from launch.batching import BatchedMethod
 from launch.handles import Target
-from launch.rpc import sockets, wire
+from launch.rpc import sockets, stream, wire
+from launch.rpc.door import Door
 
 _TICK = 0.002  # seconds that the leader may spend on a call before another thread reads on
 _IDLE_TICKS = 100
@@ -37,11 +40,6 @@ class Server:
       curve: keys of the program. Not optional: messages are pickles, and must come from the program only.
       name: of the node, for errors and threads.
       enter: called first on every thread that carries out calls.
-
-    Attributes:
-      calls: how many calls were taken in.
-      malformed: how many messages made no sense; the connection that sent one is ignored from then on.
-      undeliverable: how many answers found their caller gone.
     """
 
     def __init__(
@@ -57,9 +55,9 @@ class Server:
     ) -> None:
         if curve is None:
             raise ValueError("Server(curve): calls are pickled, so only peers with a key may call: give keys")
-        self.calls = 0
-        self.malformed = 0
-        self.undeliverable = 0
+        self._calls = 0
+        self._malformed = 0
+        self._undeliverable = 0
         self._target = Target(obj, name)
         self._name = name
         self._enter = enter
@@ -92,13 +90,43 @@ class Server:
         self._ended = threading.Event()
         self._busy = threading.Event()
         self._watching = False
+        # Callers of this machine that wait come in here and need none of the above.
+        path = stream.door(self.address)
+        self._door = None
+        if path is not None:
+            self._door = Door(
+                self._target,
+                path,
+                curve.token,
+                name=name,
+                max_threads=self._max_threads,
+                max_frame_bytes=max_frame_bytes,
+                enter=enter,
+            )
 
     def start(self) -> Server:
         """Begins to answer."""
+        if self._door is not None:
+            self._door.start()
         with self._condition:
             self._need_thread()
         threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True).start()
         return self
+
+    @property
+    def calls(self) -> int:
+        """How many calls were taken in."""
+        return self._calls + (0 if self._door is None else self._door.calls)
+
+    @property
+    def malformed(self) -> int:
+        """How many messages made no sense; the connection that sent one is ignored from then on, or ended."""
+        return self._malformed + (0 if self._door is None else self._door.malformed)
+
+    @property
+    def undeliverable(self) -> int:
+        """How many answers found their caller gone."""
+        return self._undeliverable + (0 if self._door is None else self._door.undeliverable)
 
     @property
     def in_flight(self) -> int:
@@ -117,6 +145,8 @@ class Server:
                 self._ended.set()
             self._condition.notify_all()
         self._busy.set()
+        if self._door is not None:
+            self._door.close()
         self._ring()
         if started:
             self._ended.wait(timeout)
@@ -211,7 +241,7 @@ class Server:
                 if kind == wire.CALL:
                     name, args, kwargs = wire.decode(body, buffers)
                 elif kind == wire.PROBE:
-                    self._answer_probe(identity, number)
+                    self._answer_probe(identity, number, bytes(body[wire.HEAD.size :]))
                     continue
                 else:
                     raise wire.MalformedMessage(f"a message of kind {kind} to a server")
@@ -220,10 +250,10 @@ class Server:
                 continue
             except Exception as error:
                 # A proper message whose content cannot be rebuilt here: a class that is not importable, say.
-                self.calls += 1
+                self._calls += 1
                 self._answer_error(identity, number, error)
                 continue
-            self.calls += 1
+            self._calls += 1
             if not self._take(me, identity, number, name, args, kwargs):
                 return
             if self._outbox:
@@ -265,7 +295,7 @@ class Server:
         try:
             kind, (data, buffers) = wire.REPLY, wire.encode(method(*args, **kwargs))
         except BaseException as error:
-            kind, data, buffers = _encode_error(error)
+            kind, data, buffers = wire.encode_error(error)
         with self._lock:
             leads = self._leader is me
             if leads:
@@ -286,17 +316,23 @@ class Server:
 
     def _answer_future(self, identity: bytes, number: int, future: Future) -> None:
         error = future.exception()
-        answer = _encode_reply(future.result()) if error is None else _encode_error(error)
+        answer = _encode_reply(future.result()) if error is None else wire.encode_error(error)
         self._outbox.append((identity, number, *answer))
         self._ring()
 
     def _answer_error(self, identity: bytes, number: int, error: BaseException) -> None:
-        self._send(identity, number, *_encode_error(error))
+        self._send(identity, number, *wire.encode_error(error))
 
-    def _answer_probe(self, identity: bytes, number: int) -> None:
-        """A waiting client asks whether its call is known here: it is not if this node was restarted."""
+    def _answer_probe(self, identity: bytes, number: int, connection: bytes) -> None:
+        """A waiting client asks whether its call is known here: it is not if this node was restarted.
+
+        ``connection`` is where it has called through the door, else empty.
+        """
         self._send_outbox()
-        kind = wire.PENDING if (identity, number) in self._pending else wire.LOST
+        known = (identity, number) in self._pending
+        if connection and self._door is not None:
+            known = self._door.has(connection)
+        kind = wire.PENDING if known else wire.LOST
         self._send_frames(identity, wire.head(kind, number), [])
 
     @staticmethod
@@ -306,7 +342,7 @@ class Server:
         try:
             return _encode_reply(method(*args, **kwargs))
         except BaseException as error:
-            return _encode_error(error)
+            return wire.encode_error(error)
 
     def _send_outbox(self) -> None:
         while self._outbox:
@@ -329,10 +365,10 @@ class Server:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self.undeliverable += 1
+            self._undeliverable += 1
 
     def _ignore(self, identity: bytes) -> None:
-        self.malformed += 1
+        self._malformed += 1
         self._ignored.add(identity)
 
     def _ring(self) -> None:
@@ -343,7 +379,3 @@ class Server:
 
 def _encode_reply(value: Any) -> tuple[int, bytes, list[Any]]:
     return wire.REPLY, *wire.encode(value)
-
-
-def _encode_error(error: BaseException) -> tuple[int, bytes, list[Any]]:
-    return wire.ERROR, *wire.encode(wire.describe_error(error))

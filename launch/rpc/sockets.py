@@ -34,7 +34,7 @@ DEFAULT_MAX_FRAME_BYTES = 1 << 30
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _USER = b"launch"
 # Longest path of a unix socket that the kernel takes (108 bytes with the closing zero).
-_MAX_IPC_PATH = 107
+MAX_IPC_PATH = 107
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def make_private_directory() -> str:
     candidates = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
     for parent in candidates:
         # Room for "/" + "lp-xxxxxxxx" + "/" + a file name of 60 characters.
-        if parent and len(parent) <= _MAX_IPC_PATH - 73 and os.access(parent, os.W_OK | os.X_OK):
+        if parent and len(parent) <= MAX_IPC_PATH - 73 and os.access(parent, os.W_OK | os.X_OK):
             return tempfile.mkdtemp(prefix="lp-", dir=parent)  # mkdtemp makes it 0700
     raise ValueError(f"no directory for sockets: tried {candidates}; set TMPDIR to a short, writable path")
 
@@ -281,8 +281,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_ipc_path(path: str) -> None:
-    if not os.path.isabs(path) or len(os.fsencode(path)) > _MAX_IPC_PATH:
-        raise ValueError(f"ipc path {path!r}: expected an absolute path of at most {_MAX_IPC_PATH} bytes")
+    if not os.path.isabs(path) or len(os.fsencode(path)) > MAX_IPC_PATH:
+        raise ValueError(f"ipc path {path!r}: expected an absolute path of at most {MAX_IPC_PATH} bytes")
     directory = os.path.dirname(path)
     try:
         status = os.stat(directory)

@@ -34,6 +34,10 @@ class MalformedMessage(ValueError):
     """A message that no node of ours would send."""
 
 
+class Lost(Exception):
+    """The node does not know a call that it was asked: it was restarted in between."""
+
+
 def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """The pickle of ``value`` and the large buffers that it leaves out."""
     buffers: list[pickle.PickleBuffer] = []
@@ -62,14 +66,19 @@ def decode(body: memoryview, buffers: Sequence[Any]) -> Any:
     return _loads(body[_HEAD_BYTES:], buffers=buffers)
 
 
-def receive(socket: zmq.Socket) -> tuple[int, int, memoryview, Sequence[Any]]:
+def load(data: Any, buffers: Sequence[Any]) -> Any:
+    """The value of a pickle without a head."""
+    return _loads(data, buffers=buffers)
+
+
+def receive(socket: zmq.Socket, flags: int = 0) -> tuple[int, int, memoryview, Sequence[Any]]:
     """``(kind, call number, body, buffers)`` of the next message (behind the identity, on a ROUTER).
 
     Raises:
       MalformedMessage: the frames do not fit the head; the whole message has been taken off the socket.
       zmq.Again: nothing came within the socket's receive timeout.
     """
-    frame = socket.recv(copy=False)
+    frame = socket.recv(flags, copy=False)
     body = frame.buffer
     if len(body) < _HEAD_BYTES:
         drain(socket, frame)
@@ -109,6 +118,11 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     except Exception:
         pickled = None  # the text has all there is to know
     return {"kind": type(error).__name__, "message": str(error), "traceback": text, "pickled": pickled}
+
+
+def encode_error(error: BaseException) -> tuple[int, bytes, list[Any]]:
+    """``(ERROR, pickle, buffers)``"""
+    return ERROR, *encode(describe_error(error))
 
 
 def rebuild_error(failure: Any) -> BaseException | None:

@@ -1,0 +1,128 @@
+"""The engine ``ray`` under Ray's job server (``ray job submit``), and on a cluster that it finds by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import launch as lp
+
+pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(
+        importlib.util.find_spec("aiohttp") is None,
+        reason='Ray has no job server here, so "ray job submit" is NOT tested: pip install "ray[default]"',
+    ),
+]
+
+ROOT = Path(lp.__path__[0]).parent
+PATIENCE = 240.0
+
+PROGRAM = """
+    import launch as lp
+    import elsewhere                                  # a module that only the job's folder has
+
+    class Adder:
+        def add(self, a, b):
+            print(f"adding {a} and {b}")
+            return elsewhere.plus(a, b)
+
+    def main(adder):
+        lp.stop(sum(adder.futures.add(i, 1).result() for i in range(10)))
+
+    program = lp.Program("job")
+    adder = program.add_node(lp.CourierNode(Adder), label="adder")
+    program.add_node(lp.PyNode(main, adder), label="main")
+    if __name__ == "__main__":
+        {before}
+        print("the sum is", lp.launch(program, engine="ray", resources={"adder": {"num_cpus": 1}}))
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head with its dashboard, which is the job server; in processes of its own."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    arguments = {
+        "include_dashboard": True,
+        "dashboard_port": free_port(),
+        "object_store_memory": 100 << 20,
+        "num_cpus": 4,
+    }
+    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of the job; ``write(before)`` puts the program there, with what it does before it launches."""
+    (tmp_path / "elsewhere.py").write_text("def plus(a, b):\n    return a + b\n")
+
+    def write(before="pass"):
+        (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM).replace("{before}", before))
+        return tmp_path
+
+    return write
+
+
+def run(command, folder, **environment):
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def submit(cluster, folder):
+    """``ray job submit``: ``(exit code, what the driver and the nodes wrote)``."""
+    ray = Path(sys.executable).with_name("ray")
+    server = f"http://{cluster.head_node.address_info['webui_url']}"
+    settings = ["--working-dir", ".", "--runtime-env-json", f'{{"env_vars": {{"PYTHONPATH": "{ROOT}"}}}}']
+    command = [str(ray), "job", "submit", "--address", server, *settings, "--", sys.executable, "program.py"]
+    return run(command, folder)
+
+
+def test_a_submitted_program_runs_on_the_cluster(cluster, folder):
+    code, text = submit(cluster, folder())
+    assert code == 0, text
+    assert "the sum is 55" in text
+    assert "adding 9 and 1" in text, "what nodes print reaches the driver"
+
+
+def test_a_submitted_program_that_fails_is_a_failed_job(cluster, folder):
+    broken = folder()
+    (broken / "elsewhere.py").write_text("def plus(a, b):\n    raise ValueError('out of numbers')\n")
+    code, text = submit(cluster, broken)
+    assert code != 0
+    assert "out of numbers" in text
+
+
+@pytest.mark.parametrize(
+    "before", ["pass", 'import ray; ray.init(address="auto")'], ids=["RAY_ADDRESS", "auto"]
+)
+def test_a_program_joins_the_cluster_that_there_is(cluster, folder, before):
+    code, text = run([sys.executable, "program.py"], folder(before), RAY_ADDRESS=cluster.address)
+    assert code == 0, text
+    assert "the sum is 55" in text
