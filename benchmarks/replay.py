@@ -13,14 +13,18 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import replay_ours as ours
 import replay_peers as peers
 from common import Rate, measure
+
+from framework.replay import kernels
 
 
 class Row(NamedTuple):
@@ -49,6 +53,13 @@ def rows(quick: bool) -> list[Row]:
         Row("append + item, 1 lane", "dm-reverb TrajectoryWriter", lambda: peers.reverb_writer(2)),
         Row("append + items, 64 lanes", "Repertory batch writer", lambda: ours.batch_writer(64)),
     ]
+    if kernels.load() is not None:
+        for case, make in (
+            ("append + items, 256 lanes", lambda: ours.batch_writer(256)),
+            ("sample 256, float32[4]", lambda: ours.uniform((4,), "float32", n)),
+            (f"prioritized sample 256 + update, {n // 1000}k", lambda: ours.prioritized(n)),
+        ):
+            table.append(Row(case, "Repertory without numba", lambda make=make: ours.numpy_only(make)))
     for name, module in (("Repertory", ours), *peers.BUFFERS.items()):
         table.append(Row("append + items, 256 lanes", name, lambda m=module: m.batch_writer(256)))
     for name, module in (("Repertory", ours), *peers.BUFFERS.items()):
@@ -115,6 +126,8 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds = min(arguments.seconds, 0.15) if arguments.quick else arguments.seconds
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    loops = "compiled loops (numba)" if kernels.load() is not None else "no compiled loops (no numba)"
+    print(f"Python {platform.python_version()}, numpy {np.__version__}, {loops}, {os.cpu_count()} cores")
     print(f"{'case':<40}{'contender':<32}{'per CPU-second':>16}{'per second':>14}")
 
     def show(case: str, contender: str, *cells: str) -> None:
