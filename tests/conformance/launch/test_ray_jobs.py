@@ -1,4 +1,4 @@
-"""The engine ``ray`` under Ray's job server (``ray job submit``), and on a cluster that it finds by itself."""
+"""The engine ``ray`` under Ray's job server (``ray job submit``), and on a cluster that it finds itself."""
 
 from __future__ import annotations
 
