@@ -2,6 +2,7 @@
 
     python benchmarks/wire_fuzz.py [--seconds 20] [--seed 0]
 
+Two nodes are served, one over TCP and one on this machine with its door for streams, and a replay server.
 Peers with the program's key send random frames, proper messages with flipped bits, missing frames and
 frames too many; peers without it send raw bytes, some behind a proper ZeroMQ greeting. One client of
 each server checks all the time that it is answered rightly. Prints one table; the exit code is 1 if an
@@ -25,7 +26,7 @@ import zmq
 
 from framework import replay
 from framework.replay import wire as replay_wire
-from launch.rpc import sockets, wire
+from launch.rpc import sockets, stream, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import Server
 
@@ -117,6 +118,29 @@ def without_the_key(address: str, random: np.random.Generator) -> Callable[[], N
     return act
 
 
+def at_the_door(address: str, keys: sockets.CurveKeys, random: np.random.Generator) -> Callable[[], None]:
+    """Says hello at the stream socket of a node on this machine, mostly rightly, and then writes anything."""
+
+    def act() -> None:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(PATIENCE)
+            peer.connect(str(stream.door(address)))
+            hello = stream.greeting(keys.token, random.bytes(8))
+            try:
+                peer.sendall(mutated([hello], random)[0] if random.integers(4) == 0 else hello)
+                for _ in range(5):
+                    data, buffers = wire.encode(("echo", (np.arange(int(random.integers(8000))),), {}))
+                    sizes = [b.raw().nbytes for b in buffers]
+                    head = stream.head(wire.CALL, 1, len(data), sizes)
+                    peer.sendall(b"".join(mutated([head, data, *[bytes(b.raw()) for b in buffers]], random)))
+                peer.settimeout(0.01)
+                peer.recv(1 << 16)
+            except (ConnectionError, TimeoutError):
+                return
+
+    return act
+
+
 def caller(address: str, keys: sockets.CurveKeys, random: np.random.Generator) -> Callable[[], None]:
     connection = Connection(address, keys, name="fuzzed")
 
@@ -149,13 +173,15 @@ def reader_and_writer(
 
 def run(seconds: float, seed: int) -> int:
     """Fuzzes for so long; prints the table and returns the exit code."""
-    generators = iter(np.random.default_rng(seed).spawn(8))
+    generators = iter(np.random.default_rng(seed).spawn(12))
     keys = sockets.CurveKeys.generate()
     end = threading.Event()
     node = Server(Echo(), "tcp://127.0.0.1:*", keys, name="fuzzed").start()
     table = replay.Table(
         "t", replay.selectors.Uniform(), replay.selectors.Fifo(), 1000, replay.rate_limiters.MinSize(1)
     )
+    folder = sockets.make_private_directory()
+    local = Server(Echo(), f"ipc://{folder}/node", keys, name="local", max_frame_bytes=1 << 24).start()
     with replay.Server([table], address="tcp://127.0.0.1:*", curve=keys) as server:
         assert server.address is not None
 
@@ -173,10 +199,12 @@ def run(seconds: float, seed: int) -> int:
         peers = [
             Peer("caller of the node", caller(node.address, keys, next(generators)), end),
             Peer("client of replay", reader_and_writer(server.address, keys, next(generators)), end),
+            Peer("caller at the door", caller(local.address, keys, next(generators)), end),
             Peer("node, with the key", with_the_key(node.address, keys, call, next(generators)), end),
             Peer("replay, with the key", with_the_key(server.address, keys, hello, next(generators)), end),
             Peer("node, without the key", without_the_key(node.address, next(generators)), end),
             Peer("replay, without the key", without_the_key(server.address, next(generators)), end),
+            Peer("at the door", at_the_door(local.address, keys, next(generators)), end),
         ]
         for peer in peers:
             peer.start()
@@ -189,12 +217,14 @@ def run(seconds: float, seed: int) -> int:
         for peer in peers:
             error = "" if peer.error is None else repr(peer.error)
             print(f"{peer.name:<26}{peer.turns:>8}{1000 * peer.slowest:>12.1f}  {error}")
-        print(f"malformed messages counted by the node: {node.malformed}")
+        print(f"malformed messages counted by the node: {node.malformed}, at the door: {local.malformed}")
         failed = [peer.name for peer in peers if peer.error is not None] + hung
-        failed += [peer.name for peer in peers[:2] if peer.turns == 0]
+        failed += [peer.name for peer in peers[:3] if peer.turns == 0]
         if hung:
             print(f"still waiting: {hung}")
     node.close()
+    local.close()
+    sockets.remove_private_directory(folder)
     return 1 if failed else 0
 
 

@@ -50,6 +50,16 @@ def door(address: str) -> str | None:
     return path if path != address + ".s" and len(os.fsencode(path)) <= sockets.MAX_IPC_PATH else None
 
 
+def head(kind: int, number: int, size: int, sizes: Sequence[int]) -> bytes:
+    """What a message with a pickle of ``size`` bytes and buffers of ``sizes`` begins with."""
+    return _HEAD.pack(kind, len(sizes), number, size) + struct.pack(f"<{len(sizes)}Q", *sizes)
+
+
+def greeting(token: bytes, name: bytes) -> bytes:
+    """What a client says first; ``name`` has 8 bytes."""
+    return _GREETING + token + name
+
+
 class Stream:
     """One end of a connection; one thread at a time.
 
@@ -88,9 +98,8 @@ class Stream:
                 raise Gone from error
             return [] if sent == len(message) else self.send_rest([memoryview(message)[sent:]], flags)
         raws = [buffer if isinstance(buffer, memoryview) else buffer.raw() for buffer in buffers]
-        head = _HEAD.pack(kind, len(raws), number, len(data))
-        sizes = struct.pack(f"<{len(raws)}Q", *[raw.nbytes for raw in raws])
-        return self.send_rest([memoryview(head + sizes + data), *raws], flags)
+        begin = head(kind, number, len(data), [raw.nbytes for raw in raws])
+        return self.send_rest([memoryview(begin + data), *raws], flags)
 
     def send_rest(self, parts: list[memoryview], flags: int = 0) -> list[memoryview]:
         """Sends ``parts``; returns what is left of them when the time is over."""
@@ -197,7 +206,7 @@ def connect(path: str, token: bytes, name: bytes, max_frame_bytes: int, timeout:
         # A full queue at the door is as good as nobody: do not wait for it. Afterwards calls block.
         sock.setblocking(False)
         sock.connect(path)
-        sock.send(_GREETING + token + name)
+        sock.send(greeting(token, name))
         sock.setblocking(True)
     except OSError:
         sock.close()
