@@ -11,6 +11,7 @@ actors', so this is the same schedule on every engine, and it is part of the lea
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,9 +268,7 @@ class DQN(core.Agent):
         return learners.SGDLearner(
             networks,
             make_loss(config),
-            lambda parameters: torch.optim.Adam(
-                parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True
-            ),
+            functools.partial(learners.Adam, lr=config.learning_rate, eps=config.adam_epsilon),
             learning_rate_schedule=schedules.linear_decay(
                 config.learning_rate_decay_steps, config.learning_rate_end
             ),

@@ -315,7 +315,7 @@ class IMPALA(core.Agent):
 
 def _make_optimizer(config: IMPALAConfig, parameters: Any) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.optimizer_epsilon, fused=True)
+        return learners.Adam(parameters, lr=config.learning_rate, eps=config.optimizer_epsilon)
     if config.optimizer == "rmsprop":
         return torch.optim.RMSprop(
             parameters,

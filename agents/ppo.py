@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -327,7 +328,9 @@ class PPOUpdate:
         log_probs = new.log_prob(rows.action)
         if config.target_kl is None:
             clip = config.clip * self._clip_factor(context.rows)
-            surrogate = losses.clipped_surrogate(log_probs, rows.log_prob, rows.advantage, mask, clip)
+            surrogate = losses.clipped_surrogate(
+                log_probs, rows.log_prob, rows.advantage, mask, clip, statistics=context.wants_metrics
+            )
         else:
             kl = nets.actions.distribution(rows.policy).kl(new)
             surrogate = losses.kl_penalty_surrogate(
@@ -345,17 +348,17 @@ class PPOUpdate:
         else:
             value_loss = losses.clipped_value_loss(values, rows.value, rows.target, mask, config.value_clip)
         loss = surrogate.loss + config.value_coefficient * value_loss
-        with torch.set_grad_enabled(config.entropy_coefficient != 0.0):
-            entropy = losses.masked_mean(new.entropy(), mask)
+        metrics = {"policy_loss": surrogate.loss, "value_loss": value_loss}
+        if config.entropy_coefficient != 0.0 or context.wants_metrics:
+            with torch.set_grad_enabled(config.entropy_coefficient != 0.0):
+                metrics["entropy"] = losses.masked_mean(new.entropy(), mask)
         if config.entropy_coefficient != 0.0:
-            loss = loss - config.entropy_coefficient * entropy
-        metrics = {
-            "policy_loss": surrogate.loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "clip_fraction": surrogate.clip_fraction,
-        }
-        weight = loss.new_tensor(len(log_probs)) if mask is None else mask.sum()
+            loss = loss - config.entropy_coefficient * metrics["entropy"]
+        if context.wants_metrics:
+            metrics["clip_fraction"] = surrogate.clip_fraction
+        weight = None
+        if context.total is not None:
+            weight = loss.new_tensor(len(log_probs)) if mask is None else mask.sum()
         return LossOutput(loss, metrics, weight=weight)
 
     def finish(
@@ -448,9 +451,7 @@ class PPO(core.Agent):
             networks,
             update.prepare,
             update.loss,
-            lambda parameters: torch.optim.Adam(
-                parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True
-            ),
+            functools.partial(learners.Adam, lr=config.learning_rate, eps=config.adam_epsilon),
             epochs=config.epochs,
             minibatch_size=config.minibatch_size,
             finish_fn=update.finish,

@@ -378,7 +378,7 @@ class SAC(core.Agent):
             if config.temperature is None:
                 rate = config.temperature_learning_rate
                 groups.append({"params": [networks.temperature.log], "lr": rate})
-            return torch.optim.Adam(groups, fused=True)
+            return learners.Adam(groups)
 
         def after_step(nets: SACNetworks, steps: int) -> None:
             nets.exploration.uniform.fill_(config.random_start and steps == 0)

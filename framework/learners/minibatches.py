@@ -23,12 +23,14 @@ class EpochContext(NamedTuple):
       generator: random numbers on the learner's device; part of the checkpoint.
       total: sums a tensor over the learners that have a shard of the batch each, all of which must call it;
         None if there is one.
+      wants_metrics: whether the loss function's metrics are looked at; it may leave them out if not.
     """
 
     steps: int
     rows: int
     generator: torch.Generator
     total: Callable[[torch.Tensor], torch.Tensor] | None = None
+    wants_metrics: bool = True
 
 
 class Prepared(NamedTuple):
@@ -131,10 +133,12 @@ class MinibatchLearner(SGDLearner):
             each: list[LossOutput] = []
             norm = torch.zeros((), device=self.device)
             for epoch in range(self._epochs):
+                last = epoch == self._epochs - 1
+                in_epoch = context._replace(wants_metrics=last)
                 for minibatch in self._shuffled(prepared.data, parts):
-                    output = self._loss_fn(self.networks, minibatch, context)
+                    output = self._loss_fn(self.networks, minibatch, in_epoch)
                     norm = self._descend(output)
-                    if epoch == self._epochs - 1:
+                    if last:
                         each.append(output)
             metrics = dict(prepared.metrics)
             for name in each[0].metrics:

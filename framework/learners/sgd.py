@@ -70,7 +70,7 @@ class SGDLearner(core.Learner):
       networks: holds all parameters; moved to ``device``.
       loss_fn: ``(networks, batch, context) -> LossOutput``. The batch is the ``ReplaySample`` given to
         ``step`` with its leaves as tensors on ``device``, but for ``info.key``.
-      optimizer_fn: parameters to optimizer, as ``lambda p: torch.optim.Adam(p, lr=1e-3)``.
+      optimizer_fn: parameters to optimizer, as ``functools.partial(Adam, lr=1e-3)``.
       learning_rate_schedule: steps done to a factor on the optimizer's learning rates.
       max_gradient_norm: gradients whose global norm is larger are scaled down to it; None leaves them.
       target_names: children of ``networks`` that have a target network.
@@ -270,10 +270,19 @@ class SGDLearner(core.Learner):
             parameter.grad = None  # optimizer.zero_grad, without its hooks for profilers.
         self._scaler.scale(output.loss).backward()
         self._scaler.unscale_(self.optimizer)
-        norm = self._gradient_norm()
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = _global_norm(gradients)
         # A scaler skips steps whose gradients overflowed, and tries again with a smaller scale.
-        self._check(output.loss if self._scaler.is_enabled() else output.loss + norm, output.metrics)
-        if self._max_gradient_norm is not None:
+        long = True
+        if self.device.type == "cpu":
+            length = norm.item()
+            if not math.isfinite(length + output.loss.item()):
+                self._raise_unsound(self.steps, output.metrics)
+            # Most gradients are short enough to be left alone. A GPU would have to be waited for to know.
+            long = self._max_gradient_norm is not None and length > 0.999 * self._max_gradient_norm
+        else:
+            self._check(output.loss if self._scaler.is_enabled() else output.loss + norm)
+        if self._max_gradient_norm is not None and long:
             nn.utils.clip_grads_with_norm_(self._parameters, self._max_gradient_norm, norm)
         self._scaler.step(self.optimizer)
         self._scaler.update()
@@ -315,17 +324,9 @@ class SGDLearner(core.Learner):
         with torch.autocast(self.device.type, dtype=self._autocast_dtype):
             return self._loss_fn(self.networks, batch, context)
 
-    def _gradient_norm(self) -> torch.Tensor:
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        return nn.utils.get_total_norm(gradients)
-
     @torch.no_grad()
-    def _check(self, value: torch.Tensor, metrics: dict[str, torch.Tensor]) -> None:
-        """Raises if ``value`` is not finite: now on the CPU, later on a GPU."""
-        if self.device.type == "cpu":
-            if not math.isfinite(value.item()):
-                self._raise_unsound(self.steps, metrics)
-            return
+    def _check(self, value: torch.Tensor) -> None:
+        """Raises some time later if ``value`` is not finite: to look now would stall a GPU."""
         self._unchecked.append((self.steps, value.detach()))
         if len(self._unchecked) >= self._check_period:
             self._raise_if_unsound()
@@ -366,6 +367,13 @@ class SGDLearner(core.Learner):
         self._wanted = False
         self._snapshot_steps = self.steps
         self._snapshot = (self.steps + self._version_offset, variables)
+
+
+def _global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of all of them as one vector; as ``nn.utils.get_total_norm``, all being on one device."""
+    if not gradients:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
 def _snapshot(tensor: torch.Tensor) -> np.ndarray:

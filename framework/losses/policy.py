@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import torch
 
+# Stands for a number that was not asked for.
+_UNKNOWN = torch.tensor(float("nan"))
+
 # Sums a tensor over several learners.
 Total = Callable[[torch.Tensor], torch.Tensor]
 
@@ -82,6 +85,7 @@ def clipped_surrogate(
     advantages: torch.Tensor,
     mask: torch.Tensor | None = None,
     epsilon: float = 0.2,
+    statistics: bool = True,
 ) -> Surrogate:
     """PPO's clipped objective (Schulman et al., 2017, equation 7), negated.
 
@@ -91,11 +95,14 @@ def clipped_surrogate(
       advantages: held constant.
       mask: 1 where the element counts.
       epsilon: the ratio is clipped to 1 +- this.
+      statistics: whether to compute ``kl`` and ``clip_fraction``; they are NaN if not.
     """
     log_ratios = _log_ratios(log_probs, old_log_probs, mask)
     ratios = log_ratios.exp()
     advantages = advantages.detach()
     gains = torch.minimum(ratios * advantages, ratios.clamp(1.0 - epsilon, 1.0 + epsilon) * advantages)
+    if not statistics:
+        return Surrogate(masked_mean(-gains, mask), _UNKNOWN, _UNKNOWN)
     with torch.no_grad():
         kl = masked_mean(ratios - 1.0 - log_ratios, mask)
         clip_fraction = masked_mean(((ratios - 1.0).abs() > epsilon).float(), mask)

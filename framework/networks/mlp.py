@@ -73,4 +73,6 @@ class MLP(nn.Module):
         self.output_size = width
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.layers(inputs)
+        for layer in self.layers:  # one call less than asking the Sequential
+            inputs = layer(inputs)
+        return inputs

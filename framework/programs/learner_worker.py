@@ -11,7 +11,7 @@ import numpy as np
 
 from framework import core
 from framework.programs.learner_group import FirstLearner
-from framework.programs.seeding import prepare_process
+from framework.programs.seeding import keep_freed_memory, prepare_process
 from framework.programs.worker import ProgramWorker
 
 
@@ -53,6 +53,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         num_learners: int = 1,
     ):
         prepare_process(seed)
+        keep_freed_memory()
         agent = agent.for_learner(0, num_learners)
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import sys
 import zlib
 
 import numpy as np
+
+# Of malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def derive_seed(seed: int, part: str) -> int:
     """A seed for ``part`` (``"actor-3"``, say): far from that of any other part, the same on every engine."""
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
+
+
+def keep_freed_memory() -> None:
+    """Lets this process keep memory that it freed, up to 32 MB apiece, instead of giving it back.
+
+    A learner on the CPU asks for the same large arrays at each step. By default each is mapped anew, and
+    clearing its pages took a fifth of a step with images. Only for glibc; elsewhere nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library
+        return
+    mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that it takes
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_M_TOP_PAD, 64 << 20)
 
 
 def prepare_process(seed: int) -> None:

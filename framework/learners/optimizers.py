@@ -1,0 +1,83 @@
+"""Adam without the parts of torch's that cost more than the step itself on small networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Adam(torch.optim.Adam):
+    """``torch.optim.Adam(..., fused=True)``, bit by bit, with less around it (Kingma and Ba, 2015)::
+
+        optimizer_fn = functools.partial(Adam, lr=1e-3, eps=1e-5)
+
+    torch's optimizers load its compiler when the first of them is made (two CPU-seconds, and 100 MB in each
+    process) so that they can be compiled, and look after that at each step. This one cannot be compiled.
+    The state is the same, so that checkpoints fit either. No closure, no hooks.
+
+    Args:
+      parameters: tensors, or groups of them, as in ``torch.optim``.
+      lr, betas, eps, weight_decay: as in ``torch.optim.Adam``.
+    """
+
+    def __init__(
+        self,
+        parameters: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+        # A scaler of gradients then skips steps by itself instead of leaving it to the kernel.
+        self._step_supports_amp_scaling = False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        _plain(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        return _plain(torch.optim.Optimizer.state_dict)(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        _plain(torch.optim.Optimizer.load_state_dict)(self, state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step along the gradients that are there; parameters without one stay."""
+        if closure is not None:
+            raise ValueError("step() got a closure; compute the loss before, and call step() without.")
+        for group in self.param_groups:
+            parameters: list[torch.Tensor] = []
+            gradients: list[torch.Tensor] = []
+            means: list[torch.Tensor] = []
+            squares: list[torch.Tensor] = []
+            steps: list[torch.Tensor] = []
+            self._init_group(group, parameters, gradients, means, squares, [], steps)
+            if not parameters:
+                continue
+            torch._foreach_add_(steps, 1)
+            beta1, beta2 = group["betas"]
+            torch._fused_adam_(
+                parameters,
+                gradients,
+                means,
+                squares,
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+def _plain(method: Any) -> Any:
+    """``method`` without the wrapper that loads the compiler at its first call."""
+    return getattr(method, "__wrapped__", method)
+
+
+__all__ = ["Adam"]
