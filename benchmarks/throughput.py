@@ -1,93 +1,234 @@
-"""Environment steps per second of whole programs: acting, replay, learning, evaluation off.
+"""Environment steps per second of whole training programs, ours and peers', beside each other.
 
-    python benchmarks/throughput.py [--steps 40000] [--agents ppo dqn] [--engines serial processes]
+    python benchmarks/throughput.py [GROUP …] [--seconds 15]
+        [--peers sb3=PYTHON rllib=PYTHON sample-factory=PYTHON]
 
-A row is one program on CartPole-v1 with its preset, from the first step to the last, start-up not counted.
-Stable-Baselines3's PPO and DQN run beside it where it is installed. CPU seconds are those of all processes.
-Figures of one run can be compared with each other; across runs the machine's load changes them.
+A row is one program in a process of its own, with torch on one thread and evaluation off: acting, replay and
+learning together. What counts are the steps and CPU seconds (of all its processes) of a window that opens
+``--warm-up`` seconds after the first steps, so that start-up is not in it. Groups are
+
+    ppo          CartPole-v1: batches of 4,000 steps, 6 epochs of minibatches of 128, one hidden layer of 32
+                 shared by policy and value, 8 lanes stepped one after the other
+    impala       CartPole-v1: unrolls of 50, batches of 10, two hidden layers of 64, 2 actors x 8 lanes
+    pong         ALE Pong, 84 x 84 x 4: unrolls of 40, batches of 8, the network of DQN (1.7M parameters),
+                 2 actors x 8 lanes, and x 16
+    pong-lstm    the same with an LSTM of 256
+
+``ppo`` has a loop written by hand with the same settings beside it: what a framework costs. Peers are run by
+the interpreters given, since their dependencies do not go together with each other's; rows whose peer is not
+given are left out, and said to be. Figures of one run can be compared with each other; across runs the
+machine's load changes them.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import resource
-import time
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
 from typing import Any
 
+from throughput_window import Window
 
-def cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+CARTPOLE, PONG = "gymnasium:CartPole-v1", "atari:Pong"
 
 
-def ours(name: str, engine: str, steps: int) -> dict[str, Any]:
-    """Runs the preset of an agent; times from the moment that the first steps were counted."""
+@dataclass(frozen=True)
+class Ours:
+    """One of our programs: agent, fields of its config, arguments of ``make_program``, engine."""
+
+    agent: str
+    engine: str
+    config: dict[str, Any]
+    program: dict[str, Any] = field(default_factory=dict)
+    environment: str = CARTPOLE
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A row of ``throughput_peers.py``, and the name of the interpreter in ``--peers``."""
+
+    row: str
+    interpreter: str
+
+
+def ppo(
+    engine: str, actors: int = 1, lanes: int = 8, stepping: str = "inline", overlap: bool = False
+) -> Ours:
+    config = {
+        "unroll_length": 4000 // (actors * lanes), "epochs": 6, "minibatch_size": 128, "hidden_sizes": (32,),
+        "shared": True, "learning_rate": 1e-3, "overlap": overlap,
+    }  # fmt: skip
+    return Ours("ppo", engine, config, _actors(actors, lanes, stepping))
+
+
+def impala(engine: str, actors: int = 2, lanes: int = 8, stepping: str = "inline", **config: Any) -> Ours:
+    # The queue holds an actor's unrolls beside a batch; see IMPALAConfig.
+    settings = {
+        "unroll_length": 50, "batch_size": 10, "queue_batches": 3, "hidden_sizes": (64, 64),
+        "optimizer": "adam", "learning_rate": 1e-3,
+    }  # fmt: skip
+    run = {**_actors(actors, lanes, stepping), "publish_every": 1}
+    return Ours("impala", engine, {**settings, **config}, run)
+
+
+def pong(engine: str = "processes", lanes: int = 8, **config: Any) -> Ours:
+    settings = {
+        "unroll_length": 40, "batch_size": 8, "queue_batches": 1 + lanes // 8, "torso": "nature",
+        "previous_action_and_reward": True, "learning_rate": 4.8e-4, "reward_clip": 1.0,
+        "optimizer_epsilon": 3e-5, "max_gradient_norm": 0.125,
+    }  # fmt: skip
+    run = {**_actors(2, lanes, "inline"), "publish_every": 1}
+    return Ours("impala", engine, {**settings, **config}, run, PONG)
+
+
+def _actors(actors: int, lanes: int, stepping: str) -> dict[str, Any]:
+    return {"num_actors": actors, "lanes_per_actor": lanes, "stepping": stepping}
+
+
+BF16 = {"autocast": True, "actor_autocast": True}
+GROUPS: dict[str, dict[str, Ours | Peer]] = {
+    "ppo": {
+        "repertory PPO, serial": ppo("serial"),
+        "a loop written by hand": Peer("hand-written-ppo", "hand"),
+        "repertory PPO, processes, 2 actors x 4 lanes": ppo("processes", 2, 4),
+        "the same, acting while learning": ppo("processes", 2, 4, overlap=True),
+        "repertory PPO, serial, 32 lanes computed together": ppo("serial", 1, 32, "vector"),
+        "repertory PPO, processes, 2 actors x 16 of them": ppo("processes", 2, 16, "vector"),
+        "the same, acting while learning (32 lanes)": ppo("processes", 2, 16, "vector", overlap=True),
+        "Stable-Baselines3 PPO": Peer("stable-baselines3-ppo", "sb3"),
+        "RLlib PPO, 1 runner x 8": Peer("rllib-ppo", "rllib"),
+        "RLlib PPO, 2 runners x 4": Peer("rllib-ppo-2-runners", "rllib"),
+    },
+    "impala": {
+        "repertory IMPALA, serial": impala("serial"),
+        "repertory IMPALA, processes": impala("processes"),
+        "RLlib IMPALA": Peer("rllib-impala", "rllib"),
+        "Sample Factory APPO": Peer("sample-factory-cartpole", "sample-factory"),
+        "repertory IMPALA, processes, lanes computed together": impala("processes", 2, 8, "vector"),
+    },
+    "pong": {
+        "repertory IMPALA, float32": pong(),
+        "repertory IMPALA, bfloat16": pong(**BF16),
+        "repertory IMPALA, float32, 16 lanes": pong(lanes=16),
+        "repertory IMPALA, bfloat16, 16 lanes": pong(lanes=16, **BF16),
+        "Sample Factory APPO": Peer("sample-factory-pong", "sample-factory"),
+    },
+    "pong-lstm": {
+        "repertory IMPALA, float32": pong(lstm_size=256),
+        "repertory IMPALA, bfloat16": pong(lstm_size=256, **BF16),
+        "repertory IMPALA, float32, 16 lanes": pong(lanes=16, lstm_size=256),
+        "repertory IMPALA, bfloat16, 16 lanes": pong(lanes=16, lstm_size=256, **BF16),
+        "Sample Factory APPO": Peer("sample-factory-pong-lstm", "sample-factory"),
+    },
+}
+
+
+def measure_ours(row: Ours, window: Window) -> None:
+    """Runs the program in this process (or from it) until the window has closed."""
+    import torch
+
     import agents
     import launch
-    from agents import presets
     from framework.programs import make_program
 
-    environment = "gymnasium:CartPole-v1"
-    preset = presets.find(name, environment)
-    kinds = {"num_actors", "lanes_per_actor", "publish_every", "stepping"}
-    run = {key: value for key, value in preset.run.items() if key in kinds}
-    agent = agents.make(name, **preset.agent)
-    program = make_program(
-        agent, environment, **run, max_actor_steps=steps, evaluate_every=None, log_every=10**9
+    torch.set_num_threads(1)
+    agent = agents.make(row.agent, **row.config)
+    program = make_program(agent, row.environment, evaluate_every=None, log_every=10**9, **row.program)
+    with launch.start(program, row.engine) as job:
+        going_on = True
+        while going_on:
+            if row.engine == "serial":
+                with contextlib.suppress(TimeoutError):
+                    job.wait(timeout=0.2)  # the program runs in here
+            else:
+                # A count that is not reached: the wait ends with its time, or with the program.
+                job.client("counter").wait_for("actor_steps", 10**15, timeout=0.2)
+            going_on = window.at(int(job.client("counter").get_counts().get("actor_steps", 0)))
+        job.stop()
+
+
+def measure(label: str, group: str, interpreters: dict[str, str], options: argparse.Namespace) -> Any:
+    """The result of one row from a process of its own; a string that says why there is none."""
+    row = GROUPS[group][label]
+    window = ["--seconds", str(options.seconds), "--warm-up", str(options.warm_up)]
+    here = pathlib.Path(__file__).resolve()
+    if isinstance(row, Ours):
+        command = [sys.executable, str(here), "--one", group, label, *window]
+    elif row.interpreter in interpreters:
+        peers = here.with_name("throughput_peers.py")
+        command = [interpreters[row.interpreter], str(peers), row.row, *window]
+    else:
+        return f"left out: no --peers {row.interpreter}=PYTHON"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    limit = 4 * (options.seconds + options.warm_up) + 120
+    done = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
-    before, started = cpu_seconds(), None
-    with launch.start(program, engine) as job:
-        while started is None and engine != "serial":
-            counts = job.client("counter").wait_for("actor_steps", 1, timeout=60)
-            started = time.perf_counter() if counts else None
-        started = started or time.perf_counter()
-        job.wait()
-        seconds = time.perf_counter() - started
-    return {"seconds": seconds, "cpu": cpu_seconds() - before, "steps": steps}
-
-
-def stable_baselines3(name: str, steps: int) -> dict[str, Any] | None:
-    """The same steps with Stable-Baselines3's Zoo settings; None where it is not installed."""
     try:
-        import stable_baselines3 as sb3
-        from stable_baselines3.common.env_util import make_vec_env
-    except ImportError:
-        return None
-    from learning import PEERS
-
-    kind, _, settings, lanes = PEERS[f"cartpole-{name}"]
-    model = getattr(sb3, kind)("MlpPolicy", make_vec_env("CartPole-v1", lanes), device="cpu", **settings)
-    before, started = cpu_seconds(), time.perf_counter()
-    model.learn(steps)
-    return {"seconds": time.perf_counter() - started, "cpu": cpu_seconds() - before, "steps": steps}
+        output, errors = done.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(done.pid, signal.SIGKILL)  # its workers too, which hold the pipes
+        done.communicate()
+        return f"no result within {limit:.0f} s"
+    if done.returncode:
+        print(errors[-2000:], file=sys.stderr)
+        return f"failed with {done.returncode}"
+    return json.loads(output.strip().splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40_000)
-    parser.add_argument("--agents", nargs="+", default=["ppo", "impala", "dqn"])
-    parser.add_argument("--engines", nargs="+", default=["serial", "processes"])
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS) + "; all by default")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of the window of each row")
+    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds from the first steps to it")
+    parser.add_argument("--rows", nargs="+", help="only rows with one of these texts in their label")
+    parser.add_argument("--peers", nargs="+", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--json", type=pathlib.Path, help="file to write the results to")
+    parser.add_argument("--one", nargs=2, metavar=("GROUP", "ROW"), help="one of our rows in this process")
     options = parser.parse_args()
-
-    import torch
-
-    torch.set_num_threads(1)
-    rows: dict[str, Any] = {}
-    for name in options.agents:
-        for engine in options.engines:
-            rows[f"{name}, {engine}"] = functools.partial(ours, name, engine, options.steps)
-        if name in ("ppo", "dqn"):
-            rows[f"{name}, Stable-Baselines3"] = functools.partial(stable_baselines3, name, options.steps)
-    print("| program | steps/s | steps per CPU-second |\n|---|---|---|")
-    for label, measure in rows.items():
-        result = measure()
-        if result is None:
-            print(f"| {label} | not installed | |", flush=True)
-            continue
-        made = result["steps"]
-        print(f"| {label} | {made / result['seconds']:,.0f} | {made / result['cpu']:,.0f} |", flush=True)
+    if options.one:
+        window = Window(options.seconds, options.warm_up)
+        row = GROUPS[options.one[0]][options.one[1]]
+        assert isinstance(row, Ours)
+        measure_ours(row, window)
+        print(json.dumps(window.result()))
+        return
+    unknown = sorted(set(options.groups) - set(GROUPS))
+    if unknown:
+        parser.error(f"no group {unknown}; the groups are {list(GROUPS)}")
+    interpreters = {"hand": sys.executable}
+    for entry in options.peers:
+        name, separator, python = entry.partition("=")
+        if not separator or name not in ("hand", "sb3", "rllib", "sample-factory"):
+            parser.error(f"--peers {entry}: expected sb3=, rllib=, sample-factory= or hand= and a Python")
+        interpreters[name] = python
+    results: dict[str, dict[str, Any]] = {}
+    for group in options.groups or GROUPS:
+        print(f"\n| {group} | steps/s | steps per CPU-second |\n|---|---|---|", flush=True)
+        for label in GROUPS[group]:
+            if options.rows and not any(text in label for text in options.rows):
+                continue
+            result = measure(label, group, interpreters, options)
+            results.setdefault(group, {})[label] = result
+            if isinstance(result, str):
+                print(f"| {label} | {result} | |", flush=True)
+                continue
+            steps = result["steps"]
+            rates = f"{steps / result['seconds']:,.0f} | {steps / result['cpu']:,.0f}"
+            print(f"| {label} | {rates} |", flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
