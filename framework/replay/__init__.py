@@ -4,7 +4,7 @@ A program written for dm-reverb runs with ``from framework import replay as reve
 TensorFlow's objects aside.
 """
 
-from framework.replay import checkpointers, errors, rate_limiters, selectors, structured
+from framework.replay import checkpointers, errors, platform, rate_limiters, selectors, structured
 from framework.replay.client import Client, connect_node, serve_node
 from framework.replay.columns import TrajectoryColumn
 from framework.replay.dataset import Dataset
@@ -20,6 +20,7 @@ from framework.replay.errors import (
     WouldBlockError,
 )
 from framework.replay.layout import register_structure
+from framework.replay.sequence_writer import Writer
 from framework.replay.served import ServedClient
 from framework.replay.server import Server
 from framework.replay.sharded import ShardedClient
@@ -51,9 +52,11 @@ __all__ = [
     "TrajectoryWriter",
     "UnknownTableError",
     "WouldBlockError",
+    "Writer",
     "checkpointers",
     "connect_node",
     "errors",
+    "platform",
     "rate_limiters",
     "register_structure",
     "selectors",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +85,23 @@ class TrajectoryColumn:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __getitem__(self, index: int | slice | list[int]) -> TrajectoryColumn:
+        """Some of these steps; from an int one step without a time axis."""
+        if isinstance(index, slice):
+            rows = self.rows[index]
+        elif isinstance(index, list):
+            rows = tuple(self.rows[at] for at in index)
+        else:
+            rows = (self.rows[index],)
+        if not rows:
+            raise ValueError(f"{self!r}: {index} selects none of {len(self)} steps, expected some")
+        squeeze = not isinstance(index, (slice, list))
+        spec = (self.step_shape, self.dtype)
+        return TrajectoryColumn(self.stream, self.column, self.path, rows, squeeze, spec, self._read)
+
+    def __iter__(self) -> Iterator[TrajectoryColumn]:
+        return (self[at] for at in range(len(self)))
+
     def __repr__(self) -> str:
         return f"TrajectoryColumn({self.path!r}, shape={self.shape}, dtype={self.dtype})"
 
@@ -162,6 +179,10 @@ class ColumnHistory:
         return TrajectoryColumn(
             self.stream, self.column, self.path, tuple(rows), squeeze, self.spec, self._read
         )
+
+    def __iter__(self) -> Iterator[TrajectoryColumn | None]:
+        """Each step since the last reset, None for those without data or no longer kept."""
+        return (self[step] if step in self._cells else None for step in range(self._length))
 
     def __repr__(self) -> str:
         return f"ColumnHistory({self.path!r}, {self._length} steps, {len(self._cells)} kept)"

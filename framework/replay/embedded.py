@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +56,9 @@ class EmbeddedClient(ReverbApi):
             table.attach(self.store, concurrent)
         self._interrupted = False
         self._writers: list[BatchWriter] = []
+        #: Where clients of other processes find these tables, and the keys they need; set by ``Server``.
+        self.address: str | None = None
+        self.curve: Any = None
         if checkpointer is not None:
             checkpointer.load(self.tables, self.store)
 
@@ -70,10 +73,24 @@ class EmbeddedClient(ReverbApi):
 
     def another(self) -> EmbeddedClient:
         """A client of the same tables with writers and an ``interrupt`` of its own."""
-        client = copy.copy(self)
+        client = object.__new__(type(self))
+        client.__dict__.update(self.__dict__)
         client._interrupted = False
         client._writers = []
         return client
+
+    def __reduce__(self) -> Any:
+        if self.address is None:
+            raise TypeError(
+                "this client's tables are in this process only; a client that travels needs a served one: "
+                "replay.Server(tables)"
+            )
+        from framework.replay.client import Client  # which imports this module
+
+        return functools.partial(Client, curve=self.curve), (self.address,)
+
+    def __repr__(self) -> str:
+        return f"replay.EmbeddedClient({sorted(self.tables)}, address={self.address!r})"
 
     def is_interrupted(self) -> bool:
         """Whether ``interrupt`` or ``close`` was called."""

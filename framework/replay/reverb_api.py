@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from framework.replay.layout import flatten, leaf_paths, packer
+from framework.replay.sequence_writer import Writer
 from framework.replay.structured import Config
 from framework.replay.structured_writer import StructuredWriter
 from framework.replay.trajectory_writer import TrajectoryWriter
@@ -37,6 +38,24 @@ class ReverbApi:
     def trajectory_writer(self, num_keep_alive_refs: int, *, validate_items: bool = True) -> TrajectoryWriter:
         """A writer of trajectories that may point at the last ``num_keep_alive_refs`` steps."""
         return TrajectoryWriter(self, num_keep_alive_refs, validate_items)
+
+    def writer(
+        self,
+        max_sequence_length: int,
+        delta_encoded: bool = False,
+        chunk_length: int | None = None,
+        max_in_flight_items: int | None = 25,
+    ) -> Writer:
+        """Reverb's older writer, whose items are the last so many whole steps; see ``Writer``."""
+        return Writer(self, max_sequence_length, delta_encoded, chunk_length, max_in_flight_items)
+
+    @property
+    def server_address(self) -> str:
+        """Where the server is, ``host:port`` for TCP; ValueError if it serves this process only."""
+        address = getattr(self, "address", None)
+        if not address:
+            raise ValueError("server_address: the tables are in this process only and have no address")
+        return str(address).removeprefix("tcp://")
 
     def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
         """A writer that makes items by patterns; see ``framework.replay.structured``."""

@@ -106,6 +106,7 @@ class Server:
         for table in self.tables.values():
             table.watch(self._service.wake)
         self._service.start()
+        self._client.address, self._client.curve = self.address, curve
         _servers[_key(self.address)] = self
 
     def localhost_client(self) -> EmbeddedClient:

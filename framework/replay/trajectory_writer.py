@@ -79,17 +79,23 @@ class TrajectoryWriter:
     def configure(
         self, path: str | tuple, num_keep_alive_refs: int, max_chunk_length: int | None = None
     ) -> None:
-        """How long the column at ``path`` (``"a/b"`` or ``("a", "b")``) is kept; before it is first appended.
+        """How long the column at ``path`` (``"a/b"`` or ``("a", "b")``) is kept, from now on.
 
         ``max_chunk_length`` is kept for Reverb's signature: rows are stored one by one, there are no chunks.
+
+        Raises:
+          ValueError: not ``1 <= max_chunk_length <= num_keep_alive_refs``.
         """
         name = path if isinstance(path, str) else "/".join(str(part) for part in path)
         if num_keep_alive_refs < 1:
             raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1")
-        if name in self._columns:
+        if max_chunk_length is not None and not 1 <= max_chunk_length <= num_keep_alive_refs:
             raise ValueError(
-                f"configure({name!r}): the column has data already; configure it before its first append"
+                f"max_chunk_length: got {max_chunk_length}, expected 1 to num_keep_alive_refs "
+                f"{num_keep_alive_refs}"
             )
+        if name in self._columns:
+            self._columns[name].keep = num_keep_alive_refs
         self._keeps[name] = num_keep_alive_refs
         self._longest = max(self._longest, num_keep_alive_refs)
 

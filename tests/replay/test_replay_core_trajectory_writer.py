@@ -176,8 +176,13 @@ def test_configure_keeps_a_column_longer():
     assert writer.history["a"][-4:].numpy().tolist() == [2, 3, 4, 5]
     with pytest.raises(ValueError, match="no longer kept"):
         writer.history["x"][-3:]
-    with pytest.raises(ValueError, match="has data already"):
-        writer.configure(("a",), 9)
+    writer.configure(("x",), 5)  # from now on: what is gone does not come back
+    fill(writer, 3, begin=6)
+    assert writer.history["x"][-5:].numpy()[:, 0].tolist() == [4, 5, 6, 7, 8]
+    with pytest.raises(ValueError, match="no longer kept"):
+        writer.history["x"][-6:]
+    with pytest.raises(ValueError, match="max_chunk_length: got 3, expected 1 to num_keep_alive_refs 2"):
+        writer.configure("a", 2, max_chunk_length=3)
 
 
 def test_items_share_rows_and_free_them():

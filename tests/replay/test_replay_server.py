@@ -349,7 +349,15 @@ def test_clients_find_the_shortest_way():
         assert again.server_info().keys() == {"t"}
         again.close()
         away.close()
-        server.localhost_client().server_info()
+        embedded = pickle.loads(pickle.dumps(server.localhost_client()))
+        assert isinstance(embedded, replay.EmbeddedClient)
+        assert embedded.server_address == away.server_address == f"127.0.0.1:{server.port}"
+        embedded.server_info()
+    alone = replay.EmbeddedClient([table()])
+    with pytest.raises(TypeError, match="in this process only"):
+        pickle.dumps(alone)
+    with pytest.raises(ValueError, match="in this process only"):
+        _ = alone.server_address
 
 
 def test_interrupting_one_client_leaves_the_others_alone(connect):
