@@ -2,7 +2,7 @@
 
     PYTHON benchmarks/rpc_peers.py NAME [--clients 1] [--seconds 0.5]
 
-Needs numpy and what NAME needs, nothing of ours but this file, so that each peer can have its own environment.
+Needs numpy and what NAME needs, nothing of ours but this file: each peer can have an environment of its own.
 Prints one line of JSON: case to calls per second of all clients together.
 """
 
@@ -68,7 +68,7 @@ def windowed(submit: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-# Each contender: ``serve_*(pipe)`` says its address and ends when told; ``*_clients(address)`` gives its cases.
+# Each contender: ``serve_*(pipe)`` says its address and ends when told; ``*_clients(address)`` gives cases.
 
 
 def serve_pyzmq(pipe: Any) -> None:

@@ -49,12 +49,18 @@ from launch.nodes import (
 from launch.program import Program
 from launch.running import ProgramInterrupted, launch, start
 
+# What Launchpad calls them.
+CourierClient = Client
+CourierHandle = Handle
+
 __all__ = [
     "CacherNode",
     "CallLost",
     "CallTimeout",
     "Client",
     "ClientClosed",
+    "CourierClient",
+    "CourierHandle",
     "CourierNode",
     "DeadlockError",
     "Handle",

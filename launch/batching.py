@@ -24,9 +24,12 @@ def batched_handler(
             def act(self, observation):             # [8, ...]; each caller passed one [...]
                 return self.policy(observation)     # [8, ...]; each caller gets its own row
 
-    The arguments of the calls (nests of arrays and numbers, all of the same structure) are stacked along a
-    new leading axis; what the method returns is taken apart along it. If the method raises, every caller of
-    the batch gets the exception. On the serial engine a batch is one call.
+    A bound method may be replaced too: ``self.act = lp.batched_handler(batch_size=n)(self.act)``.
+
+    The arguments of the calls (nests of arrays and numbers, all of the same structure; a list of numbers
+    counts as an array) are stacked along a new leading axis; what the method returns is taken apart along it.
+    If the method raises, every caller of the batch gets the exception. On the serial engine a batch is one
+    call.
 
     Args:
       batch_size: calls in a full batch.
@@ -39,7 +42,14 @@ def batched_handler(
             raise ValueError(f"batched_handler({name}): expected a number >= 1, got {value}")
     if timeout < 0:
         raise ValueError(f"batched_handler(timeout): expected seconds >= 0, got {timeout}")
-    return lambda function: _BatchedHandler(function, batch_size, timeout, pad, max_parallelism)
+    options = batch_size, timeout, pad, max_parallelism
+
+    def mark(function: Callable[..., Any]) -> Any:
+        if getattr(function, "__self__", None) is not None:
+            return BatchedMethod(function, function.__name__, *options)
+        return _BatchedHandler(function, *options)
+
+    return mark
 
 
 class _BatchedHandler:
@@ -137,7 +147,7 @@ class BatchedMethod:
         if not batch:
             return
         try:
-            calls = [(args, kwargs) for _, args, kwargs, _ in batch]
+            calls = [(tuple(map(_vector, args)), kwargs) for _, args, kwargs, _ in batch]
             if self._pad:
                 calls += [calls[-1]] * (self._batch_size - len(calls))
             args, kwargs = _stack(calls)
@@ -148,6 +158,15 @@ class BatchedMethod:
             return
         for call, row in zip(batch, rows, strict=False):
             call[3].set_result(row)
+
+
+def _vector(argument: Any) -> Any:
+    """A list of numbers is an array, not a nest."""
+    if type(argument) is list and all(isinstance(item, (int, float)) for item in argument):
+        import numpy as np
+
+        return np.asarray(argument)
+    return argument
 
 
 def _stack(calls: list[Any]) -> Any:

@@ -218,6 +218,13 @@ def unregister_stop_handler(handler: Callable[[], Any]) -> None:
         runtime.remove_stop_handler(handler)
 
 
-def make_program_stopper() -> Callable[..., None]:
-    """``stop`` of the program of the calling thread, for use on any thread."""
-    return current_runtime().request_stop
+def make_program_stopper(launch_type: Any = None) -> Callable[..., None]:
+    """Something to call, with the result or nothing, that stops the program.
+
+    Made inside of a node it stops that node's program from any thread. Made outside it may be handed to a
+    node as an argument, and stops the program in which it is called.
+
+    Args:
+      launch_type: not looked at; programs written for Launchpad give it.
+    """
+    return stop if find_runtime() is None else current_runtime().request_stop

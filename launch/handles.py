@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -58,40 +59,77 @@ class Handle:
         )
 
 
-def dereference_nest(value: Any) -> Any:
-    """``value`` with every handle inside of lists, tuples, dicts, sets and partials turned into a client."""
+def dereference_nest(value: Any, _inside: tuple[int, ...] = ()) -> Any:
+    """``value`` with every handle in it turned into a client.
+
+    Handles may be inside of lists, tuples, dicts, sets, partials, dataclasses and classes of ``attrs``, which
+    are left as they are where there is none in them and copied where there is.
+    """
     if isinstance(value, Handle):
         return value.dereference()
     if isinstance(value, functools.partial):
-        args, keywords = dereference_nest(value.args), dereference_nest(value.keywords)
+        args, keywords = dereference_nest(value.args, _inside), dereference_nest(value.keywords, _inside)
         unchanged = args is value.args and keywords is value.keywords
         return value if unchanged else functools.partial(value.func, *args, **keywords)
     if isinstance(value, dict):
-        new = {key: dereference_nest(item) for key, item in value.items()}
+        new = {key: dereference_nest(item, _inside) for key, item in value.items()}
         if all(new[key] is value[key] for key in value):
             return value
-        copy = value.copy()
-        copy.update(new)
-        return copy
+        copied = value.copy()
+        copied.update(new)
+        return copied
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [dereference_nest(item) for item in value]
+        items = [dereference_nest(item, _inside) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+    return _dereference_fields(value, _inside)
 
 
-def walk_handles(value: Any, visit: Callable[[Handle], None]) -> None:
+def _field_names(value: Any) -> list[str]:
+    """Of a dataclass or a class of ``attrs``; none for anything else."""
+    if isinstance(value, type):
+        return []
+    fields = getattr(value, "__dataclass_fields__", None) or {}
+    names = list(fields) or [field.name for field in getattr(value, "__attrs_attrs__", ())]
+    return [name for name in names if hasattr(value, name)]
+
+
+def _dereference_fields(value: Any, inside: tuple[int, ...]) -> Any:
+    if id(value) in inside:  # objects that refer to each other in a circle
+        return value
+    changed = {}
+    for name in _field_names(value):
+        old = getattr(value, name)
+        new = dereference_nest(old, (*inside, id(value)))
+        if new is not old:
+            changed[name] = new
+    if not changed:
+        return value
+    copied = copy.copy(value)
+    for name, new in changed.items():
+        object.__setattr__(copied, name, new)  # it may be frozen
+    return copied
+
+
+def walk_handles(value: Any, visit: Callable[[Handle], None], _inside: tuple[int, ...] = ()) -> None:
     """Calls ``visit`` with every handle where `dereference_nest` would put a client."""
     if isinstance(value, Handle):
         visit(value)
-    elif isinstance(value, functools.partial):
-        walk_handles((value.args, value.keywords), visit)
+        return
+    if isinstance(value, functools.partial):
+        items: list[Any] = [*value.args, *value.keywords.values()]
     elif isinstance(value, dict):
-        walk_handles(list(value.values()), visit)
+        items = list(value.values())
     elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            walk_handles(item, visit)
+        items = list(value)
+    elif id(value) in _inside:
+        return
+    else:
+        items = [getattr(value, name) for name in _field_names(value)]
+        _inside = (*_inside, id(value))
+    for item in items:
+        walk_handles(item, visit, _inside)
 
 
 def client_of(node_id: int) -> Any:

@@ -30,6 +30,7 @@ class Node:
         self._args = args
         self._kwargs = kwargs
         self._claimed = False
+        self._run = True
 
     @property
     def description(self) -> str:
@@ -67,9 +68,17 @@ class Node:
         """Whether ``call`` is the work itself and no constructor."""
         return False
 
+    def disable_run(self) -> None:
+        """Only makes (and serves) the object, as tests want it that call it themselves."""
+        self._run = False
+
+    def enable_run(self) -> None:
+        """Takes back `disable_run`."""
+        self._run = True
+
     def runs(self, obj: Any) -> bool:
         """Whether the object has work of its own (a worker), or only serves."""
-        return callable(getattr(obj, "run", None))
+        return self._run and callable(getattr(obj, "run", None))
 
 
 class CourierNode(Node):
@@ -110,17 +119,6 @@ class PyClassNode(Node):
 
     def __init__(self, constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(constructor, args, kwargs)
-        self._run = True
-
-    def disable_run(self) -> None:
-        """Only makes the object."""
-        self._run = False
-
-    def enable_run(self) -> None:
-        self._run = True
-
-    def runs(self, obj: Any) -> bool:
-        return self._run and super().runs(obj)
 
 
 class PyNode(Node):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from launch.handles import Handle
 from launch.nodes import Node
 
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*\Z")
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*\Z")
 
 
 class Program:
@@ -86,6 +86,6 @@ class Program:
 def _check_label(label: str) -> None:
     if not isinstance(label, str) or not _LABEL.match(label):
         raise ValueError(
-            f"label {label!r}: expected letters, digits, '_' and '.', the first a letter or digit "
-            "(it names the log file)"
+            f"label {label!r}: expected letters, digits, '_' and '.', the first no '.' (it names "
+            "the log file)"
         )

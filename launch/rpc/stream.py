@@ -21,6 +21,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from launch.rpc import sockets, wire
 
 _HEAD = struct.Struct("<BxHxxxxQQ")
@@ -146,8 +148,6 @@ class Stream:
 
     def _begin(self, kind: int, count: int, number: int, size: int) -> None:
         """Makes room for a message that did not come in one piece, and puts into it what has come."""
-        import numpy as np
-
         while self._have < (begin := _HEAD_BYTES + 8 * count) <= _PIECE:
             self._have += self._read(self._view[self._have :])
         if begin > _PIECE:

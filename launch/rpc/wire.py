@@ -63,12 +63,17 @@ def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
 def decode(body: memoryview, buffers: Sequence[Any]) -> Any:
     """The value of a received message; its large arrays use the memory of the frames."""
-    return _loads(body[_HEAD_BYTES:], buffers=buffers)
+    return load(body[_HEAD_BYTES:], buffers)
 
 
 def load(data: Any, buffers: Sequence[Any]) -> Any:
     """The value of a pickle without a head."""
-    return _loads(data, buffers=buffers)
+    try:
+        return _loads(data, buffers=buffers)
+    except (ImportError, AttributeError):
+        # Threads that import parts of one package at the same time can find each other's modules half made.
+        # By now this thread holds none, so it waits for those of others; what is missing stays missing.
+        return _loads(data, buffers=buffers)
 
 
 def receive(socket: zmq.Socket, flags: int = 0) -> tuple[int, int, memoryview, Sequence[Any]]:

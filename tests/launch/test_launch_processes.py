@@ -141,6 +141,31 @@ def test_logs_and_status_file(tmp_path):
     assert (node["label"], node["state"], node["error"]) == ("main-0", "failed", "ValueError: no good")
 
 
+def test_keys_show_nowhere(tmp_path):
+    with lp.start(service_program(), directory=tmp_path) as job:
+        assert job.client("service").echo(1) == 1
+        keys = job._keys
+        node = psutil.Process(job.client("service").pid())
+        seen = {}
+        for process in {
+            psutil.Process(),
+            node,
+            *node.parents()[:2],
+            *psutil.Process().children(recursive=True),
+        }:
+            for what in ("cmdline", "environ"):
+                with open(f"/proc/{process.pid}/{what}", "rb") as file:
+                    seen[process.pid, what] = file.read()
+        job.stop()
+        job.wait(PATIENCE)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            seen[path] = path.read_bytes()
+    assert len(seen) >= 2 * 4 + 3  # launcher, fork server, two nodes; two logs and the status
+    for secret in (keys.secret, keys.public, keys.token):
+        assert not [where for where, text in seen.items() if secret in text]
+
+
 def test_what_a_node_started_ends_with_it():
     def main():
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

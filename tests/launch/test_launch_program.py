@@ -188,7 +188,7 @@ def test_outside_of_a_program():
     assert not lp.stop_event().is_set()
     lp.register_stop_handler(nothing)
     lp.unregister_stop_handler(nothing)
-    for call in (lp.stop, lp.get_node_context, lp.make_program_stopper, lp.wait_for_stop):
+    for call in (lp.stop, lp.get_node_context, lp.make_program_stopper(), lp.wait_for_stop):
         with pytest.raises(lp.LaunchError):
             call()
 

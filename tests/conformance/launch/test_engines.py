@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import threading
 import time
@@ -13,14 +12,9 @@ import pytest
 
 import launch as lp
 
-# Launchpad's engines are there where dm-launchpad is (Python 3.10).
-LAUNCHPAD = ("launchpad_mt", "launchpad") if importlib.util.find_spec("launchpad") else ()
-# So is Ray's.
-RAY = ("ray",) if importlib.util.find_spec("ray") else ()
-ENGINES = ("serial", "threads", "processes", *RAY, *LAUNCHPAD)
+LAUNCHPAD = ("launchpad_mt", "launchpad")
 # Nodes are not in the process that launches.
-ELSEWHERE = ("processes", *RAY, *LAUNCHPAD)
-CONCURRENT = tuple(engine for engine in ENGINES if engine != "serial")
+ELSEWHERE = ("processes", "ray", *LAUNCHPAD)
 # Long enough for a loaded machine; a test that needs it has failed.
 PATIENCE = 60.0
 
@@ -78,31 +72,6 @@ def calculator_program(fn, *args):
     calculator = program.add_node(lp.CourierNode(Calculator), label="calculator")
     program.add_node(lp.PyNode(fn, calculator, *args), label="main")
     return program
-
-
-@pytest.fixture(scope="module")
-def ray_cluster():
-    """One for all tests of this file: starting Ray takes seconds."""
-    import ray
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 << 20)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request):
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
-    return request.param
-
-
-@pytest.fixture(params=CONCURRENT)
-def concurrent_engine(request):
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
-    return request.param
 
 
 # Calls.

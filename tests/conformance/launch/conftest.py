@@ -1,0 +1,40 @@
+"""The engines that are installed here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+# Launchpad's engines are there where dm-launchpad is (Python 3.10).
+LAUNCHPAD = ("launchpad_mt", "launchpad") if importlib.util.find_spec("launchpad") else ()
+# So is Ray's.
+RAY = ("ray",) if importlib.util.find_spec("ray") else ()
+ENGINES = ("serial", "threads", "processes", *RAY, *LAUNCHPAD)
+CONCURRENT = tuple(engine for engine in ENGINES if engine != "serial")
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    """One for all tests of this file: starting Ray takes seconds."""
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 << 20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
+
+
+@pytest.fixture(params=CONCURRENT)
+def concurrent_engine(request):
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
