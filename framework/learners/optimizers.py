@@ -74,6 +74,9 @@ class Adam(torch.optim.Adam):
                 maximize=False,
             )
 
+    # Else the first object wraps it in a range for torch's profiler, which takes as long as the step.
+    step.hooked = True  # type: ignore[attr-defined]
+
 
 def _plain(method: Any) -> Any:
     """``method`` without the wrapper that loads the compiler at its first call."""

@@ -273,7 +273,7 @@ class SGDLearner(core.Learner):
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = _global_norm(gradients)
         # A scaler skips steps whose gradients overflowed, and tries again with a smaller scale.
-        long = True
+        long = bool(gradients)
         if self.device.type == "cpu":
             length = norm.item()
             if not math.isfinite(length + output.loss.item()):
@@ -283,7 +283,8 @@ class SGDLearner(core.Learner):
         else:
             self._check(output.loss if self._scaler.is_enabled() else output.loss + norm)
         if self._max_gradient_norm is not None and long:
-            nn.utils.clip_grads_with_norm_(self._parameters, self._max_gradient_norm, norm)
+            # As nn.utils.clip_grads_with_norm_, all being on one device.
+            torch._foreach_mul_(gradients, (self._max_gradient_norm / (norm + 1e-6)).clamp(max=1.0))
         self._scaler.step(self.optimizer)
         self._scaler.update()
         return norm
