@@ -172,40 +172,22 @@ def test_max_in_flight_holds_the_caller_back(keys, directory):
     server.close()
 
 
-class Cyclic(threading.Thread):
-    """Decodes a message as soon as all are there."""
-
-    def __init__(self, data, barrier):
-        super().__init__(daemon=True)
-        self._data, self._barrier = data, barrier
-        self.outcome = None
-
-    def run(self):
-        self._barrier.wait(PATIENCE)
-        try:
-            self.outcome = wire.load(self._data, ())
-        except Exception as error:
-            self.outcome = error
+HALF_MADE = """
+import pathlib
+seen = pathlib.Path(__file__).with_name("seen")
+if not seen.exists():
+    seen.touch()
+    raise ImportError("cannot import name from partially initialized module")
+class Thing:
+    pass
+"""
 
 
-def test_threads_that_first_import_a_package_at_the_same_time(tmp_path, monkeypatch):
-    """Its modules import each other, so that two threads that begin at different ends meet in the middle."""
-    package = tmp_path / "circular_package"
-    package.mkdir()
-    pause = "import threading\nthreading.Event().wait(0.1)\n"
-    (package / "__init__.py").write_text("")
-    (package / "one.py").write_text(f"{pause}from circular_package.two import Two\nclass One:\n    pass\n")
-    (package / "two.py").write_text(f"class Two:\n    pass\n{pause}from circular_package import one\n")
+def test_a_module_that_another_thread_was_just_importing_is_there_at_the_second_look(tmp_path, monkeypatch):
+    """Threads that import parts of numpy at the same time get this error, one time in four or so."""
+    (tmp_path / "half_made.py").write_text(HALF_MADE)
     monkeypatch.syspath_prepend(tmp_path)
-    barrier = threading.Barrier(2)
-    threads = [
-        Cyclic(f"ccircular_package.{name}\n{name.title()}\n.".encode(), barrier) for name in ("one", "two")
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert [getattr(thread.outcome, "__name__", thread.outcome) for thread in threads] == ["One", "Two"]
+    assert wire.load(b"chalf_made\nThing\n.", ()).__name__ == "Thing"
 
 
 def test_timeout(served):
