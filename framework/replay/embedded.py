@@ -161,6 +161,11 @@ class EmbeddedClient(ReverbApi):
         """Whether ``n`` items could be inserted now without waiting."""
         return self.table(table).can_insert(n)
 
+    def weight(self, table: str) -> tuple[float, int]:
+        """The sum of the sampler's weights (the number of items if it is not ``Prioritized``), and the number
+        of items that it can choose from."""
+        return self.table(table).weight()
+
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
         self.table(table).reset()

@@ -12,6 +12,10 @@ class ReverbError(Exception):
 class DeadlineExceededError(ReverbError, TimeoutError):
     """A call did not go through within its timeout. Nothing of it has taken effect unless it says so."""
 
+    def __str__(self) -> str:
+        # A second argument, how far the call got, would make an OSError's "[Errno …]" of the message.
+        return str(self.args[0]) if self.args else ""
+
 
 class ServerClosed(ReverbError, ProgramStopped):
     """The server was stopped, or the client interrupted, while the call waited or before it began.

@@ -16,7 +16,7 @@ Operations (``op``) and their fields; ``*`` marks those without an answer:
   too.
 - ``update``: ``table``, ``keys``, ``priorities``, ``deletes``.
 - ``end``: ``session``; gives back what another session of the same client holds, as if it had ended.
-- ``reset``, ``can_sample``, ``can_insert``, ``info``, ``checkpoint``.
+- ``reset``, ``can_sample``, ``can_insert``, ``weight``, ``info``, ``checkpoint``.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Operations:
             "reset": self._reset,
             "can_sample": self._can_sample,
             "can_insert": self._can_insert,
+            "weight": self._weight,
             "info": self._info,
             "checkpoint": self._save,
         }
@@ -400,6 +401,10 @@ class Operations:
 
     def _can_insert(self, session: Session, message: dict[str, Any]) -> Reply:
         return {"value": bool(self._table(message["table"]).can_insert(int(message["n"])))}
+
+    def _weight(self, session: Session, message: dict[str, Any]) -> Reply:
+        total, number = self._table(message["table"]).weight()
+        return {"sum": total, "number": number}
 
     def _info(self, session: Session, message: dict[str, Any]) -> Reply:
         return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}

@@ -308,6 +308,11 @@ class ServedClient(ReverbApi):
         """Whether ``n`` items could be inserted now without waiting."""
         return bool(self._call({"op": "can_insert", "table": table, "n": n})["value"])
 
+    def weight(self, table: str) -> tuple[float, int]:
+        """See ``EmbeddedClient.weight``."""
+        answer = self._call({"op": "weight", "table": table})
+        return float(answer["sum"]), int(answer["number"])
+
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
         self._call({"op": "reset", "table": table})

@@ -7,7 +7,7 @@
 Each writer writes to one server (an item's rows must be in one place), and writers are spread over the
 servers. Samples are drawn from all of them, so that every item is as likely as if all were in one table:
 from each server in proportion to the table's size or, where its sampler is `Prioritized`, to the sum of its
-weights.
+weights. Each server is asked for these numbers before each batch, by one small message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from launch.rpc.sockets import CurveKeys
 _SHIFT = np.uint64(56)  # keys carry the number of their server in bits 56 to 60
 MAX_SHARDS = 32
 _LOOK = 0.05  # seconds for which each of several empty tables is waited for in turn
-_REFRESH = 64  # batches after which the sizes of all servers are asked for again
 
 
 class ShardedClient(ReverbApi):
@@ -217,11 +216,7 @@ class ShardedSource:
             each.source() if hasattr(each, "source") else EmbeddedSource(each) for each in client.shards
         ]
         self._rng = np.random.default_rng(seed)
-        # What each server's table weighs, as of its last answer, and the exponent of its sampler (None: by
-        # size).
-        self._weights: dict[str, np.ndarray] = {}
-        self._exponents: dict[str, float | None] = {}
-        self._draws = 0
+        self._checked: set[str] = set()  # tables whose samplers are known to be alike
 
     def draw(self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool) -> Drawn:
         """``n`` samples, those of the first server first; given back as a whole if a server's share fails."""
@@ -240,7 +235,13 @@ class ShardedSource:
                 source = self._sources[shard]
                 drawn = source.draw(table, count, left, piece, pad)
                 parts.append((source, drawn))
-                infos.append(self._read(table, shard, share[shard], drawn.sample.info))
+                info = drawn.sample.info
+                infos.append(
+                    info._replace(
+                        key=info.key | (np.uint64(shard) << _SHIFT),
+                        probability=np.asarray(info.probability) * share[shard],
+                    )
+                )
                 begin += count
         except BaseException:
             self.settle([Drawn(None, parts)], False)
@@ -270,13 +271,12 @@ class ShardedSource:
             source.close()
 
     def _look(self, table: str, deadline: float | None) -> np.ndarray:
-        """The weights of the servers; waits until one of them has items."""
-        self._draws += 1
-        weights = self._weights.get(table)
-        if weights is None or self._draws % _REFRESH == 0 or not weights.sum():
-            weights = self._refresh(table)
+        """The weights of the servers now; waits until one of them has items."""
+        if table not in self._checked:
+            self._check(table)
+        weights = self._ask(table)
         for shard in itertools.cycle(range(len(self._sources))):
-            if weights.sum():
+            if weights.any():
                 return weights
             left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
             source = self._sources[shard]
@@ -285,38 +285,22 @@ class ShardedSource:
             except DeadlineExceededError:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-                continue
-            source.settle([probe], False)
-            weights = self._refresh(table)
+            else:
+                source.settle([probe], False)
+            weights = self._ask(table)
         raise AssertionError("there is at least one server")
 
-    def _refresh(self, table: str) -> np.ndarray:
-        infos = [each[table] for each in self._client._infos()]
-        sizes = np.array([info.current_size for info in infos], np.float64)
-        exponents = {info.sampler_options.get("priority_exponent") for info in infos}
-        if len(exponents) > 1:
-            raise ValueError(f"table {table!r}: the servers sample differently, with exponents {exponents}")
-        self._exponents[table] = exponents.pop()
-        old = self._weights.get(table)
-        if self._exponents[table] is None or old is None:
-            weights = sizes
-        else:
-            # Weights that were seen are better than sizes, which is all that is known of the other servers.
-            mean = old[old > 0].sum() / max(1.0, sizes[old > 0].sum()) if (old > 0).any() else 1.0
-            weights = np.where(sizes == 0, 0.0, np.where(old > 0, old, mean * sizes))
-        self._weights[table] = weights
-        return weights
+    def _check(self, table: str) -> None:
+        """ValueError unless the servers sample in the same way."""
+        found = {repr(sorted(each[table].sampler_options.items())) for each in self._client._infos()}
+        if len(found) > 1:
+            raise ValueError(f"table {table!r}: the servers sample differently, by {sorted(found)}")
+        self._checked.add(table)
 
-    def _read(self, table: str, shard: int, share: float, info: SampleInfo) -> SampleInfo:
-        """A server's part of a batch as part of the whole; learns the server's weight from it."""
-        exponent = self._exponents[table]
-        weight = float(info.table_size[-1])
-        if exponent is not None and info.priority[-1] > 0:
-            weight = float(info.priority[-1] ** exponent / info.probability[-1])
-        self._weights[table][shard] = weight
-        return info._replace(
-            key=info.key | (np.uint64(shard) << _SHIFT), probability=np.asarray(info.probability) * share
-        )
+    def _ask(self, table: str) -> np.ndarray:
+        """What each server's table weighs now; their sizes if all priorities are 0, as in one table."""
+        weights, sizes = np.array([shard.weight(table) for shard in self._client.shards], np.float64).T
+        return weights if weights.any() else sizes
 
 
 def _plain(keys: np.ndarray) -> np.ndarray:

@@ -155,6 +155,12 @@ class Table(Sampling):
         with self._lock:
             return self.rate_limiter.can_insert(n)
 
+    def weight(self) -> tuple[float, int]:
+        """The sum of the sampler's weights, and how many items it can choose from."""
+        self._drain()
+        with self._lock:
+            return self.sampler.total_weight(), len(self.sampler)
+
     @property
     def size(self) -> int:
         """Items in the table."""

@@ -538,3 +538,11 @@ def test_the_age_of_samples_counts_those_that_were_handed_out(handed_out):
     assert table.info.sampled_age == (35 if handed_out else 15)
     client.reset("t")
     assert table.info.sampled_age == 0
+
+
+def test_the_message_of_a_timeout_is_only_that():
+    client = replay.EmbeddedClient([replay.Table.queue("t", 3)])
+    with pytest.raises(replay.DeadlineExceededError) as error:
+        client.sample_batch("t", 1, timeout=0)
+    assert str(error.value).startswith("table 't': cannot sample 1 items (0 went through): size 0 <")
+    assert error.value.args[1] == 0

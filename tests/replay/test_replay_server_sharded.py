@@ -82,6 +82,53 @@ def test_by_priority_over_all_items(shards):
         client.update_priorities("t", keys[0], [1.0, -1.0])
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_shares_are_those_of_the_moment(shards, served):
+    """From the first batch on, and right after priorities and items have changed."""
+    client = shards(*[table(replay.selectors.Prioritized(1.0)) for _ in range(2)], served=served)
+
+    def share_of_second():
+        info = client.sample_batch("t", 4000).info
+        second = info.key >> np.uint64(56) > 0
+        weights = {
+            name: info.priority[at][0] / info.probability[at][0]
+            for name, at in (("a", ~second), ("b", second))
+            if at.any()
+        }
+        assert len(set(np.round(list(weights.values()), 6))) == 1  # probabilities are those among all items
+        return np.mean(second)
+
+    first, second = client.batch_writer(), client.batch_writer()
+    if first.shard:
+        first, second = second, first
+    mine = write(first, list(range(100)), np.full(100, 1.0))
+    theirs = write(second, list(range(100)), np.full(100, 3.0))
+    assert share_of_second() == pytest.approx(0.75, abs=0.04)
+    client.update_priorities("t", theirs, np.full(100, 0.25))
+    assert share_of_second() == pytest.approx(0.2, abs=0.04)
+    write(second, list(range(300)), np.full(300, 1.0))
+    assert share_of_second() == pytest.approx(325 / 425, abs=0.04)
+    client.update_priorities("t", np.concatenate([mine, theirs]), np.zeros(200))
+    assert share_of_second() == 1.0
+
+
+def test_all_priorities_zero_are_uniform_over_shards(shards):
+    client = shards(*[table(replay.selectors.Prioritized(0.5)) for _ in range(2)])
+    first, second = client.batch_writer(), client.batch_writer()
+    write(first, list(range(30)), np.zeros(30))
+    write(second, list(range(10)), np.zeros(10))
+    info = client.sample_batch("t", 4000).info
+    np.testing.assert_allclose(info.probability, 1 / 40)
+    assert np.mean(info.key >> np.uint64(56) == second.shard) == pytest.approx(0.25, abs=0.04)
+
+
+def test_servers_that_sample_differently(shards):
+    client = shards(table(replay.selectors.Prioritized(0.5)), table(replay.selectors.Prioritized(0.6)))
+    write(client.batch_writer(), [1])
+    with pytest.raises(ValueError, match="sample differently"):
+        client.sample_batch("t", 1, timeout=5)
+
+
 def test_a_dataset_over_shards_counts_exactly(shards):
     client = shards(table(), table())
     for first in (0, 50):

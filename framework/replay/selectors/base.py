@@ -65,6 +65,10 @@ class Selector(abc.ABC):
     def __bool__(self) -> bool:
         return True  # an empty selector is one all the same: ``sampler or Uniform()``
 
+    def total_weight(self) -> float:
+        """The sum of what its choice goes by: as many as there are slots where they are all alike."""
+        return float(len(self))
+
     def options(self) -> dict[str, Any]:
         """What it was made with, for ``server_info`` and checkpoints."""
         return {}

@@ -83,6 +83,9 @@ class Prioritized(Selector):
             return self._members.sample(n, rng)
         return self._tree.sample(n, rng)
 
+    def total_weight(self) -> float:
+        return self._tree.total
+
     def options(self) -> dict[str, Any]:
         return {"priority_exponent": self.priority_exponent}
 
