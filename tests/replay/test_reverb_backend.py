@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("reverb", reason="dm-reverb is not installed")
 
 import launch
-from framework import adders, replay
+from framework import adders, environments, replay, specs
+from framework.environments.wrappers import FrameStack
 from framework.replay import reverb, reverb_writer
 from framework.types import Step, Transition
 
@@ -143,6 +144,33 @@ def test_adders_write_the_same_items(serve, monkeypatch, name, window):
     for array, other in zip(theirs.info[1:], ours.info[1:], strict=True):
         np.testing.assert_array_equal(array, other)
         assert array.dtype == other.dtype
+
+
+def test_stacks_of_frames_are_the_same(serve):
+    """Each frame is stored once; agents ask for it where the environment's spec says that it stacks."""
+    batches = []
+    for make_client in (lambda table: replay.EmbeddedClient([table]), lambda t: serve(t).localhost_client()):
+        client = make_client(make_table(max_times_sampled=1))
+        environment = FrameStack(environments.make("gymnasium:CartPole-v1", num_lanes=2, seed=1), 3)
+        adder = adders.NStepTransitionAdder(
+            client,
+            2,
+            0.9,
+            priority_fns={"t": None},
+            frame_stack=specs.frame_stack(environment.observation_spec()),
+        )
+        adder.add_first(environment.reset())
+        for step in range(60):
+            action = np.full(2, step % 3 > 0, np.int64)
+            adder.add(action, environment.step(action))
+        adder.close()
+        environment.close()
+        size = client.server_info()["t"].current_size
+        batches.append(client.sample_batch("t", size, timeout=PATIENCE).data)
+    ours, theirs = batches
+    assert ours.observation.shape[1:] == (3, 4) and len(ours.reward) > 100
+    for array, other in zip(ours[:5], theirs[:5], strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 def test_ragged_items_are_padded(serve):
