@@ -90,7 +90,10 @@ class MovingConnection:
             raise self._lost(method) from None
 
     def submit(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
-        """Returns at once, also while the node is nowhere; the arguments are copied."""
+        """Returns at once, also while the node is nowhere; the arguments are copied.
+
+        With ``max_in_flight`` futures open it waits for room.
+        """
         future: Future = Future()
 
         def done(inner: Future) -> None:
@@ -105,8 +108,11 @@ class MovingConnection:
             except ClientClosed as error:
                 _settle(future, None, error if self._closed else self._lost(method))
 
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             self._check_open()
+            if not self._here and len(self._waiting) >= self._max_in_flight:
+                self._wait_until_here(method, timeout, deadline)
             connection = self._connection if self._here else None
             if connection is None:
                 args, kwargs = pickle.loads(cloudpickle.dumps((args, kwargs)))
@@ -144,19 +150,21 @@ class MovingConnection:
 
     def _where(self, method: str, timeout: float | None, deadline: float | None) -> Connection:
         with self._changed:
-            while not self._here or self._closed:
-                self._check_open()
-                if self._stopped.is_set():
-                    raise ProgramStopped(
-                        f"{self._name}.{method}: the node is not there and the program stops"
-                    )
-                left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
-                if left <= 0:
-                    assert timeout is not None
-                    raise self._too_late(method, timeout)
-                self._changed.wait(left)
+            self._wait_until_here(method, timeout, deadline)
             assert self._connection is not None
             return self._connection
+
+    def _wait_until_here(self, method: str, timeout: float | None, deadline: float | None) -> None:
+        """With the condition held. ProgramStopped, ClientClosed or CallTimeout if the node does not come."""
+        while not self._here or self._closed:
+            self._check_open()
+            if self._stopped.is_set():
+                raise ProgramStopped(f"{self._name}.{method}: the node is not there and the program stops")
+            left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
+            if left <= 0:
+                assert timeout is not None
+                raise self._too_late(method, timeout)
+            self._changed.wait(left)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -96,6 +96,26 @@ def test_arguments_of_a_call_that_waits_are_copied(connection, serve):
     assert future.result(PATIENCE) == [1]
 
 
+def test_futures_that_wait_for_the_node_are_bounded(connection, serve, stopped):
+    futures = [connection.submit("name", (), {}, None) for _ in range(8)]
+    ninth = in_background(connection.submit, "name", (), {}, None)
+    with pytest.raises(CallTimeout):
+        connection.submit("name", (), {}, 0.05)
+    assert not ninth.done()
+    connection.move(serve("first")[0].address)
+    assert {future.result(PATIENCE) for future in [*futures, ninth.result(PATIENCE)]} == {"first"}
+
+
+def test_a_future_that_waits_for_room_is_let_go_by_the_stop(connection, stopped):
+    for _ in range(8):
+        connection.submit("name", (), {}, None)
+    ninth = in_background(connection.submit, "name", (), {}, None)
+    stopped.set()
+    connection.stop()
+    with pytest.raises(ProgramStopped):
+        raise ninth.exception(PATIENCE) or ninth.result().exception(PATIENCE)
+
+
 def test_a_move_loses_what_was_under_way_and_serves_what_comes(connection, serve):
     server, service = serve("first")
     connection.move(server.address)
