@@ -117,6 +117,7 @@ class Held:
     def __init__(self, number: int) -> None:
         self.number = number
         self.ended = False
+        self.abandoned = False  # nothing that waits for a limiter is wanted any more
         self.known: set[int] = set()  # layouts that the client has been told of
         self.layouts: dict[int, Layout] = {}  # layouts that the client has told of
         self.deliveries: set[int] = set()

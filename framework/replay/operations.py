@@ -10,6 +10,8 @@ Operations (``op``) and their fields; ``*`` marks those without an answer:
   ``failed``) with its ``seq`` follows when all items are in. The inserts of one session are carried out in
   order.
 - ``sync``: nothing → nothing; what the session inserted before has been tried.
+- ``abandon``: ``writer`` → ``seq``, ``done``: how many items of the message ``seq``, the last that was begun,
+  are in; nothing of the session gets in any more.
 - ``sample``: ``table``, ``n``, ``timeout``, ``local``, ``reserve``, ``pad`` → ``info``, ``delivery`` and
   rows or arrays.
 - ``finish``*: ``commit``, ``give_back``, ``unpin``: numbers of deliveries. ``sample`` may carry ``unpin``
@@ -87,6 +89,7 @@ class Operations:
             "sample": self._sample,
             "finish": self._finish,
             "sync": self._sync,
+            "abandon": self._abandon,
             "end": self._end,
             "update": self._update,
             "reset": self._reset,
@@ -198,6 +201,8 @@ class Operations:
             return failed(error)
 
         def attempt() -> Reply | None:
+            if held.abandoned:
+                return {"notice": "dropped", "seq": seq}
             # Looked up when it is this message's turn: the one before it may have waited until now.
             progress = self._writers.setdefault(writer, [seq, 0])
             self._writers.move_to_end(writer)
@@ -234,6 +239,11 @@ class Operations:
                 table.count_waiting(1, change)
 
         return Parked(("insert", session.identity), attempt, entered=entered)
+
+    def _abandon(self, session: Session, message: dict[str, Any]) -> Reply:
+        session.state["held"].abandoned = True
+        seq, done = self._writers.get(str(message["writer"]), (0, 0))
+        return {"seq": seq, "done": done}
 
     def _batch(self, held: Held, item: Sequence[Any]) -> tuple[Any, ...]:
         name, number, index, lengths, keys, priorities, episodes = item

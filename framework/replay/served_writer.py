@@ -34,6 +34,7 @@ _SEND_ITEMS = 64  # so many small items make one message
 _SEND_RELEASES = 4096
 _DELAY = 0.005  # seconds for which the first of them waits for the others
 _DEFAULT_IN_FLIGHT = 512
+_ABANDON = 0.5  # seconds after its timeout in which a writer that is closed asks what has got in
 _LAST_WORDS = 2.0  # seconds for which an interrupted writer still waits for its server
 
 
@@ -226,9 +227,12 @@ class ServedWriter:
         with self._lock:
             if self._closed:
                 return 0
+            got_in = 0
             try:
                 self._send_pending()
                 self._wait_until(lambda: not self._unacknowledged, timeout)
+            except DeadlineExceededError:
+                got_in = self._abandon()
             except ReverbError:  # what did not get through is counted and returned
                 pass
             finally:
@@ -236,7 +240,16 @@ class ServedWriter:
                 self._hurry.notify_all()
                 self._connection.close()
                 self._when_closed(self)
-            return self._in_flight + self._num_failed
+            return self._in_flight - got_in + self._num_failed
+
+    def _abandon(self) -> int:
+        """Takes back what is not in its table; how many items of messages without an answer are in theirs."""
+        try:
+            message = {"op": "abandon", "writer": self._name}
+            answer = self._connection.request(message, timeout=_ABANDON, wait=False)
+        except (ReverbError, SessionLost):  # the server is gone or does not answer: nothing is known to be in
+            return 0
+        return int(answer["done"]) if answer["seq"] in self._unacknowledged else 0
 
     def __enter__(self) -> ServedWriter:
         return self
