@@ -3,7 +3,7 @@
     python benchmarks/startup.py [--actors 4] [--runs 3]
 
 DQN on CartPole-v1. Each environment writes down when its first step was made. Prints a line for each run:
-seconds from the call of ``launch.start`` until the first and until the last actor has stepped, and from a stop
+seconds from the call of ``launch.start`` until the first and the last actor have stepped, and from a stop
 until the program was over and cleaned up. The first line is how long the imports took before that, torch's
 among them.
 """
