@@ -37,7 +37,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "evaluate_every": 2_000,
         },
     ),
-    # 6.5 at 120,000 steps with twice as many learner steps (seed 101), 6.3 at 150,000 so (102); later not seen.
+    # 6.5 at 120,000 steps with twice as many learner steps (seed 101), 6.3 at 150,000 so (102).
     ("dqn", "minatar:Breakout"): Preset(
         agent={
             "n_step": 3,

@@ -1,13 +1,15 @@
 """A new agent in one file, step by step as in docs/agents.md: Q-learning from replay with a softmax policy.
 
-    python examples/new_agent.py
+    python examples/new_agent.py [FOLDER]
 
-Trains it for 20,000 steps on CartPole-v1 in one thread and prints its greedy return (about a minute).
+Trains it for 20,000 steps on CartPole-v1 in one thread and prints its greedy return (about a minute). Metrics
+and checkpoints go to FOLDER, if there is one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
@@ -118,13 +120,19 @@ class SoftQ(core.Agent):
         return LossOutput(losses.huber(errors, 1.0).mean(), {"td_error": errors.abs().mean()})
 
 
-def main(max_actor_steps: int = 20_000) -> dict[str, Any]:
+def main(max_actor_steps: int = 20_000, directory: str | None = None) -> dict[str, Any]:
     program = make_program(
-        SoftQ(), "gymnasium:CartPole-v1", lanes_per_actor=8, max_actor_steps=max_actor_steps, seed=1
+        SoftQ(),
+        "gymnasium:CartPole-v1",
+        lanes_per_actor=8,
+        max_actor_steps=max_actor_steps,
+        evaluate_every=2_000,
+        directory=directory,
+        seed=1,
     )
     return launch.launch(program, engine="serial")
 
 
 if __name__ == "__main__":
-    result = main()
+    result = main(directory=sys.argv[1] if len(sys.argv) > 1 else None)
     print(f"greedy return after {result['actor_steps']:,} steps: {result['episode_return']:.1f}")

@@ -45,7 +45,9 @@ FOLLOWED_BY = {
 
 @pytest.mark.parametrize("start", [0, 1, 3])
 @pytest.mark.parametrize("follower", FOLLOWED_BY)
-@pytest.mark.parametrize("estimator", ["gae", "lambda", "vtrace", "vtrace advantage", "retrace", "peng"])
+@pytest.mark.parametrize(
+    "estimator", ["gae", "lambda", "vtrace", "vtrace advantage", "retrace", "peng", "watkins"]
+)
 def test_a_truncation_bootstraps_from_the_closing_row_anywhere_in_the_sequence(estimator, follower, start):
     rewards, discounts, values, mask = rows_of([TRUNCATED, *FOLLOWED_BY[follower]], 12, start)
     zeros = torch.zeros_like(rewards)
@@ -56,6 +58,7 @@ def test_a_truncation_bootstraps_from_the_closing_row_anywhere_in_the_sequence(e
         "vtrace advantage": lambda: losses.vtrace(zeros, rewards, discounts, values, mask, 0.95).advantages,
         "retrace": lambda: losses.retrace(zeros, rewards, discounts, values, values, mask, 0.95) - values,
         "peng": lambda: losses.peng_q_lambda(rewards, discounts, values, values, mask, 0.95) - values,
+        "watkins": lambda: losses.watkins_q_lambda(rewards, discounts, values, values, mask, 0.95) - values,
     }[estimator]()
     assert advantages[0, start].item() == pytest.approx(5.73)
     assert advantages[0, start + 1].item() == pytest.approx(6.0)
@@ -80,8 +83,19 @@ def test_garbage_in_rows_that_do_not_count_does_not_spread():
     values[0, 0] = values[0, 4:] = rewards[0, 0] = math.nan
     log_rhos = torch.zeros_like(rewards)
     log_rhos[0, 3] = math.inf
-    assert losses.generalized_advantages(rewards, discounts, values, mask, 0.95).isfinite().all()
-    assert losses.vtrace(log_rhos, rewards, discounts, values, mask).advantages.isfinite().all()
+    real = losses.transition_mask(mask) > 0
+    vtrace = losses.vtrace(log_rhos, rewards, discounts, values, mask)
+    everywhere = [losses.generalized_advantages(rewards, discounts, values, mask, 0.95), vtrace.advantages]
+    where_it_counts = [  # elsewhere the value stands that came in
+        vtrace.targets,
+        losses.lambda_returns(rewards, discounts, values, mask, 0.95),
+        losses.n_step_returns(rewards, discounts, values, mask, 3),
+        losses.retrace(log_rhos, rewards, discounts, values, values, mask, 0.95),
+        losses.watkins_q_lambda(rewards, discounts, values, values, mask, 0.95),
+        losses.peng_q_lambda(rewards, discounts, values, values, mask, 0.95),
+    ]
+    assert all(result.isfinite().all() for result in everywhere)
+    assert all(result[real].isfinite().all() for result in where_it_counts)
 
 
 def test_wrong_shapes_are_named():

@@ -207,41 +207,6 @@ def test_settings_that_make_no_sense_are_refused(settings, words):
         program(**settings)
 
 
-@pytest.mark.parametrize("mode", INFERENCE)
-def test_learns_the_same(mode):
-    """A cue is shown, its action is right: all modes find out, in the same number of steps."""
-    from framework.environments.testing import MemoryEnvironment
-
-    config = DQNConfig(
-        hidden_sizes=(32,),
-        batch_size=32,
-        min_replay_size=64,
-        learning_rate=5e-3,
-        discount=0.5,
-        n_step=1,
-        epsilon_decay_steps=100,
-        insert_burst=32,
-        samples_per_insert=8.0,
-    )
-    result = launch.launch(
-        make_program(
-            DQN(config),
-            functools.partial(MemoryEnvironment, length=1, num_cues=3),
-            num_actors=2,
-            lanes_per_actor=4,
-            max_actor_steps=2400,
-            target_return=1.0,
-            evaluate_every=600,
-            num_evaluation_episodes=20,
-            publish_every=2,
-            update_period=2,
-            inference=mode,
-        ),
-        engine="serial",
-    )
-    assert result["reason"] == "target_return"
-
-
 def test_agents_without_parameters_can_be_served():
     graph = program("server", agent=RandomActions(), environment=functools.partial(FakeEnvironment))
     assert launch.launch(graph, engine="serial")["actor_steps"] == 600

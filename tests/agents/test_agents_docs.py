@@ -1,0 +1,43 @@
+"""The page of each agent holds every field of its config, with the default and the comment beside it."""
+
+import ast
+import inspect
+import io
+import pathlib
+import textwrap
+import tokenize
+
+import pytest
+
+import agents
+
+PAGES = pathlib.Path(__file__).parents[2] / "docs" / "agents"
+NAMES = ("dqn", "impala", "ppo", "sac")
+
+
+def fields_table(config):
+    """All fields of ``config`` as a table in Markdown, from the source of the class."""
+    source = textwrap.dedent(inspect.getsource(config))
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    lines = ["| field | default | effect |", "|---|---|---|"]
+    for node in ast.parse(source).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            effect = " ".join(
+                comments[line] for line in range(node.lineno, node.end_lineno + 1) if line in comments
+            )
+            effect = effect.replace("|", "\\|")
+            lines.append(f"| `{node.target.id}` | `{ast.unparse(node.value)}` | {effect} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_holds_every_field(name):
+    table = fields_table(agents.find(name).load()[1])
+    assert table.count("\n") > 20 and not any(line.endswith("|  |") for line in table.splitlines())
+    assert table in (PAGES / f"{name}.md").read_text(encoding="utf-8"), (
+        f"docs/agents/{name}.md lacks\n{table}"
+    )
