@@ -152,29 +152,32 @@ class Items:
             for key in self.keys.take(slots).tolist():
                 self.foreign.pop(key, None)
 
-    def find(self, keys: np.ndarray) -> np.ndarray:
-        """The slot of each key, -1 for keys that are gone or never were; int64 ``[n]``."""
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, bool]:
+        """The slot of each key, -1 for keys that are gone or never were, int64 ``[n]``; and whether all are
+        there."""
         if self._compiled is not None:
             slots = np.empty(len(keys), np.int64)
             if not self._compiled.find(keys, self.keys, self._mask, slots):
-                return slots
-            found = slots >= 0
-            return self._find_foreign(keys, slots, found) if self.foreign else slots
+                return slots, True
+            return self._find_foreign(keys, slots, slots >= 0)
         slots = (keys & self._mask).view(np.int64)
         try:
             found = self.keys.take(slots) == keys
         except IndexError:  # a key that was never given out may point anywhere
             found = (slots < len(self.keys)) & (self.keys.take(slots, mode="clip") == keys)
         if np.count_nonzero(found) == len(keys):
-            return slots
-        slots = np.where(found, slots, -1)
-        return self._find_foreign(keys, slots, found) if self.foreign else slots
+            return slots, True
+        return self._find_foreign(keys, np.where(found, slots, -1), found)
 
-    def _find_foreign(self, keys: np.ndarray, slots: np.ndarray, found: np.ndarray) -> np.ndarray:
+    def _find_foreign(
+        self, keys: np.ndarray, slots: np.ndarray, found: np.ndarray
+    ) -> tuple[np.ndarray, bool]:
+        if not self.foreign:
+            return slots, False
         missing = np.flatnonzero(~found)
         get = self.foreign.get
-        slots[missing] = [get(key, -1) for key in keys[missing].tolist()]
-        return slots
+        slots[missing] = others = [get(key, -1) for key in keys[missing].tolist()]
+        return slots, -1 not in others
 
     def in_order(self) -> np.ndarray:
         """The slots in use, oldest first."""

@@ -26,8 +26,13 @@ from typing import Any
 SHIFT = 4
 
 
-def tree_set(flat: Any, starts: Any, leaves: Any, weights: Any) -> None:
-    """Sets ``leaves`` in order and computes the sums above them anew; level l begins at ``starts[l]``."""
+def tree_set(flat: Any, starts: Any, leaves: Any, weights: Any) -> bool:
+    """Sets ``leaves`` in order and computes the sums above them anew; level l begins at ``starts[l]``. False,
+    and nothing done, if the tree is too small for one of them."""
+    size = starts[1] if len(starts) > 1 else len(flat)
+    for leaf in leaves:
+        if leaf >= size:
+            return False
     for at in range(len(leaves)):
         flat[leaves[at]] = weights[at]
     for level in range(1, len(starts)):
@@ -42,6 +47,7 @@ def tree_set(flat: Any, starts: Any, leaves: Any, weights: Any) -> None:
                     total += flat[child]
                 flat[above + node] = total
                 last = node
+    return True
 
 
 def running_sum(values: Any, out: Any) -> None:
@@ -94,6 +100,14 @@ def draw(slots: Any, times: Any, keys: Any, priorities: Any, out_times: Any, out
         out_times[at] = times[slot]
         out_keys[at] = keys[slot]
         out[at] = priorities[slot]
+
+
+def sum_at(values: Any, places: Any) -> int:
+    """The sum of ``values`` at ``places``."""
+    total = 0
+    for place in places:
+        total += values[place]
+    return total
 
 
 def find(wanted: Any, keys: Any, mask: Any, slots: Any) -> int:
@@ -179,10 +193,11 @@ def _signatures(t: Any) -> dict[str, Any]:
 
     i8, i4, u8, f8 = t.int64, t.int32, t.uint64, t.float64
     return {
-        "tree_set": t.void(own(f8), own(i8), given(i8), given(f8)),
+        "tree_set": t.boolean(own(f8), own(i8), given(i8), given(f8)),
         "running_sum": t.void(own(f8), own(f8)),
         "tree_descend": i8(own(f8), own(i8), own(f8), own(f8), own(i8), own(f8)),
         "draw": t.void(given(i8), own(i4), own(u8), own(f8), own(i4), own(u8), own(f8)),
+        "sum_at": i8(own(i8), given(i8)),
         "find": i8(given(u8), own(u8), u8, own(i8)),
         "bounds": t.UniTuple(f8, 2)(given(f8)),
         "acquire": t.boolean(own(i4), given(i8)),

@@ -167,7 +167,10 @@ class Sampling(Inserting):
 
     def _age(self, slots: np.ndarray) -> int:
         """Over these samples: how many items came after the one drawn, itself included."""
-        return len(slots) * self._stamp - int(np.add.reduce(self._items.stamps.take(slots)))
+        stamps = self._items.stamps
+        if self._compiled is not None:
+            return len(slots) * self._stamp - int(self._compiled.sum_at(stamps, slots))
+        return len(slots) * self._stamp - int(np.add.reduce(stamps.take(slots)))
 
     def _draw_until_removal(self, n: int, limit: int) -> tuple[np.ndarray, SampleInfo]:
         """Random samples up to and with the first that makes an item leave: what comes after must not see

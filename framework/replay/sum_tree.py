@@ -72,6 +72,9 @@ class SumTree:
         """Sets the weights of ``leaves``; of a leaf that is there twice the last one holds."""
         if not len(leaves):
             return
+        self._stale = True
+        if self._compiled is not None and self._compiled.tree_set(self._flat, self._starts, leaves, weights):
+            return
         highest = int(np.maximum.reduce(leaves))
         if highest >= len(self._levels[0]):
             old = self._levels[0]
@@ -79,10 +82,6 @@ class SumTree:
             grown[: len(old)] = old
             grown[leaves] = weights
             self._build(grown)
-            return
-        self._stale = True
-        if self._compiled is not None:
-            self._compiled.tree_set(self._flat, self._starts, leaves, weights)
             return
         self._levels[0][leaves] = weights
         nodes = leaves

@@ -79,15 +79,15 @@ class Table(Sampling):
                 raise ServerClosed(f"table {self.name!r}: {self._closed}")
             changed = 0
             if len(deletes):
-                slots = items.find(deletes)
+                slots, _ = items.find(deletes)
                 slots = np.unique(slots[slots >= 0])
                 if len(slots):
                     self._remove(slots)
                     changed += len(slots)
                     self._may_insert.notify_all()
             if len(keys):
-                slots = items.find(keys)
-                if np.minimum.reduce(slots) < 0:
+                slots, complete = items.find(keys)
+                if not complete:
                     here = slots >= 0
                     slots, priorities = slots[here], priorities[here]
                 if len(slots):
@@ -97,7 +97,8 @@ class Table(Sampling):
     def _update(self, slots: np.ndarray, priorities: np.ndarray) -> int:
         items = self._items
         items.priorities[slots] = priorities
-        high = float(np.maximum.reduce(priorities))
+        compiled = self._compiled
+        high = float(np.maximum.reduce(priorities) if compiled is None else compiled.bounds(priorities)[1])
         if self.max_priority is None or high > self.max_priority:
             self.max_priority = high
         if self._limbo:

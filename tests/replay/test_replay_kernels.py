@@ -18,6 +18,7 @@ NAMES = [
     "running_sum",
     "tree_descend",
     "draw",
+    "sum_at",
     "find",
     "bounds",
     "acquire",
@@ -98,11 +99,13 @@ def test_keys_are_found(use, loops):
         asked = np.concatenate([own[::7], foreign[::3], gone, make_keys(1), np.array([2**64 - 1], np.uint64)])
         read_only = asked.copy()
         read_only.flags.writeable = False
-        return [items.find(own).tolist(), items.find(asked).tolist(), items.find(read_only).tolist()]
+        answers = [items.find(each) for each in (own, foreign, asked, read_only)]
+        return [(slots.tolist(), bool(complete)) for slots, complete in answers]
 
     expected, got = both(use, loops, found)
     assert got == expected
-    assert expected[1][-3:] == [-1, -1, -1]
+    assert [complete for _, complete in expected] == [True, True, False, False]
+    assert expected[2][0][-3:] == [-1, -1, -1]
 
 
 def test_rows_are_counted(use, loops):

@@ -108,11 +108,10 @@ class Fifo(_ByAge):
         return np.full(n, self._order[self._head]), np.ones(n)
 
     def first(self, n: int) -> np.ndarray:
-        end = self._head + n
-        block = self._order[self._head : min(end, self._tail)]
-        if n and len(block) == n and np.minimum.reduce(block) >= 0:
-            return block.copy()
         block = self._order[self._head : self._tail]
+        near = block[:n]
+        if len(block) == self._size or (len(near) == n and near.min(initial=0) >= 0):
+            return near.copy()  # none was deleted out of order, or none of these
         return block[block >= 0][:n]
 
 
@@ -125,6 +124,6 @@ class Lifo(_ByAge):
     def first(self, n: int) -> np.ndarray:
         block = self._order[self._head : self._tail][::-1]
         near = block[:n]
-        if len(near) == n and near.min(initial=0) >= 0:
+        if len(block) == self._size or (len(near) == n and near.min(initial=0) >= 0):
             return near.copy()
         return block[block >= 0][:n]
