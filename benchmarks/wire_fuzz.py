@@ -3,15 +3,16 @@
     python benchmarks/wire_fuzz.py [--seconds 20] [--seed 0]
 
 Two nodes are served, one over TCP and one on this machine with its door for streams, and a replay server.
-Peers with the program's key send random frames, proper messages with flipped bits, missing frames and
-frames too many; peers without it send raw bytes, some behind a proper ZeroMQ greeting. One client of
-each server checks all the time that it is answered rightly. Prints one table; the exit code is 1 if an
-answer was wrong or missing.
+Peers with the program's key send random frames, proper messages with flipped bits (not inside of pickles),
+missing frames and frames too many; peers without it send raw bytes, some behind a proper ZeroMQ greeting. One
+client of each server checks all the time that it is answered rightly. Prints one table; the exit code is 1 if
+an answer was wrong or missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import socket
@@ -60,28 +61,45 @@ class Peer(threading.Thread):
             self.error = error
 
 
-def mutated(frames: list[bytes], random: np.random.Generator) -> list[bytes]:
-    """Bits flipped, ends cut off, frames lost, doubled or invented."""
+def mutated(
+    frames: list[bytes], random: np.random.Generator, pickled: tuple[int, int] | None = None
+) -> list[bytes]:
+    """Bits flipped, ends cut off, frames lost, doubled or invented.
+
+    Args:
+      frames: of a proper message.
+      pickled: ``(frame, byte)`` where a pickle begins, in which no bit is flipped: that would test Python's
+        unpickler, which does crash of such things, and who has the key may send any pickle anyway.
+    """
     frames = [bytes(frame) for frame in frames]
-    for _ in range(random.integers(1, 4)):
-        kind, at = random.integers(5), int(random.integers(len(frames))) if frames else 0
-        if not frames or kind == 0:
+    kinds = sorted(
+        random.integers(5, size=int(random.integers(1, 4)))
+    )  # bits first: then frames are as named
+    for kind in kinds:
+        at = int(random.integers(len(frames))) if frames else 0
+        if kind == 0:
+            size = len(frames[at]) if pickled is None or at != pickled[0] else pickled[1]
+            if size:
+                changed = bytearray(frames[at])
+                changed[int(random.integers(size))] ^= 1 << int(random.integers(8))
+                frames[at] = bytes(changed)
+        elif not frames or kind == 1:
             frames.insert(at, random.bytes(int(random.integers(200))))
-        elif kind == 1:
+        elif kind == 2:
             frames.append(frames[at])
-        elif kind == 2 and len(frames) > 1:
+        elif kind == 3 and len(frames) > 1:
             del frames[at]
-        elif kind == 3:
+        else:
             frames[at] = frames[at][: int(random.integers(len(frames[at]) + 1))]
-        elif frames[at]:
-            changed = bytearray(frames[at])
-            changed[int(random.integers(len(changed)))] ^= 1 << int(random.integers(8))
-            frames[at] = bytes(changed)
     return frames
 
 
 def with_the_key(
-    address: str, keys: sockets.CurveKeys, message: Callable[[], list[bytes]], random: np.random.Generator
+    address: str,
+    keys: sockets.CurveKeys,
+    message: Callable[[], list[bytes]],
+    random: np.random.Generator,
+    pickled: tuple[int, int] | None = None,
 ) -> Callable[[], None]:
     """Sends a few mutations of ``message()`` over a connection of its own."""
 
@@ -90,7 +108,7 @@ def with_the_key(
         peer.sndtimeo = 1000
         try:
             for _ in range(20):
-                peer.send_multipart(mutated(message(), random))
+                peer.send_multipart(mutated(message(), random, pickled))
             while peer.poll(5):
                 peer.recv_multipart()
         except zmq.Again:
@@ -132,7 +150,8 @@ def at_the_door(address: str, keys: sockets.CurveKeys, random: np.random.Generat
                     data, buffers = wire.encode(("echo", (np.arange(int(random.integers(8000))),), {}))
                     sizes = [b.raw().nbytes for b in buffers]
                     head = stream.head(wire.CALL, 1, len(data), sizes)
-                    peer.sendall(b"".join(mutated([head, data, *[bytes(b.raw()) for b in buffers]], random)))
+                    frames = [head, data, *[bytes(b.raw()) for b in buffers]]
+                    peer.sendall(b"".join(mutated(frames, random, pickled=(1, 0))))
                 peer.settimeout(0.01)
                 peer.recv(1 << 16)
             except (ConnectionError, TimeoutError):
@@ -200,7 +219,11 @@ def run(seconds: float, seed: int) -> int:
             Peer("caller of the node", caller(node.address, keys, next(generators)), end),
             Peer("client of replay", reader_and_writer(server.address, keys, next(generators)), end),
             Peer("caller at the door", caller(local.address, keys, next(generators)), end),
-            Peer("node, with the key", with_the_key(node.address, keys, call, next(generators)), end),
+            Peer(
+                "node, with the key",
+                with_the_key(node.address, keys, call, next(generators), (0, wire.HEAD.size)),
+                end,
+            ),
             Peer("replay, with the key", with_the_key(server.address, keys, hello, next(generators)), end),
             Peer("node, without the key", without_the_key(node.address, next(generators)), end),
             Peer("replay, without the key", without_the_key(server.address, next(generators)), end),
@@ -233,6 +256,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    faulthandler.enable()
     logging.disable(logging.WARNING)  # there will be thousands
     return run(arguments.seconds, arguments.seed)
 
