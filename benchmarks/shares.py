@@ -53,11 +53,13 @@ class Sections:
         self.seconds[self._stack[-1] if self._stack else ""] += now - self._since
         self._since = now
 
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call`` as part of the section ``name``."""
+    def timed(self, name: str, call: Callable[..., Any], inside: str | None = None) -> Callable[..., Any]:
+        """``call`` as part of the section ``name``; with ``inside``, only when that section calls it."""
 
         @functools.wraps(call)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if inside is not None and self._stack[-1:] != [inside]:
+                return call(*args, **kwargs)
             self._turn()
             self._stack.append(name)
             try:
@@ -69,9 +71,9 @@ class Sections:
 
         return wrapper
 
-    def method(self, owner: type, method: str, name: str) -> None:
+    def method(self, owner: type, method: str, name: str, inside: str | None = None) -> None:
         """Times a method of a class, for all of its objects."""
-        setattr(owner, method, self.timed(name, getattr(owner, method)))
+        setattr(owner, method, self.timed(name, getattr(owner, method), inside))
 
     def environment(self, owner: type) -> None:
         """Times ``step`` and ``reset`` of the environment that each new object of ``owner`` wraps."""
@@ -112,7 +114,7 @@ def instrument(sections: Sections) -> None:
     import agents.impala
     import agents.ppo
     import agents.sac
-    from framework import core, replay
+    from framework import core, networks, replay
     from framework.actors import PolicyActor, VariableClient
     from framework.adders.block import BlockAdder
     from framework.environment_loop import EnvironmentLoop
@@ -138,12 +140,15 @@ def instrument(sections: Sections) -> None:
     for owner in (InlineEnvironment, VectorEnvironment):
         sections.method(owner, "step", "environment's wrapper")
     # The networks' own part of acting: what a policy does around it is ours.
-    sections.method(agents.ppo.PPONetworks, "act", INFERENCE)
-    sections.method(agents.impala.ActorCritic, "step", INFERENCE)
+    policy = "policy around its networks"
+    sections.method(agents.ppo.PPONetworks, "act", INFERENCE, policy)
+    sections.method(agents.impala.ActorCritic, "step", INFERENCE, policy)
+    sections.method(networks.QNetwork, "forward", INFERENCE, policy)
+    sections.method(agents.sac.Policy, "forward", INFERENCE, policy)
     for module in (agents.dqn, agents.ppo, agents.impala, agents.sac):
         for value in list(vars(module).values()):
             if isinstance(value, type) and issubclass(value, core.Policy) and value is not core.Policy:
-                sections.method(value, "step", "policy around its networks")
+                sections.method(value, "step", policy)
     for learner in (SGDLearner, MinibatchLearner):
         sections.method(learner, "step", LEARNER)
     sections.method(PolicyActor, "select_action", "actor")

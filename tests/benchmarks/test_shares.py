@@ -80,3 +80,16 @@ def test_methods_of_a_class_are_timed_for_all_objects(sections):
     sections.start()
     assert [Worker().step(2), Worker().step(3)] == [2, 3]
     assert sections.seconds["work"] == 5
+
+
+def test_inside_counts_only_calls_of_that_section(sections):
+    def forward():
+        sections._clock.now += 1
+
+    timed = sections.timed("inference", forward, inside="policy")
+    sections.start()
+    for caller in ("policy", "learner"):
+        sections.timed(caller, timed)()
+    timed()
+    sections.stop()
+    assert sections.seconds == {"": 1, "policy": 0, "inference": 1, "learner": 1}
