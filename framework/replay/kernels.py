@@ -17,6 +17,7 @@ keeps the result in its cache for later processes.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 import types
@@ -225,9 +226,24 @@ def load() -> Any:
                 f"REPERTORY_COMPILED=1 asks for numba, which does not load: {error}; install the extra 'fast'"
             ) from error
         return None
+    signatures = _signatures(numba.types)
+    try:
+        return _compile(numba, signatures, cache=True)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        logging.getLogger(__name__).warning(
+            "no place to keep compiled functions, so each process compiles them for some seconds; set "
+            "NUMBA_CACHE_DIR to a folder that can be written, or REPERTORY_COMPILED=0 (%s)",
+            error,
+        )
+        return _compile(numba, signatures, cache=False)
+
+
+def _compile(numba: Any, signatures: dict[str, Any], cache: bool) -> types.SimpleNamespace:
     return types.SimpleNamespace(
         **{
-            name: numba.njit(signature, cache=True)(globals()[name])
-            for name, signature in _signatures(numba.types).items()
+            name: numba.njit(signature, cache=cache)(globals()[name])
+            for name, signature in signatures.items()
         }
     )

@@ -244,3 +244,19 @@ def test_switch(asked, hidden, expected):
         timeout=60,
     )
     assert expected in done.stdout + done.stderr
+
+
+def test_nowhere_to_keep_compiled_functions(monkeypatch, caplog):
+    """An installation that cannot be written to, and no home either: compiled anew, and said."""
+    numba = pytest.importorskip("numba")
+
+    def refuse(signature, cache):
+        if cache:
+            raise RuntimeError("cannot cache function 'f': no locator available for file 'kernels.py'")
+        return lambda function: function
+
+    monkeypatch.setattr(numba, "njit", refuse)
+    monkeypatch.delenv("REPERTORY_COMPILED", raising=False)
+    found = kernels.load.__wrapped__()
+    assert found.bounds is kernels.bounds
+    assert "NUMBA_CACHE_DIR" in caplog.text
