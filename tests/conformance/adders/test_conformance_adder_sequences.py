@@ -1,0 +1,197 @@
+"""What Acme's adders write, case by case: sequences and episodes; one lane, and several out of phase."""
+
+import dataclasses
+
+import dm_env
+import numpy as np
+import pytest
+from adder_cases import check, check_lanes, check_signature, drain, episode, feed_lanes, make_client
+from dm_env import specs
+
+from framework import adders
+from framework.specs import EnvironmentSpec
+from framework.types import Step
+
+
+@dataclasses.dataclass
+class SequenceCase:
+    name: str
+    length: int
+    period: int
+    behavior: str
+    steps: int
+    expected: list  # observations of the items' rows; "0" is padding
+    episodes: int = 1
+    truncated: bool = False
+
+
+SEQUENCES = [
+    SequenceCase("PeriodOne", 3, 1, "ZERO_PAD", 4, ["123", "234", "345"]),
+    SequenceCase("PeriodTwo", 3, 2, "ZERO_PAD", 4, ["123", "345"]),
+    SequenceCase("EarlyTerminationPeriodOne", 3, 1, "ZERO_PAD", 2, ["123"]),
+    SequenceCase("EarlyTerminationPeriodTwo", 3, 2, "ZERO_PAD", 2, ["123"]),
+    SequenceCase("EarlyTerminationPaddingPeriodOne", 4, 1, "ZERO_PAD", 2, ["1230"]),
+    SequenceCase("EarlyTerminationPaddingPeriodTwo", 4, 2, "ZERO_PAD", 2, ["1230"]),
+    SequenceCase("EarlyTerminationNoPadding", 4, 1, "TRUNCATE", 2, ["123"]),
+    SequenceCase("LongEpisodePadding", 3, 3, "ZERO_PAD", 7, ["123", "456", "780"]),
+    SequenceCase("LongEpisodeNoPadding", 3, 3, "TRUNCATE", 7, ["123", "456", "78"]),
+    SequenceCase("EndBehaviorWrite", 3, 2, "WRITE", 5, ["123", "345", "456"]),
+    SequenceCase("ContinueOneEpisode", 3, 2, "CONTINUE", 7, ["123", "345", "567"]),
+    SequenceCase(
+        "ContinueMultipleTerminated",
+        3,
+        2,
+        "CONTINUE",
+        6,
+        ["123", "345", "567", "712", "234", "456", "671", "123", "345", "567"],
+        episodes=3,
+    ),
+    SequenceCase(
+        "ContinueMultipleTruncated",
+        3,
+        2,
+        "CONTINUE",
+        6,
+        ["123", "345", "567", "712", "234", "456", "671", "123", "345", "567"],
+        episodes=3,
+        truncated=True,
+    ),
+    SequenceCase("L3p2T3ZeroPad", 3, 2, "ZERO_PAD", 3, ["123", "340"]),
+    SequenceCase("L3p2T3Truncate", 3, 2, "TRUNCATE", 3, ["123", "34"]),
+    SequenceCase("L3p2T3Write", 3, 2, "WRITE", 3, ["123", "234"]),
+    SequenceCase("L4p2T2Truncate", 4, 2, "TRUNCATE", 2, ["123"]),
+    SequenceCase("L4p2T2Write", 4, 2, "WRITE", 2, []),
+    SequenceCase("L3p3T3Write", 3, 3, "WRITE", 3, ["123", "234"]),
+    # Acme writes one more item here, "400" and "4", in which nothing ever happened.
+    SequenceCase("L3p3T3ZeroPadWithoutTheEmptyItem", 3, 3, "ZERO_PAD", 3, ["123"]),
+    SequenceCase("L3p3T3TruncateWithoutTheEmptyItem", 3, 3, "TRUNCATE", 3, ["123"]),
+]
+
+
+def sequences(case):
+    """Items of an episode whose rewards are 10, 20, ...: row i has reward 10 i, the closing row zeros."""
+    last = case.steps
+    result = []
+    for rows in case.expected:
+        numbers = np.array([int(digit) for digit in rows])
+        real = (numbers >= 1) & (numbers <= last)
+        discount = np.where(real & ((numbers < last) | case.truncated), 1, 0)
+        result.append(
+            Step(
+                observation=numbers.astype(np.float32),
+                action=np.where(real, numbers, 0).astype(np.int32),
+                reward=np.where(real, 10 * numbers, 0).astype(np.float32),
+                discount=discount.astype(np.float32),
+                start_of_episode=numbers == 1,
+                extras={"e": np.where(real, numbers + 0.5, 0).astype(np.float32)},
+                mask=real.astype(np.float32),
+            )
+        )
+    return result
+
+
+def feed_sequences(adder, case, lanes=None):
+    for _ in range(case.episodes):
+        for i in range(case.steps + 1):
+            kind = FIRST if i == 0 else LAST if i == case.steps else MID
+            end = i == case.steps and not case.truncated
+            values = (np.float32(10 * i), np.float32(0 if end else 1), np.float32(i + 1))
+            action, extras = np.int32(i), {"e": np.float32(i + 0.5)}
+            if lanes is not None:
+                values = tuple(np.full(lanes, value) for value in values)
+                action, extras = np.full(lanes, action), {"e": np.full(lanes, extras["e"])}
+            timestep = dm_env.TimeStep(kind if lanes is None else np.full(lanes, kind), *values)
+            if i == 0:
+                adder.add_first(timestep)
+            else:
+                adder.add(action, timestep, extras)
+
+
+FIRST, MID, LAST = dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.LAST
+
+
+@pytest.mark.parametrize("case", SEQUENCES, ids=lambda case: case.name)
+def test_sequences(case):
+    client = make_client()
+    adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
+    feed_sequences(adder, case)
+    items = drain(client)
+    check(items, sequences(case))
+    length = None if case.behavior == "TRUNCATE" else case.length
+    one = specs.Array((), np.float32)
+    spec = EnvironmentSpec(one, specs.Array((), np.int32), one, one)
+    check_signature(items, adders.SequenceAdder.signature(spec, {"e": one}, sequence_length=length))
+
+
+# CONTINUE runs on from episode to episode, so these two say nothing about it.
+BREAKING = [case for case in SEQUENCES if case.behavior != "CONTINUE"]
+
+
+@pytest.mark.parametrize("case", BREAKING, ids=lambda case: case.name)
+def test_sequences_twice_in_one_adder(case):
+    client = make_client()
+    adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
+    feed_sequences(adder, dataclasses.replace(case, episodes=2))
+    check(drain(client), sequences(case) * 2)
+
+
+@pytest.mark.parametrize("case", SEQUENCES, ids=lambda case: case.name)
+def test_sequences_of_lanes_in_phase(case):
+    client = make_client()
+    adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
+    feed_sequences(adder, case, lanes=3)
+    # The order is that of the calls, then of the lanes: sorting makes it easy to say what must be there.
+    check(sorted(drain(client), key=str), sorted(sequences(case) * 3, key=str))
+
+
+@pytest.mark.parametrize("case", BREAKING, ids=lambda case: case.name)
+def test_sequences_of_lanes_out_of_phase(case):
+    client = make_client()
+    adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
+    steps = episode([10.0 * (i + 1) for i in range(case.steps)], truncated=case.truncated)
+    feed_lanes(adder, [steps] * 2, 3)
+    expected = [
+        item._replace(action=np.zeros(len(item.reward), np.int32), extras=()) for item in sequences(case)
+    ]
+    check_lanes(drain(client), expected * 2, 3)
+
+
+# --- episodes ---
+
+
+@pytest.mark.parametrize("longest", [2, 10, 50])
+def test_episode_of_the_greatest_length(longest):
+    client = make_client()
+    adder = adders.EpisodeAdder(client, longest)
+    case = SequenceCase("", 0, 0, "", longest - 1, [])
+    feed_sequences(adder, case)
+    (item,) = drain(client)
+    np.testing.assert_array_equal(item.observation, np.arange(1, longest + 1))
+    np.testing.assert_array_equal(item.reward, [*range(10, 10 * longest, 10), 0])
+    np.testing.assert_array_equal(item.mask, [1] * (longest - 1) + [0])
+    np.testing.assert_array_equal(item.start_of_episode, [True] + [False] * (longest - 1))
+
+
+@pytest.mark.parametrize("longest", [2, 10, 50])
+def test_episode_that_is_too_long(longest):
+    client = make_client()
+    adder = adders.EpisodeAdder(client, longest)
+    with pytest.raises(ValueError, match=f"max_sequence_length.*{longest}"):
+        feed_sequences(adder, SequenceCase("", 0, 0, "", longest, []))
+    assert drain(client) == []
+    adder.reset()
+    feed_sequences(adder, SequenceCase("", 0, 0, "", longest - 1, []))
+    assert len(drain(client)) == 1
+
+
+@pytest.mark.parametrize("fill", [0, -1])
+def test_episode_with_padding(fill):
+    client = make_client()
+    adder = adders.EpisodeAdder(client, 6, padding_fn=lambda shape, dtype: np.full(shape, fill, dtype))
+    feed_sequences(adder, SequenceCase("", 0, 0, "", 3, []))
+    (item,) = drain(client)
+    np.testing.assert_array_equal(item.observation, [1, 2, 3, 4, fill, fill])
+    np.testing.assert_array_equal(item.reward, [10, 20, 30, 0, fill, fill])
+    np.testing.assert_array_equal(item.extras["e"], [1.5, 2.5, 3.5, 0, fill, fill])
+    np.testing.assert_array_equal(item.start_of_episode, [True] + [False] * 5)
+    np.testing.assert_array_equal(item.mask, [1, 1, 1, 0, 0, 0])
