@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from launch.engines._channel import Channel
-from launch.engines.base import Resources, Unit
+from launch.engines.base import BackOff, Resources, Unit
 
 
 class Process:
@@ -14,6 +14,7 @@ class Process:
     Attributes:
       number: of this life, for the fork server; a restarted unit gets a new one.
       channel: the private line to it; None when it has ended.
+      born: when this life began (`time.monotonic`).
       worker: whether it has work of its own; None until it is ready.
       kill_at: when it will be ended by force, if ever (`time.monotonic`).
       kill_reason: why it was ended by force, if it was.
@@ -24,6 +25,7 @@ class Process:
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.restarts = 0
+        self.back_off = BackOff()
         self.error: str | None = None
         self.usage: dict[str, Any] = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
         self.begin(-1, None, 0.0)
@@ -36,6 +38,7 @@ class Process:
         self.state = "starting"
         self.worker: bool | None = None
         self.restart_at: float | None = None
+        self.born = now
         self.last_seen = now
         self.kill_at: float | None = None
         self.kill_reason: str | None = None

@@ -31,7 +31,6 @@ from launch.engines.base import (
     Options,
     Outcome,
     Resources,
-    back_off,
     find_leaf,
     plan,
     remote_error,
@@ -258,7 +257,8 @@ class SupervisedJob(Job):
             error = NodeError(process.unit.label, kind, text, "", self._log_tail(process))
         if self._may_restart(process):
             process.state = "restarting"
-            process.restart_at = time.monotonic() + back_off(process.restarts)
+            now = time.monotonic()
+            process.restart_at = now + process.back_off.after(now - process.born)
             process.restarts += 1
             return
         process.state = "failed"

@@ -29,6 +29,7 @@ from launch.program import Program
 
 FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each
 LONGEST_BACK_OFF = 5.0
+LONG_LIFE = 60.0  # seconds; a node that lived so long has not failed "again"
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,24 @@ def check_options(program: Program, options: Options) -> None:
         raise ValueError(f"heartbeat_timeout: expected seconds > 0 or None, got {options.heartbeat_timeout}")
 
 
-def back_off(restart: int) -> float:
-    """Seconds to wait before restart number ``restart`` (from 0)."""
-    return min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2**restart)
+class BackOff:
+    """How long a node's next life has to wait: twice as long after each short life, at once after a long one.
+
+    A node that fails as soon as it starts must not keep the machine busy; one that ran for hours and died for
+    the seventh time should be back soon.
+    """
+
+    def __init__(self) -> None:
+        self._short_lives = 0
+
+    def after(self, life: float) -> float:
+        """Seconds to wait after a life of ``life`` seconds."""
+        if life >= LONG_LIFE:
+            self._short_lives = 0
+        # No larger power is needed, and one of a thousand is no float any more.
+        seconds = FIRST_BACK_OFF * 2 ** min(self._short_lives, 30)
+        self._short_lives += 1
+        return min(LONGEST_BACK_OFF, seconds)
 
 
 def ended_normally(error: BaseException, stopping: bool) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from launch import context
 from launch.batching import BatchedMethod
 from launch.context import Runtime, entered
-from launch.engines.base import Leaf, Unit, unserved
+from launch.engines.base import BackOff, Leaf, Unit, unserved
 from launch.errors import CallTimeout, LaunchError
 from launch.handles import Client, Target
 from launch.nodes import ReplayNode, connect_replay
@@ -36,6 +36,7 @@ class Place:
         self.building = False
         self.state = "starting"
         self.restarts = 0
+        self.back_off = BackOff()
         self.error: str | None = None
 
     @property

@@ -13,7 +13,6 @@ from launch.engines.base import (
     Job,
     Options,
     Outcome,
-    back_off,
     ended_normally,
     find_leaf,
     node_error,
@@ -70,7 +69,7 @@ class ThreadsJob(Job):
                     self._runtime.build(place)
                     break
                 except (Exception, SystemExit) as error:
-                    if not self._forgive(place, error):
+                    if not self._forgive(place, error, lived=0.0):
                         return False
             place.state = "running"
         return True
@@ -94,6 +93,7 @@ class ThreadsJob(Job):
     def _work(self, place: Place) -> None:
         node = place.leaf.node
         while True:
+            born = time.monotonic()
             try:
                 with entered(self._runtime, place.leaf.context):
                     self._runtime.build(place)
@@ -106,13 +106,13 @@ class ThreadsJob(Job):
             except BaseException as error:
                 if ended_normally(error, self._runtime.stopped.is_set()):
                     break
-                if not self._forgive(place, error):
+                if not self._forgive(place, error, time.monotonic() - born):
                     return
         with self._changed:
             place.state = "returned"
             self._changed.notify_all()
 
-    def _forgive(self, place: Place, error: BaseException) -> bool:
+    def _forgive(self, place: Place, error: BaseException, lived: float) -> bool:
         """Prepares a restart if the node has one left; else ends the program. Returns whether to go on."""
         place.error = f"{type(error).__name__}: {error}"
         allowed = self._options.restarts.get(place.unit.group, 0)
@@ -120,7 +120,7 @@ class ThreadsJob(Job):
             place.state = "restarting"
             place.restarts += 1
             place.built = False
-            if not self._runtime.stopped.wait(back_off(place.restarts - 1)):
+            if not self._runtime.stopped.wait(place.back_off.after(lived)):
                 return True
         place.state = "failed"
         self.outcome.fail(node_error(place.label, error))
