@@ -359,6 +359,8 @@ class SAC(core.Agent):
             client,
             self.config.n_step,
             self.config.discount,
+            # What waits for room counts as being ahead, too.
+            max_in_flight_items=self.config.insert_burst,
             frame_stack=specs.frame_stack(spec.observations),
         )
 

@@ -53,6 +53,7 @@ class BlockAdder(Adder):
         priority_fns: PriorityFns | None,
         max_in_flight_items: int | None,
         max_delay: float,
+        max_staged: int | None = None,
     ):
         """Prepares the writer; arrays are made when the first time step shows their shapes.
 
@@ -64,6 +65,7 @@ class BlockAdder(Adder):
           max_in_flight_items: how many items may wait for room in a table before ``add`` waits too.
           max_delay: seconds after which staged time steps are written at the latest, by a thread if need be.
             Has no effect on clients that are not concurrent: there nobody else could look.
+          max_staged: rows of all lanes that may be staged, one time step at least; None for as many as pay.
         """
         if priority_fns is None:
             priority_fns = {DEFAULT_TABLE: None}
@@ -78,6 +80,7 @@ class BlockAdder(Adder):
         self._history = history
         self._items_per_step = items_per_step
         self._max_delay = max_delay
+        self._max_staged = max_staged
         self._flusher: Flusher | None = None
         # What went wrong while the flusher's thread wrote: the next call raises it.
         self._error: BaseException | None = None
@@ -379,7 +382,10 @@ class BlockAdder(Adder):
         probe = Field("observation", observation, self._lanes, length=1)
         step_bytes = max(1, sum(array.nbytes for array in probe.arrays))
         self._width = width
-        self._steps = max(1, min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // width, _MAX_BLOCK_BYTES // step_bytes))
+        steps = min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // width, _MAX_BLOCK_BYTES // step_bytes)
+        if self._max_staged is not None:
+            steps = min(steps, self._max_staged // width)
+        self._steps = max(1, steps)
         length = self._history + self._steps + 1
         self._last = length - 1
         self._kinds = np.full((length, width), NO_ROW, np.int8)

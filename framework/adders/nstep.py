@@ -61,9 +61,8 @@ class NStepTransitionAdder(BlockAdder):
           priority_fns: ``{table: fn or None}``: each item goes to each table. ``fn`` is given a
           ``Transition`` of
             k items (leaves ``[k, ...]``) and returns k priorities; None means the largest priority so far.
-          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too; None
-          leaves
-            it to the client.
+          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too, and about
+            how many steps are staged before they are written; None leaves it to the client.
           max_delay: seconds; see ``BlockAdder``.
           frame_stack: the number k of pictures that observations ``[k, ...]`` are stacks of, oldest first.
             Each picture is then stored once instead of k times; readers get the same items. None stores
@@ -92,6 +91,7 @@ class NStepTransitionAdder(BlockAdder):
             priority_fns,
             max_in_flight_items=max_in_flight_items,
             max_delay=max_delay,
+            max_staged=max_in_flight_items,  # what is staged has not asked the rate limiter yet either
         )
 
     @classmethod

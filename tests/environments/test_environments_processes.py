@@ -238,11 +238,13 @@ def test_render_of_a_lane():
 
 
 _PARENT = """
-    import sys, threading
+    import signal, sys, threading
     import numpy as np
     from framework import environments
     from framework.environments import testing
 
+    # Shells let what they run in the background ignore it, and these tests with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = environments.make(
         testing.FaultyEnvironment, num_lanes=2, stepping="processes", num_processes=2,
         options={{"fault": {fault!r}, "at": 3}},

@@ -46,17 +46,21 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     result = launch.launch(small_program(tmp_path), engine=engine)
     assert result["reason"] == "max_actor_steps"
     assert result["actor_steps"] == 500
-    assert result["learner_steps"] > 0
+    # Actors may be 118 items ahead by the limiter; 2 x 64 wait for room, as many are staged. The rest has to
+    # be paid for with samples: (500 - 118 - 256) * 4 / 16 learner steps.
+    assert result["learner_steps"] >= 25
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
     labels = {row["label"] for row in rows}
     # One actor may have made all the steps before the other was there.
     assert labels - {"actor-0", "actor-1"} == {"learner", "evaluator"} and len(labels) > 2
-    learner = [row for row in rows if row["label"] == "learner"][-1]
+    learners = [row for row in rows if row["label"] == "learner"]
+    learner = learners[-1]
     assert learner["steps"] > 0 and np.isfinite(learner["loss"])
     assert learner["replay/sampled"] >= learner["steps"] * SMALL.batch_size - 64
     assert 0 < learner["replay/sample_age"] < learner["replay/inserted"]
     assert learner["acting_staleness"] >= 0 and learner["times_sampled"] >= 1
-    assert learner["time/environment_steps_per_s"] > 0
+    # The last row may be of the moment after the last step.
+    assert max(row["time/environment_steps_per_s"] for row in learners) > 0
     assert learner["time/replay/insert_blocked_s"] >= 0 and learner["time/replay/sample_blocked_s"] >= 0
     reader = Checkpointer(tmp_path / "checkpoints").restore()
     assert reader.state("counter")["counts"]["actor_steps"] == 500
