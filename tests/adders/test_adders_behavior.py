@@ -363,6 +363,21 @@ def test_a_reader_sees_every_step_at_once():
         assert client.server_info()[TABLE].current_size == i
 
 
+@pytest.mark.parametrize(("bound", "most"), [(8, 8), (2, 2), (1, 2), (None, 200)], ids=str)
+def test_no_more_is_staged_than_may_be_in_flight_and_one_time_step_at_least(bound, most):
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_in_flight_items=bound, max_delay=1e9)
+    client.unregister_pending(adder)  # else a look at the table would write what is staged
+    adder.add_first(step(FIRST, 0, lanes=2))
+    staged = []
+    for i in range(1, 101):
+        adder.add(np.zeros(2, np.int64), step(MID, i, lanes=2))
+        staged.append(2 * i - client.tables[TABLE].info.current_size)
+    assert max(staged) <= most
+    if bound is None:
+        assert max(staged) > 8
+
+
 @pytest.mark.parametrize("concurrent", [True, False])
 def test_a_reader_never_waits_for_the_room_that_its_reading_makes(concurrent):
     client = make_client(replay.Table.queue(TABLE, 3), concurrent=concurrent)
