@@ -218,12 +218,16 @@ PRESETS: dict[tuple[str, str], Preset] = {
             "learner_log_every": 50,
         },
     ),
+    # 13.85, greedy over 20 episodes, at 2,000,000 steps on seed 201, on which it was chosen.
     ("impala", "minatar:Breakout"): Preset(
         agent={
             "optimizer": "adam",
-            "learning_rate": 1e-3,
+            "learning_rate": 2e-3,
             "learning_rate_decay_steps": 6_250,  # 2,000,000 environment steps
             "learning_rate_end": 0.05,
+            "vtrace_lambda": 0.95,
+            "value_cost": 0.25,
+            "entropy_cost": 0.02,
         },
         run={
             "lanes_per_actor": 16,
