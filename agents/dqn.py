@@ -12,6 +12,7 @@ actors', so this is the same schedule on every engine, and it is part of the lea
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
+from agents.presets import Preset
 from framework import core, learners, losses, networks
 from framework.learners import LossContext, LossOutput, distributed, schedules
 
@@ -283,3 +285,43 @@ class DQN(core.Agent):
             compile_loss=config.compile_loss,
             autocast_dtype=torch.bfloat16 if config.autocast else None,
         )
+
+
+PRESETS: Mapping[str, Preset] = {
+    # 500 of 500, greedy over 100 episodes, at 50,000 steps on each of seeds 1 to 5.
+    "gymnasium:CartPole-v1": Preset(
+        agent={
+            "samples_per_insert": 24.0,
+            "learning_rate_decay_steps": 9_300,  # 50,000 environment steps
+        },
+        run={
+            "lanes_per_actor": 4,
+            "max_actor_steps": 100_000,
+            "target_return": 475.0,
+            "evaluate_every": 2_000,
+        },
+    ),
+    # 6.5 at 120,000 steps with twice as many learner steps (seed 101), 6.3 at 150,000 so (102).
+    "minatar:Breakout": Preset(
+        agent={
+            "n_step": 3,
+            "batch_size": 32,
+            "samples_per_insert": 4.0,  # A learner step for every 8 environment steps; the paper's is 32.
+            "insert_burst": 64,
+            "min_replay_size": 5_000,
+            "learning_rate": 3e-4,
+            "learning_rate_decay_steps": 125_000,  # 1,000,000 environment steps
+            "learning_rate_end": 0.1,
+            "target_update_rate": 0.01,
+            "epsilon_decay_steps": 12_000,
+            "hidden_sizes": (),  # The convolution has a layer of 128 behind it.
+        },
+        run={
+            "num_actors": 1,
+            "lanes_per_actor": 8,
+            "max_actor_steps": 1_000_000,
+            "evaluate_every": 50_000,
+            "learner_log_every": 1_000,
+        },
+    ),
+}

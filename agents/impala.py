@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 import tree
 from torch import nn
 
+from agents.presets import Preset
 from framework import core, learners, losses, networks
 from framework.learners import LossContext, LossOutput, distributed, schedules
 from framework.types import Nest
@@ -326,3 +327,88 @@ def _make_optimizer(config: IMPALAConfig, parameters: Any) -> torch.optim.Optimi
             foreach=True,
         )
     raise ValueError(f"optimizer is {config.optimizer!r}; expected 'rmsprop' or 'adam'.")
+
+
+PRESETS: Mapping[str, Preset] = {
+    # 500 of 500, greedy over 100 episodes, at 150,000 steps on each of seeds 1 to 5.
+    "gymnasium:CartPole-v1": Preset(
+        agent={
+            "optimizer": "adam",
+            "learning_rate": 4e-3,
+            "learning_rate_decay_steps": 1_170,  # 150,000 environment steps
+            "unroll_length": 16,
+            "batch_size": 8,
+            "vtrace_lambda": 0.95,
+            "value_cost": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
+        },
+        run={
+            "lanes_per_actor": 8,
+            "max_actor_steps": 150_000,
+            "evaluate_every": 25_000,
+            "publish_every": 1,
+            "learner_log_every": 50,
+        },
+    ),
+    # 1.0 at 200,000 steps on each of seeds 1 to 5. Only the last of ten actions is rewarded: a small discount
+    # and lambda keep its luck out of the updates of the others.
+    "testing:Memory": Preset(
+        agent={
+            "optimizer": "adam",
+            "learning_rate": 5e-3,
+            "discount": 0.9,
+            "vtrace_lambda": 0.9,
+            "hidden_sizes": (32,),
+            "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
+        },
+        run={
+            "lanes_per_actor": 8,
+            "max_actor_steps": 200_000,
+            "target_return": 0.99,
+            "evaluate_every": 25_000,
+            "num_evaluation_episodes": 100,
+            "publish_every": 1,
+            "learner_log_every": 50,
+        },
+    ),
+    # 13.85, greedy over 20 episodes, at 2,000,000 steps on seed 201, on which it was chosen.
+    "minatar:Breakout": Preset(
+        agent={
+            "optimizer": "adam",
+            "learning_rate": 2e-3,
+            "learning_rate_decay_steps": 6_250,  # 2,000,000 environment steps
+            "learning_rate_end": 0.05,
+            "vtrace_lambda": 0.95,
+            "value_cost": 0.25,
+            "entropy_cost": 0.02,
+        },
+        run={
+            "lanes_per_actor": 16,
+            "max_actor_steps": 2_000_000,
+            "evaluate_every": 100_000,
+            "publish_every": 1,
+            "learner_log_every": 50,
+        },
+    ),
+    # The paper sums its loss over a batch: epsilon and norm are its 0.01 and 40, divided by 320 steps.
+    "atari:Pong": Preset(
+        agent={
+            "learning_rate": 4.8e-4,
+            "learning_rate_decay_steps": 31_250,  # 10,000,000 environment steps
+            "optimizer_epsilon": 3e-5,
+            "max_gradient_norm": 0.125,
+            "torso": "nature",
+            "unroll_length": 40,
+            "batch_size": 8,
+            "reward_clip": 1.0,
+            "previous_action_and_reward": True,
+        },
+        run={
+            "lanes_per_actor": 8,
+            "max_actor_steps": 10_000_000,
+            "evaluate_every": 500_000,
+            "num_evaluation_episodes": 8,
+            "publish_every": 1,
+            "learner_log_every": 50,
+        },
+    ),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
+from agents.presets import Preset
 from framework import core
 from framework.types import StepResult
 
@@ -136,3 +138,8 @@ class RandomActions(core.Agent):
 
     def make_learner(self, networks: RandomNetworks, spec: Any) -> CountingLearner:
         return CountingLearner()
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(run={"max_actor_steps": 10_000}),
+}

@@ -3,6 +3,7 @@
 Importing this package imports torch; ``import framework`` does not.
 """
 
+from framework.networks.actions import Actions
 from framework.networks.convolutions import NatureConv, ResidualConv, ShallowConv
 from framework.networks.distributions import (
     Categorical,
@@ -26,6 +27,7 @@ from framework.networks.values import Critics, QNetwork
 
 __all__ = [
     "MLP",
+    "Actions",
     "Categorical",
     "CategoricalHead",
     "Critics",

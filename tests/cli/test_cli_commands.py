@@ -1,6 +1,7 @@
 """What the commands print and write, on run folders made by hand."""
 
 import dataclasses
+import importlib
 import inspect
 import json
 import signal
@@ -67,6 +68,19 @@ def test_presets_name_real_fields(agent, environment):
     preset = presets.find(agent, environment)
     agents.make_config(agent, **preset.agent)
     dataclasses.replace(RunOptions(), **preset.run)
+
+
+def test_presets_are_in_the_files_of_their_agents():
+    for name in agents.REGISTRY:
+        module = importlib.import_module(agents.find(name).module)
+        own = {place: preset for (agent, place), preset in presets.PRESETS.items() if agent == name}
+        assert own == module.PRESETS and own
+        assert all(presets.find(name, place) is preset for place, preset in own.items())
+    assert presets.find("dqn", "gymnasium:Pendulum-v1") == presets.Preset()
+    with pytest.raises(ValueError, match=r"Unknown agent 'ddqn'"):
+        presets.find("ddqn", "gymnasium:CartPole-v1")
+    with pytest.raises(AttributeError, match="PRESET'"):
+        presets.PRESET  # noqa: B018
 
 
 def test_flags_override_the_preset_which_overrides_the_default():
