@@ -1,14 +1,14 @@
 """Returns of the agents' presets after a given number of steps, over several seeds.
 
-    python benchmarks/learning.py [ROW …] [--seeds 1-5] [--out results/learning] [--peers PYTHON]
+    python benchmarks/learning.py [ROW …] [--seeds 1-5] [--out results/learning] [--peers sb3=PYTHON]
     python benchmarks/learning.py --table [--out docs/results]
 
 Each run is ``repertory train`` on the serial engine in a process of its own (so that its CPU time is its
 own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily, of the parameters at the
 last step. One preset a row, nothing is tuned per seed. Every row writes ``ROW.json``, anew after each seed,
 and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed that is in the file
-already is not run again, so a row can be made in several sittings. ``--peers`` also trains Stable-Baselines3
-with the Python given (one that has it), on the rows that it has settings for (those of its Zoo).
+already is not run again, so a row can be made in several sittings. ``--peers`` also trains the peers named
+(``sb3``, ``cleanrl``) with the Python given, one that has them, on the rows of ``learning_peers.py``.
 
 The CPU seconds count everything the command did: its start, its evaluations on the way, its checkpoints.
 """
@@ -26,6 +26,8 @@ import subprocess
 import sys
 import time
 from typing import Any
+
+import learning_peers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,31 +79,6 @@ ROWS = {
     ),
 }
 
-# Stable-Baselines3 with the settings of its Zoo: class, learning steps, keyword arguments.
-PEERS: dict[str, tuple[str, int, dict[str, Any], int]] = {
-    "cartpole-ppo": (
-        "PPO",
-        60_000,
-        {
-            "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
-            "ent_coef": 0.0, "learning_rate": 1e-3, "clip_range": 0.2,
-        },
-        8,
-    ),
-    "cartpole-dqn": (
-        "DQN",
-        50_000,
-        {
-            "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000, "learning_starts": 1000,
-            "gamma": 0.99, "target_update_interval": 10, "train_freq": 256, "gradient_steps": 128,
-            "exploration_fraction": 0.16, "exploration_final_eps": 0.04,
-            "policy_kwargs": {"net_arch": [256, 256]},
-        },
-        1,
-    ),
-    "pendulum-sac": ("SAC", 20_000, {"learning_rate": 1e-3}, 1),
-}  # fmt: skip
-
 
 def run(command: list[str]) -> float:
     """Runs a command to its end; returns its CPU seconds, children's included."""
@@ -135,36 +112,16 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     }
 
 
-def train_peer(name: str, seed: int, python: str) -> dict[str, Any]:
-    """The same with Stable-Baselines3, in a process of its own."""
-    kind, steps, settings, lanes = PEERS[name]
-    environment = ROWS[name].environment.split(":", 1)[1]
-    code = (
-        "import stable_baselines3 as sb3, torch, json;"
-        "from stable_baselines3.common.env_util import make_vec_env;"
-        "from stable_baselines3.common.evaluation import evaluate_policy;"
-        "torch.set_num_threads(1);"
-        f"model = sb3.{kind}('MlpPolicy', make_vec_env({environment!r}, {lanes}, seed={seed}), seed={seed},"
-        f" device='cpu', **{settings!r});"
-        f"model.learn({steps});"
-        "import resource; used = resource.getrusage(resource.RUSAGE_SELF);"
-        f"mean = evaluate_policy(model, make_vec_env({environment!r}, 1, seed=1), 100)[0];"
-        "print(mean, used.ru_utime + used.ru_stime)"
-    )
+def train_peer(peer: str, name: str, seed: int, python: str) -> dict[str, Any]:
+    """The same with a peer, by the interpreter that has it."""
     done = subprocess.run(
-        [python, "-c", code],
+        [python, learning_peers.__file__, peer, name, "--seed", str(seed)],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    mean, seconds = map(float, done.stdout.split()[-2:])
-    return {
-        "seed": seed,
-        "return": mean,
-        "cpu_seconds": round(seconds, 1),
-        "steps": steps,
-    }
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def seeds_of(text: str) -> list[int]:
@@ -191,7 +148,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     for name, result in results.items():
         floor, ceiling = result["floor"], result["ceiling"]
         asked = f"≥ {floor:g}" if ceiling is None else f"≤ {ceiling:g}"
-        for who, runs in (("", result["runs"]), (" (SB3)", result["peer"])):
+        everyone = {"": result["runs"]}
+        for peer, (who, _, _) in learning_peers.PEERS.items():
+            everyone[f" ({who})"] = result["peers"].get(peer, [])
+        for who, runs in everyone.items():
             if not runs:
                 continue
             returns = [each["return"] for each in runs]
@@ -211,23 +171,29 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def make_row(name: str, seeds: list[int], folder: pathlib.Path, peers: str | None) -> dict[str, Any]:
+def make_row(name: str, seeds: list[int], folder: pathlib.Path, peers: dict[str, str]) -> dict[str, Any]:
     """Runs what is missing of one row, writes its files and returns its numbers."""
     row, file = ROWS[name], folder / f"{name}.json"
-    result: dict[str, Any] = {"runs": [], "peer": []}
+    result: dict[str, Any] = {"runs": [], "peers": {}}
     if file.exists():
         result = json.loads(file.read_text(encoding="utf-8"))
-    result = {**dataclasses.asdict(row), "runs": result["runs"], "peer": result["peer"]}
-    todo = [("runs", seed) for seed in seeds]
-    todo += [("peer", seed) for seed in seeds if peers is not None and name in PEERS]
-    for kind, seed in todo:
-        if any(each["seed"] == seed for each in result[kind]):
+    result = {**dataclasses.asdict(row), "runs": result["runs"], "peers": result["peers"]}
+    todo: list[tuple[str | None, int]] = [(None, seed) for seed in seeds]
+    for peer in peers:
+        if name in learning_peers.PEERS[peer][1]:
+            todo += [(peer, seed) for seed in seeds]
+    for who, seed in todo:
+        done = result["runs"] if who is None else result["peers"].setdefault(who, [])
+        if any(each["seed"] == seed for each in done):
             continue
-        numbers = train(name, row, seed, folder) if kind == "runs" else train_peer(name, seed, peers or "")
-        result[kind].append({**numbers, "commit": commit()} if kind == "runs" else numbers)
-        result[kind].sort(key=lambda each: each["seed"])
+        if who is None:
+            numbers = {**train(name, row, seed, folder), "commit": commit()}
+        else:
+            numbers = train_peer(who, name, seed, peers[who])
+        done.append(numbers)
+        done.sort(key=lambda each: each["seed"])
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"{name} {kind} {numbers}", flush=True)
+        print(f"{name} {who or 'repertory'} {numbers}", flush=True)
     folders = [folder / f"{name}-{each['seed']}" for each in result["runs"]]
     if folders and all(each.exists() for each in folders):
         picture = str(folder / f"{name}.png")
@@ -240,7 +206,13 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", default=[], metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--seeds", type=seeds_of, default=[1, 2, 3, 4, 5], metavar="1-5")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/learning"))
-    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter that has stable_baselines3")
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        default=[],
+        metavar="PEER=PYTHON",
+        help="sb3, cleanrl: interpreters that have them",
+    )
     parser.add_argument(
         "--table", action="store_true", help="print the table of the files in --out, run nothing"
     )
@@ -248,6 +220,9 @@ def main() -> None:
     unknown = sorted(set(options.rows) - set(ROWS))
     if unknown:
         parser.error(f"no row {unknown}; the rows are {list(ROWS)}")
+    peers = dict(each.split("=", 1) for each in options.peers if "=" in each)
+    if len(peers) < len(options.peers) or not set(peers) <= set(learning_peers.PEERS):
+        parser.error(f"--peers takes PEER=PYTHON, PEER one of {list(learning_peers.PEERS)}: {options.peers}")
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, Any]] = {}
     for name in options.rows or ROWS:
@@ -256,7 +231,7 @@ def main() -> None:
             if file.exists():
                 results[name] = json.loads(file.read_text(encoding="utf-8"))
             continue
-        results[name] = make_row(name, options.seeds, options.out, options.peers)
+        results[name] = make_row(name, options.seeds, options.out, peers)
         print(table({name: results[name]}), flush=True)
     print(table(results))
 
