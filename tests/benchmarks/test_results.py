@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -13,17 +14,37 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 
 
-def test_the_table_is_that_of_the_files():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "learning.py"), "--table", "--out", str(RESULTS)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    table = page.split("<!-- table: benchmarks/learning.py -->\n")[1].split("<!-- end of table -->")[0]
-    assert table.strip() == done.stdout.strip()
+TABLE = re.compile(r"<!-- table: benchmarks/learning.py(.*?) -->\n(.*?)<!-- end of table -->", re.DOTALL)
+PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "agents").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_tables_of_a_page_are_those_of_the_files(page):
+    tables = TABLE.findall(page.read_text(encoding="utf-8"))
+    assert tables
+    for rows, table in tables:
+        done = subprocess.run(
+            [
+                sys.executable,
+                str(ROOT / "benchmarks" / "learning.py"),
+                *rows.split(),
+                "--table",
+                "--out",
+                str(RESULTS),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert table.strip() == done.stdout.strip()
+
+
+def test_every_row_with_results_is_on_the_page_of_its_agent():
+    for file in RESULTS.glob("*.json"):
+        agent = json.loads(file.read_text(encoding="utf-8"))["agent"]
+        page = (ROOT / "docs" / "agents" / f"{agent}.md").read_text(encoding="utf-8")
+        assert f"| {file.stem} |" in page
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
