@@ -1,6 +1,8 @@
 """Losses of policies and state values. All are masked means over ``[N, T]`` (or any shape) to a scalar.
 
-``mask`` is 1 where the element counts (``returns.transition_mask`` for sequences); None counts all.
+``mask`` is 1 where the element counts (``returns.transition_mask`` for sequences); None counts all. What an
+element that does not count holds does not matter, not even NaN or inf, neither to a loss nor to its gradient.
+Arguments of one value per element must have one shape; ValueError if they do not.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from framework.losses.masking import check_alike, where_counted
+
 # Stands for a number that was not asked for.
 _UNKNOWN = torch.tensor(float("nan"))
 
@@ -18,18 +22,14 @@ Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Mean of the elements whose mask is not 0; 0 if there are none.
-
-    What a masked element holds does not matter, not even NaN, neither here nor in the gradient of ``values``.
-    """
+    """Mean of the elements, weighted by the mask; 0 if none counts."""
     if mask is None:
         return values.mean()
     if mask.shape != values.shape:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)}; expected {tuple(values.shape)}, as the values."
         )
-    kept = torch.where(mask > 0, values * mask, torch.zeros_like(values))
-    return kept.sum() / mask.sum().clamp(min=1e-8)
+    return where_counted(values * mask, mask).sum() / mask.sum().clamp(min=1e-8)
 
 
 def normalize_advantages(
@@ -42,9 +42,9 @@ def normalize_advantages(
 
     ``total`` sums a tensor over the learners that have a part of the batch each; None if one has it all.
     """
+    check_alike(mask, advantages=advantages)
     weights = torch.ones_like(advantages) if mask is None else mask.to(advantages.dtype)
-    mean = _overall_mean(advantages, weights, total)
-    centred = torch.where(weights > 0, advantages - mean, torch.zeros_like(advantages))
+    centred = where_counted(advantages - _overall_mean(advantages, weights, total), weights)
     return centred / (_overall_mean(centred**2, weights, total).sqrt() + epsilon)
 
 
@@ -52,7 +52,7 @@ def _overall_mean(values: torch.Tensor, weights: torch.Tensor, total: Total | No
     """The mean over the parts of all learners."""
     if total is None:
         return masked_mean(values, weights)
-    kept = torch.where(weights > 0, values.detach() * weights, torch.zeros_like(values))
+    kept = where_counted(values.detach() * weights, weights)
     summed = total(torch.stack([kept.sum(), weights.sum()]))
     return summed[0] / summed[1].clamp(min=1e-8)
 
@@ -61,7 +61,8 @@ def policy_gradient_loss(
     log_probs: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """-log pi(a|o) A (Sutton et al., 2000), the advantage held constant."""
-    return masked_mean(-log_probs * advantages.detach(), mask)
+    check_alike(mask, log_probs=log_probs, advantages=advantages)
+    return masked_mean(-log_probs * where_counted(advantages.detach(), mask), mask)
 
 
 class Surrogate(NamedTuple):
@@ -97,9 +98,10 @@ def clipped_surrogate(
       epsilon: the ratio is clipped to 1 +- this.
       statistics: whether to compute ``kl`` and ``clip_fraction``; they are NaN if not.
     """
-    log_ratios = _log_ratios(log_probs, old_log_probs, mask)
+    check_alike(mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
+    log_ratios = where_counted(log_probs - old_log_probs.detach(), mask)
     ratios = log_ratios.exp()
-    advantages = advantages.detach()
+    advantages = where_counted(advantages.detach(), mask)
     gains = torch.minimum(ratios * advantages, ratios.clamp(1.0 - epsilon, 1.0 + epsilon) * advantages)
     if not statistics:
         return Surrogate(masked_mean(-gains, mask), _UNKNOWN, _UNKNOWN)
@@ -136,14 +138,15 @@ def kl_penalty_surrogate(
 
     Other arguments as in ``clipped_surrogate``.
     """
-    ratios = _log_ratios(log_probs, old_log_probs, mask).exp()
+    check_alike(mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages, kl=kl)
+    ratios = where_counted(log_probs - old_log_probs.detach(), mask).exp()
     mean_kl = masked_mean(kl, mask)
     if total is not None:
         # The value is that of the whole batch, the gradient this part's share of it.
         weights = torch.ones_like(kl) if mask is None else mask.to(kl.dtype)
         mean_kl = mean_kl + (_overall_mean(kl, weights, total) - mean_kl).detach()
     excess = (mean_kl - cutoff_factor * target_kl).clamp(min=0.0)
-    loss = masked_mean(-ratios * advantages.detach(), mask)
+    loss = masked_mean(-ratios * where_counted(advantages.detach(), mask), mask)
     loss = loss + coefficient * mean_kl + cutoff_coefficient * excess**2
     return Surrogate(loss, mean_kl.detach(), torch.zeros_like(mean_kl))
 
@@ -159,7 +162,8 @@ def adapt_kl_coefficient(coefficient: torch.Tensor, kl: torch.Tensor, target_kl:
 
 def value_loss(values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Half the mean squared error to targets that are held constant."""
-    return 0.5 * masked_mean((values - targets.detach()) ** 2, mask)
+    check_alike(mask, values=values, targets=targets)
+    return 0.5 * masked_mean(where_counted(values - targets.detach(), mask) ** 2, mask)
 
 
 def clipped_value_loss(
@@ -178,14 +182,9 @@ def clipped_value_loss(
       mask: 1 where the element counts.
       epsilon: in units of the return, so it depends on the scale of rewards.
     """
+    check_alike(mask, values=values, old_values=old_values, targets=targets)
     targets, old_values = targets.detach(), old_values.detach()
     clipped = old_values + (values - old_values).clamp(-epsilon, epsilon)
-    return 0.5 * masked_mean(torch.maximum((values - targets) ** 2, (clipped - targets) ** 2), mask)
-
-
-def _log_ratios(
-    log_probs: torch.Tensor, old_log_probs: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """Log of new over old; 0 where masked, since exp of garbage is inf, and inf times 0 is NaN."""
-    log_ratios = log_probs - old_log_probs.detach()
-    return log_ratios if mask is None else torch.where(mask > 0, log_ratios, torch.zeros_like(log_ratios))
+    errors = where_counted(values - targets, mask)
+    clipped_errors = where_counted(clipped - targets, mask)
+    return 0.5 * masked_mean(torch.maximum(errors**2, clipped_errors**2), mask)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from framework.losses.masking import check_alike, discounted
+
 
 def q_learning_errors(
     values: torch.Tensor,
@@ -18,10 +20,13 @@ def q_learning_errors(
       values: ``[N, A]`` values of the actions in the first state.
       actions: ``[N]`` integers, the actions that were taken.
       rewards: ``[N]`` sums of discounted rewards up to the next state.
-      discounts: ``[N]`` what the value of the next state counts: 0 after a termination.
+      discounts: ``[N]`` what the value of the next state counts: 0 after a termination, where that value
+        may be anything, even NaN.
       next_values: ``[N, A]`` values of the actions in the next state, usually of a target network.
     """
-    target = rewards + discounts * next_values.max(-1).values
+    next_value = next_values.max(-1).values
+    check_alike(actions=actions, rewards=rewards, discounts=discounts, next_values=next_value)
+    target = rewards + discounted(discounts, next_value)
     return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
 
@@ -40,7 +45,9 @@ def double_q_errors(
       next_selector: ``[N, A]`` values of the online network in the next state, which choose the action.
     """
     best = next_selector.argmax(-1, keepdim=True)
-    target = rewards + discounts * next_values.gather(-1, best).squeeze(-1)
+    next_value = next_values.gather(-1, best).squeeze(-1)
+    check_alike(actions=actions, rewards=rewards, discounts=discounts, next_values=next_value)
+    target = rewards + discounted(discounts, next_value)
     return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
 

@@ -11,10 +11,11 @@ Every function takes batch-major ``[N, T]`` rows as a sequence adder writes them
 
 Row t is a transition if its mask is 1 and there is a row t + 1 that says where it led. After a truncation
 that next row is the closing row (mask 0), whose value is what the last step bootstraps from; after a
-termination the discount is 0 and the closing row's value does not count. Traces never run over a closing
-row. The last row of a sequence is only there to bootstrap from. So the end of an episode may lie
-anywhere in a sequence, followed by anything. Results are ``[N, T]`` and 0 (advantages) or the value that
-came in (targets) where there is no transition; ``transition_mask`` says where.
+termination the discount is 0 and the closing row's value does not count, nor do the numbers in padding: they
+may be NaN or inf. Traces never run over a closing row. The last row of a sequence is only there to
+bootstrap from. So the end of an episode may lie anywhere in a sequence, followed by anything. Results are
+``[N, T]`` and 0 (advantages) or the value that came in (targets) where there is no transition;
+``transition_mask`` says where.
 
 Nothing here carries a gradient: targets are constants to the losses that use them.
 """
@@ -24,6 +25,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+
+from framework.losses.masking import discounted, where_counted
 
 
 def transition_mask(mask: torch.Tensor) -> torch.Tensor:
@@ -57,8 +60,8 @@ def generalized_advantages(
     with torch.no_grad():
         _check(rewards=rewards, discounts=discounts, values=values, mask=mask)
         usable = transition_mask(mask)
-        errors = _where(usable, rewards + discounts * _next(values) - values)
-        return _reverse_scan(errors, lambda_ * discounts * _trace(usable))
+        errors = where_counted(rewards + discounted(discounts, _next(values)) - values, usable)
+        return _reverse_scan(errors, lambda_ * _trace(discounts, usable))
 
 
 def lambda_returns(
@@ -94,7 +97,7 @@ def n_step_returns(
         returns = values.clone()
         for _ in range(n):
             # Rows that are no transition keep their value, which is what the row before bootstraps from.
-            returns = torch.where(usable > 0, rewards + discounts * _next(returns), values)
+            returns = torch.where(usable > 0, rewards + discounted(discounts, _next(returns)), values)
         return returns
 
 
@@ -141,13 +144,13 @@ def vtrace(
         _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, values=values, mask=mask)
         usable = transition_mask(mask)
         # A closing row's action was never taken: whatever ratio it has (inf, NaN) must not spread.
-        ratios = _where(usable, log_rhos).exp()
+        ratios = where_counted(log_rhos, usable).exp()
         rhos = ratios.clamp(max=clip_rho)
-        trace = lambda_ * discounts * _trace(usable)
-        errors = _where(usable, rhos * (rewards + discounts * _next(values) - values))
+        trace = lambda_ * _trace(discounts, usable)
+        errors = where_counted(rhos * (rewards + discounted(discounts, _next(values)) - values), usable)
         corrections = _reverse_scan(errors, trace * ratios.clamp(max=clip_c))
-        ahead = _next(values) + _trace(usable) * _next(corrections) * lambda_
-        advantages = _where(usable, rhos * (rewards + discounts * ahead - values))
+        ahead = _next(values) + lambda_ * _next(corrections)  # which are 0 where there is no transition
+        advantages = where_counted(rhos * (rewards + discounted(discounts, ahead) - values), usable)
         clipped = usable * (ratios > clip_rho).float()
         return VTrace(values + corrections, advantages, clipped)
 
@@ -176,7 +179,7 @@ def retrace(
         _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, mask=mask)
         _check(rewards=rewards, action_values=action_values, expected_values=expected_values)
         usable = transition_mask(mask)
-        ratios = _where(usable, log_rhos).exp()
+        ratios = where_counted(log_rhos, usable).exp()
         cuts = lambda_ * ratios.clamp(max=1.0)
         return _off_policy_targets(cuts, rewards, discounts, action_values, expected_values, usable)
 
@@ -233,8 +236,8 @@ def _off_policy_targets(
     usable: torch.Tensor,
 ) -> torch.Tensor:
     """Q_t + sum of d c-weighted errors, with c_{t+1} weighing what lies behind row t + 1."""
-    errors = _where(usable, rewards + discounts * _next(next_best) - action_values)
-    return action_values + _reverse_scan(errors, discounts * _trace(usable) * _next(cuts))
+    errors = where_counted(rewards + discounted(discounts, _next(next_best)) - action_values, usable)
+    return action_values + _reverse_scan(errors, _trace(discounts, usable) * _next(cuts))
 
 
 def _check(**tensors: torch.Tensor) -> None:
@@ -249,14 +252,9 @@ def _next(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(rows[:, 1:], (0, 1))
 
 
-def _trace(usable: torch.Tensor) -> torch.Tensor:
-    """1 where a row and its successor are both transitions, so that a trace may run on."""
-    return usable * _next(usable)
-
-
-def _where(usable: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """``rows`` where there is a transition, else 0: a product would let NaN through."""
-    return torch.where(usable > 0, rows, torch.zeros_like(rows))
+def _trace(discounts: torch.Tensor, usable: torch.Tensor) -> torch.Tensor:
+    """Discounts where a trace may run on, a row and its successor being transitions; else 0."""
+    return where_counted(discounts, usable * _next(usable))
 
 
 def _reverse_scan(inputs: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,14 @@
 
 Each is a masked mean over any shape, ``[N]`` transitions as well as ``[N, T]`` rows; see
 ``policy.masked_mean``. A truncated step has a discount greater than 0 and so bootstraps from the
-observation behind it; a terminated one does not.
+observation behind it; a terminated one does not, whatever the value of that is.
 """
 
 from __future__ import annotations
 
 import torch
 
+from framework.losses.masking import check_alike, discounted, where_counted
 from framework.losses.policy import masked_mean
 
 
@@ -54,8 +55,10 @@ def sac_critic_loss(
             f"action_values has shape {tuple(action_values.shape)}; expected [critics, *rewards], and "
             f"rewards has {tuple(rewards.shape)}."
         )
-    targets = (rewards + discounts * next_soft_values).detach()
-    return 0.5 * masked_mean(((action_values - targets) ** 2).sum(0), mask)
+    check_alike(mask, rewards=rewards, discounts=discounts, next_soft_values=next_soft_values)
+    targets = (rewards + discounted(discounts, next_soft_values)).detach()
+    errors = where_counted(action_values - targets, mask)
+    return 0.5 * masked_mean((errors**2).sum(0), mask)
 
 
 def sac_actor_loss(
@@ -73,6 +76,7 @@ def sac_actor_loss(
       temperature: held constant.
       mask: 1 where the element counts.
     """
+    check_alike(mask, log_probs=log_probs, action_values=action_values)
     return masked_mean(_constant(temperature) * log_probs - action_values, mask)
 
 
@@ -88,7 +92,10 @@ def sac_discrete_actor_loss(
       logits: ``[..., A]``.
       action_values: ``[..., A]``, held constant.
     """
-    return masked_mean(-discrete_soft_value(action_values.detach(), logits, _constant(temperature)), mask)
+    check_alike(logits=logits, action_values=action_values)
+    rows = None if mask is None else mask.unsqueeze(-1)
+    logits, action_values = where_counted(logits, rows), where_counted(action_values.detach(), rows)
+    return masked_mean(-discrete_soft_value(action_values, logits, _constant(temperature)), mask)
 
 
 def sac_temperature_loss(
@@ -105,7 +112,9 @@ def sac_temperature_loss(
       target_entropy: in nats; the continuous agent's usual choice is minus the number of action dimensions.
       mask: 1 where the element counts.
     """
-    return masked_mean(log_temperature.exp() * (-log_probs.detach() - target_entropy), mask)
+    check_alike(mask, log_probs=log_probs)
+    excess = where_counted(-log_probs.detach() - target_entropy, mask)
+    return masked_mean(log_temperature.exp() * excess, mask)
 
 
 def _constant(temperature: torch.Tensor | float) -> torch.Tensor | float:

@@ -104,6 +104,8 @@ class RewardScale(nn.Module):
         """Takes in the returns so far of the unrolls ``[N, T]``, each begun at the unroll or its episode."""
         so_far = torch.zeros_like(rewards[:, 0])
         returns = []
+        # Rows that do not count may hold NaN, which a product with 0 would let through.
+        rewards = torch.where(mask > 0, rewards, torch.zeros_like(rewards))
         for reward, start in zip(rewards.unbind(1), starts.unbind(1), strict=True):
             so_far = reward + gamma * so_far * (start == 0)
             returns.append(so_far)

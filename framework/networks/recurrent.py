@@ -72,8 +72,8 @@ class RecurrentCore(nn.Module):
         outputs = []
         for t, row in enumerate(inputs.unbind(1)):
             if start_of_episode is not None:
-                going_on = (start_of_episode[:, t] == 0).to(row.dtype).unsqueeze(-1)
-                state = tuple(part * going_on for part in state)
+                anew = (start_of_episode[:, t] != 0).unsqueeze(-1)
+                state = tuple(part.masked_fill(anew, 0.0) for part in state)
             output, state = self.step(row, state)
             outputs.append(output)
         return torch.stack(outputs, 1), state

@@ -52,8 +52,8 @@ def test_an_encoder_uses_every_leaf():
     base = observation(spec, 1)
     features = encoder(base)
     for name in spec:
-        changed = {**base, name: base[name] + 1}
-        assert not torch.equal(encoder(changed), features), name
+        other = (base[name] + 1) % 4 if name == "gear" else base[name] + 1  # there is no gear 4
+        assert not torch.equal(encoder({**base, name: other}), features), name
 
 
 def test_an_observation_with_other_leaves_than_the_spec_is_an_error():
@@ -154,6 +154,28 @@ def test_no_gradient_runs_over_the_start_of_an_episode():
         core.unroll(inputs, core.initial_state(1), torch.zeros(1, 3))
     with pytest.raises(ValueError, match="'rnn'"):
         networks.RecurrentCore(3, 4, "rnn")
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_what_a_closing_row_holds_does_not_reach_the_next_episode(kind):
+    core = networks.RecurrentCore(3, 4, kind)
+    inputs, starts = torch.randn(1, 5, 3), torch.tensor([[1, 0, 0, 1, 0]])
+    expected, _ = core.unroll(inputs, core.initial_state(1), starts)
+    inputs[0, 2] = float("nan")
+    outputs, _ = core.unroll(inputs, core.initial_state(1), starts)
+    assert torch.equal(outputs[0, [0, 1, 3, 4]], expected[0, [0, 1, 3, 4]])
+
+
+def test_the_scale_of_rewards_is_that_of_the_returns_that_count():
+    scale = networks.RewardScale()
+    # Two steps and a closing row, then three steps of the next episode and the last row.
+    rewards = torch.tensor([[1.0, 2.0, float("nan"), 4.0, 5.0, 6.0, float("inf")]])
+    starts = torch.tensor([[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0]])
+    scale.update(rewards, starts, mask, 0.5)
+    returns = [1.0, 2.5, 4.0, 7.0, 9.5]
+    assert scale.returns.std().item() == pytest.approx(np.std(returns))
+    assert scale(torch.tensor(2.0)).item() == pytest.approx(2.0 / np.std(returns))
 
 
 def test_an_lstm_begins_with_open_forget_gates():

@@ -1,0 +1,28 @@
+"""What masks and discounts take out of a loss, forwards and backwards.
+
+A product with 0 would not do: 0 times NaN is NaN, in the loss or in its gradient, and one such element is
+enough to spoil every parameter. So what does not count is chosen away before anything is computed of it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def where_counted(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """``values`` where ``mask`` is not 0, else 0, with no gradient there; all of them if it is None."""
+    return values if mask is None else torch.where(mask > 0, values, torch.zeros_like(values))
+
+
+def discounted(discounts: torch.Tensor, next_values: torch.Tensor) -> torch.Tensor:
+    """``discounts * next_values``; 0 behind a termination, whatever the value there is, even NaN or inf."""
+    return torch.where(discounts == 0, torch.zeros_like(discounts), discounts * next_values)
+
+
+def check_alike(mask: torch.Tensor | None = None, **tensors: torch.Tensor) -> None:
+    """All must have one shape: a stray axis would broadcast into nonsense without a word."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if mask is not None:
+        shapes["mask"] = tuple(mask.shape)
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"Shapes are {shapes}; expected the same for all.")
