@@ -6,6 +6,8 @@ A batch is fired
 - ``timeout`` seconds after its first request, if ``min_batch`` rows wait;
 - after ``PATIENCE`` seconds whatever waits, so that a client that died holds nobody up for good.
 
+No step of the policy is for more than ``max_batch`` rows: a client that has more is acted for in several.
+
 ::
 
     time      0 ms          1 ms          2 ms
@@ -92,7 +94,7 @@ class InferenceServer:
       variables: a ``VariableClient`` of the policy's networks; None leaves them alone.
       updates: ask for newer parameters after batches; False only in `update_variables`.
       min_batch: rows that are worth a batch once ``timeout`` has passed.
-      max_batch: rows that are a full batch; None is all.
+      max_batch: rows that are a full batch, the most that one step of the policy is for; None is all.
       timeout: seconds that the first request of a batch waits for others.
       concurrent: False makes no thread: each call acts by itself.
       shared_memory: where clients of other processes meet the columns: True, or False for messages only.
@@ -314,7 +316,7 @@ class InferenceServer:
                 if self._error is not None:
                     raise self._error
                 start = time.perf_counter()
-                count = self.slots.act([client.rows for client in batch])
+                counts = self.slots.act([client.rows for client in batch], self._max_batch)
                 self._seconds += time.perf_counter() - start
             except Exception as error:
                 for client in batch:
@@ -326,7 +328,8 @@ class InferenceServer:
             if self._variables is not None and self._updates:  # after the answers: nobody waits for this
                 self._variables.update()
         if self._on_batch is not None:
-            self._on_batch(count)
+            for count in counts:
+                self._on_batch(count)
 
     def _answer(self, client: _Client, version: int) -> None:
         if client.future is not None:

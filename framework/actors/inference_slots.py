@@ -130,9 +130,27 @@ class Slots:
         extras = [column[rows.slice].copy() for column in self.extras]
         return build_nest(self.action_nest, actions), build_nest(self.extras_nest, extras)
 
-    def act(self, clients: Sequence[Rows]) -> int:
-        """Acts for the rows of ``clients`` in one step of the policy; returns how many rows that were."""
+    def act(self, clients: Sequence[Rows], limit: int | None = None) -> list[int]:
+        """Acts for the rows of ``clients``, at most ``limit`` (None: all) in one step of the policy.
+
+        Returns:
+          How many rows each of the steps was for: one number, unless there are more than ``limit``.
+        """
         rows, count = _join(clients)
+        if limit is None or count <= limit:
+            self._step(rows, count)
+            return [count]
+        sizes = [min(limit, count - begin) for begin in range(0, count, limit)]
+        for index, size in enumerate(sizes):
+            begin = index * limit
+            if isinstance(rows, slice):
+                self._step(slice(rows.start + begin, rows.start + begin + size), size)
+            else:
+                self._step(rows[begin : begin + size], size)
+        return sizes
+
+    def _step(self, rows: Any, count: int) -> None:
+        """One step of the policy for ``count`` rows: a slice, or their indices."""
         observation = self._build_observation([column[rows] for column in self.observations])
         state = [leaf[rows] for leaf in self._state]
         if state:
@@ -148,7 +166,6 @@ class Slots:
         # Last, for extras may show the state before the step, which may be these very rows.
         for column, leaf in zip(self._state, tree.flatten(after), strict=True):
             column[rows] = leaf
-        return count
 
     def _store(self, field: str, columns: list[np.ndarray], nest: Nest, rows: Any, count: int) -> None:
         leaves = [nest] if isinstance(nest, np.ndarray) else tree.flatten(nest)

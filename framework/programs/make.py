@@ -10,18 +10,7 @@ from typing import Any
 import launch
 from framework import core
 from framework.programs.acting import INFERENCE
-from framework.programs.actor_worker import ActorWorker
-from framework.programs.evaluator import Evaluator
-from framework.programs.inference_worker import InferenceWorker
-from framework.programs.learner_group import LearnerPeer
-from framework.programs.learner_worker import LearnerWorker
-from framework.programs.monitor import Monitor
-from framework.programs.run_checkpointer import RunCheckpointer
-from framework.programs.seeding import derive_seed
-
-# Of the nodes whose methods may be carried out twice: a call that a restart of the node swallowed is made
-# again, so that nobody else fails because of it.
-_REPEAT = {"repeat_lost": True}
+from framework.programs.graph import Graph
 
 
 def make_program(
@@ -62,8 +51,8 @@ def make_program(
         result = launch.launch(program, engine="serial")
 
     Nodes: ``replay``, ``counter``, ``monitor``, ``checkpointer`` (with a ``directory``), ``learner``,
-    ``actor`` (``num_actors`` of them) and ``evaluator``. The environment is built here once, to read its
-    specs, and then in each node that steps it.
+    ``inference`` (where it is a server), ``actor`` (``num_actors`` of them) and ``evaluator``. The
+    environment is built here once, to read its specs, and then in each node that steps it.
 
     Args:
       agent: how the parts are made. An agent without tables runs without replay and learner.
@@ -91,7 +80,8 @@ def make_program(
         stepping while the other's actions are computed. ``alternating+server``: both.
       inference_device: of the node ``inference``.
       inference_min_batch: lanes that it acts for once ``inference_timeout`` has passed.
-      inference_max_batch: lanes that it acts for at once; None is all.
+      inference_max_batch: lanes that it acts for at once, and never more in one step of the policy; None is
+        all.
       inference_timeout: seconds that the first lane of a batch waits for others.
       inference_messages: its arrays travel in messages, even where there is shared memory.
       replay_backend: the module with Reverb's API that serves the tables.
@@ -103,8 +93,6 @@ def make_program(
     Raises:
       ValueError: for limits and counts that make no sense, each named.
     """
-    from framework import specs
-
     _check_positive(
         num_actors=num_actors,
         lanes_per_actor=lanes_per_actor,
@@ -119,165 +107,66 @@ def make_program(
         learner_log_every=learner_log_every,
         checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
+        inference_min_batch=inference_min_batch,
+        inference_max_batch=inference_max_batch,
     )
     if target_return is not None and evaluate_every is None:
         raise ValueError("target_return needs an evaluator: give evaluate_every (environment steps)")
+    _check_inference(inference, lanes_per_actor, inference_min_batch, inference_max_batch, inference_timeout)
     make_environment = functools.partial(_make_environment, agent, environment_factory, stepping)
-    environment = make_environment(1, seed)
-    try:
-        spec = specs.make_environment_spec(environment)
-    finally:
-        environment.close()
-    _check_inference(inference, lanes_per_actor)
-    directory = None if directory is None else pathlib.Path(directory).absolute()
+    spec = _spec_of(make_environment, seed)
     agent = agent.for_lanes(num_actors * lanes_per_actor)
     has_tables = bool(agent.make_tables(spec))
     if not has_tables and num_learners > 1:
         raise ValueError(f"num_learners is {num_learners}, and {type(agent).__name__} learns nothing; use 1.")
     agent.for_learner(0, num_learners)  # refuses here what it would refuse in the node
+    directory = None if directory is None else pathlib.Path(directory).absolute()
 
-    program = launch.Program(name or type(agent).__name__.lower())
-    replay = learner = checkpointer = None
+    graph = Graph(launch.Program(name or type(agent).__name__.lower()), agent, spec, seed)
     if has_tables:
-        with program.group("replay"):
-            checkpointer_fn = None
-            if directory is not None:
-                checkpointer_fn = functools.partial(_replay_checkpointer, directory, keep_checkpoints)
-            replay = program.add_node(
-                launch.ReplayNode(
-                    functools.partial(_make_tables, agent, spec, derive_seed(seed, "replay")),
-                    checkpointer_fn=checkpointer_fn,
-                    backend=replay_backend,
-                )
-            )
-    with program.group("counter"):
-        counter = program.add_node(
-            launch.CourierNode(_make_counter, max_actor_steps, directory, courier_client_kwargs=_REPEAT)
-        )
-    with program.group("monitor"):
-        if logger_factory is None and directory is not None:
-            logger_factory = functools.partial(_make_logger, directory)
-        monitor = program.add_node(
-            launch.CourierNode(
-                _make_monitor,
-                logger_factory,
-                on_write,
-                replay=replay,
-                counter=counter,
-                courier_client_kwargs=_REPEAT,
-            )
-        )
+        graph.add_replay(directory, keep_checkpoints, replay_backend)
+    graph.add_counter(max_actor_steps, directory)
+    graph.add_monitor(logger_factory, on_write, directory)
     if directory is not None:
-        with program.group("checkpointer"):
-            checkpointer = program.add_node(
-                launch.CourierNode(
-                    RunCheckpointer,
-                    str(directory),
-                    keep_checkpoints,
-                    counter=counter,
-                    replay=replay,
-                    courier_client_kwargs=_REPEAT,
-                )
-            )
+        graph.add_checkpointer(directory, keep_checkpoints)
     if has_tables:
-        with program.group("learner"):
-            learner = program.add_node(
-                launch.CourierNode(
-                    LearnerWorker,
-                    agent,
-                    spec,
-                    courier_client_kwargs=_REPEAT,
-                    replay=replay,
-                    counter=counter,
-                    monitor=monitor,
-                    checkpointer=checkpointer,
-                    seed=derive_seed(seed, "learner"),
-                    max_steps=max_learner_steps,
-                    publish_every=publish_every,
-                    log_every=learner_log_every,
-                    checkpoint_every=checkpoint_every,
-                    num_learners=num_learners,
-                )
-            )
-            for rank in range(1, num_learners):
-                program.add_node(
-                    launch.CourierNode(
-                        LearnerPeer,
-                        agent,
-                        spec,
-                        replay=replay,
-                        first=learner,
-                        rank=rank,
-                        num_learners=num_learners,
-                        seed=derive_seed(seed, f"learner-{rank}"),
-                    )
-                )
-    server = None
+        graph.add_learners(
+            num_learners,
+            max_steps=max_learner_steps,
+            publish_every=publish_every,
+            log_every=learner_log_every,
+            checkpoint_every=checkpoint_every,
+        )
     if inference.endswith("server"):
-        with program.group("inference"):
-            server = program.add_node(
-                launch.CourierNode(
-                    InferenceWorker,
-                    agent,
-                    spec,
-                    num_actors * lanes_per_actor,
-                    learner=learner,
-                    monitor=monitor,
-                    checkpointer=checkpointer,
-                    seed=derive_seed(seed, "actor-0"),  # the same choices as one actor that has the policy
-                    device=inference_device,
-                    min_batch=inference_min_batch,
-                    max_batch=inference_max_batch,
-                    timeout=inference_timeout,
-                    update_period=update_period,
-                    messages=inference_messages,
-                    log_every=log_every,
-                )
-            )
-    with program.group("actor"):
-        for index in range(num_actors):
-            program.add_node(
-                launch.CourierNode(
-                    ActorWorker,
-                    agent,
-                    make_environment,
-                    spec,
-                    replay=replay,
-                    learner=learner,
-                    counter=counter,
-                    monitor=monitor,
-                    checkpointer=checkpointer,
-                    index=index,
-                    lanes=lanes_per_actor,
-                    seed=derive_seed(seed, f"actor-{index}"),
-                    log_every=log_every,
-                    update_period=update_period,
-                    mode=inference,
-                    inference=server,
-                    messages=inference_messages,
-                    ends_program=evaluate_every is None,
-                )
-            )
+        graph.add_inference(
+            num_actors * lanes_per_actor,
+            device=inference_device,
+            min_batch=inference_min_batch,
+            max_batch=inference_max_batch,
+            timeout=inference_timeout,
+            update_period=update_period,
+            messages=inference_messages,
+            log_every=log_every,
+        )
+    graph.add_actors(
+        num_actors,
+        make_environment,
+        lanes=lanes_per_actor,
+        log_every=log_every,
+        update_period=update_period,
+        mode=inference,
+        messages=inference_messages,
+        ends_program=evaluate_every is None,
+    )
     if evaluate_every is not None:
-        with program.group("evaluator"):
-            program.add_node(
-                launch.CourierNode(
-                    Evaluator,
-                    agent,
-                    make_environment,
-                    spec,
-                    learner=learner,
-                    counter=counter,
-                    monitor=monitor,
-                    checkpointer=checkpointer,
-                    num_episodes=num_evaluation_episodes,
-                    every=evaluate_every,
-                    max_actor_steps=max_actor_steps,
-                    target_return=target_return,
-                    seed=derive_seed(seed, "evaluator"),
-                )
-            )
-    return program
+        graph.add_evaluator(
+            make_environment,
+            num_episodes=num_evaluation_episodes,
+            every=evaluate_every,
+            max_actor_steps=max_actor_steps,
+            target_return=target_return,
+        )
+    return graph.program
 
 
 def _check_positive(**values: int | None) -> None:
@@ -286,7 +175,7 @@ def _check_positive(**values: int | None) -> None:
             raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
-def _check_inference(mode: str, lanes: int) -> None:
+def _check_inference(mode: str, lanes: int, min_batch: int, max_batch: int | None, timeout: float) -> None:
     if mode not in INFERENCE:
         raise ValueError(f"inference is {mode!r}; expected one of {', '.join(INFERENCE)}")
     if mode.startswith("alternating") and lanes < 2:
@@ -294,6 +183,22 @@ def _check_inference(mode: str, lanes: int) -> None:
             f"inference is {mode!r}, which divides an actor's lanes in two; lanes_per_actor is {lanes}, "
             "expected at least 2"
         )
+    if max_batch is not None and max_batch < min_batch:
+        raise ValueError(
+            f"inference_max_batch is {max_batch}; expected at least inference_min_batch, {min_batch}"
+        )
+    if not timeout >= 0:
+        raise ValueError(f"inference_timeout is {timeout}; expected seconds, at least 0")
+
+
+def _spec_of(make_environment: Callable[[int, int], Any], seed: int) -> Any:
+    from framework import specs
+
+    environment = make_environment(1, seed)
+    try:
+        return specs.make_environment_spec(environment)
+    finally:
+        environment.close()
 
 
 def _make_environment(agent: core.Agent, factory: Any, stepping: str, num_lanes: int, seed: int) -> Any:
@@ -301,39 +206,3 @@ def _make_environment(agent: core.Agent, factory: Any, stepping: str, num_lanes:
 
     wrappers = agent.environment_wrappers()
     return environments.make(factory, num_lanes=num_lanes, seed=seed, stepping=stepping, wrappers=wrappers)
-
-
-def _make_tables(agent: core.Agent, spec: Any, seed: int) -> list[Any]:
-    tables = agent.make_tables(spec)
-    for table in tables:
-        if hasattr(table, "set_seed"):
-            table.set_seed(derive_seed(seed, table.name))
-    return tables
-
-
-def _replay_checkpointer(directory: pathlib.Path, keep: int) -> Any:
-    from framework.replay import checkpointers
-
-    return checkpointers.DefaultCheckpointer(str(directory / "checkpoints" / "replay"), keep=keep)
-
-
-def _make_counter(max_actor_steps: int | None, directory: pathlib.Path | None) -> Any:
-    from framework.counting import Counter
-    from framework.programs.run_checkpointer import saved_part
-
-    counter = Counter(max_steps=max_actor_steps)
-    state = saved_part(directory, "counter")
-    if state is not None:
-        counter.restore(state)
-    return counter
-
-
-def _make_logger(directory: pathlib.Path) -> Any:
-    from framework.loggers import JSONLLogger
-
-    return JSONLLogger(directory / "metrics.jsonl")
-
-
-def _make_monitor(logger_factory: Any, on_write: Any, *, replay: Any, counter: Any) -> Monitor:
-    logger = logger_factory() if logger_factory is not None else None
-    return Monitor(logger, on_write=on_write, replay=replay, counter=counter)

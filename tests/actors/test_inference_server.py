@@ -93,6 +93,23 @@ def test_every_lane_gets_its_own_action_and_keeps_its_own_state(served):
         assert action.tolist() == [1 + step, 12 + (step if step < 2 else step - 2), 23 + step]
 
 
+def test_no_step_of_the_policy_is_for_more_than_max_batch(served):
+    make, kind = served
+    counted = []
+    policy = CountingPolicy()
+    server = make(policy, max_batch=2, timeout=0.0, on_batch=counted.append)
+    policy.batches.clear()
+    (port,) = ports(kind, server, [5])
+    for step in range(2):
+        port.request(observe([100, 200, 300, 400, 500]), np.full(5, step == 0))
+        action, extras = port.answer()
+        assert action.tolist() == [100 + step, 210 + step, 320 + step, 430 + step, 540 + step]
+        assert extras["pair"][0][:, 0].tolist() == [100, 200, 300, 400, 500]
+    assert policy.batches == [2, 2, 1] * 2
+    server.close()  # the last answer is sent before its batch is counted
+    assert counted == [2, 2, 1] * 2
+
+
 def test_lanes_of_one_actor_may_come_by_two_clients(served):
     make, kind = served
     first, second = ports(kind, make(CountingPolicy(), timeout=0.0), [2, 2], total=4)
@@ -323,13 +340,18 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
     slots = Slots(Recurrent(), SPEC, 6)
     a, b, c = slots.connect("a", 2), slots.connect("b", 2), slots.connect("c", 2)
     slots.act([a, b, c])
-    slots.act([c, a])  # rows that are not next to each other
+    assert slots.act([c, a]) == [c.lanes + a.lanes]  # rows that are not next to each other
     assert slots.read(a)[0].tolist() == [100, 101] and slots.read(b)[0].tolist() == [0, 1]
     assert slots.read(c)[1]["h"].ravel().tolist() == [100, 101]
     slots.first[a.begin + 1] = True
     slots.act([a, b])
     assert slots.read(a)[0].tolist() == [200, 1] and slots.read(a)[1]["h"].ravel().tolist() == [200, 1]
     assert slots.read(b)[0].tolist() == [100, 101]
+    slots.first[:] = False
+    assert slots.act([c, a], 3) == [3, 1]
+    assert slots.read(a)[0].tolist() == [300, 101] and slots.read(c)[0].tolist() == [200, 201]
+    assert slots.act([b, c], 3) == [3, 1]
+    assert slots.read(b)[0].tolist() == [200, 201] and slots.read(c)[0].tolist() == [300, 301]
 
 
 def test_local_port_resets_lanes_like_a_server():

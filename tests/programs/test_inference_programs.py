@@ -200,6 +200,13 @@ def test_a_broken_policy_is_one_clear_error(engine, mode):
     [
         ({"mode": "remote"}, "inference is 'remote'"),
         ({"mode": "alternating", "lanes_per_actor": 1}, "lanes_per_actor is 1"),
+        ({"mode": "server", "inference_min_batch": 0}, "inference_min_batch is 0"),
+        ({"mode": "server", "inference_max_batch": 0}, "inference_max_batch is 0"),
+        (
+            {"mode": "server", "inference_min_batch": 4, "inference_max_batch": 3},
+            "inference_max_batch is 3; expected at least inference_min_batch, 4",
+        ),
+        ({"mode": "server", "inference_timeout": -1.0}, r"inference_timeout is -1.0.*at least 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, words):
