@@ -432,15 +432,16 @@ PRESETS: Mapping[str, Preset] = {
             "learner_log_every": 10,
         },
     ),
-    # -170 and -155, greedy over 50 episodes, on seeds 1 and 2. With discount 0.9 some episodes hang for ever.
+    # Chosen on seeds above 100. With fewer optimizer steps, or a discount of 0.9, the mean of some policies hangs
+    # still from some starts, from which only their noise swings up.
     "gymnasium:Pendulum-v1": Preset(
         agent={
-            "unroll_length": 64,
+            "unroll_length": 128,
             "epochs": 10,
-            "minibatch_size": 256,
+            "minibatch_size": 64,
             "learning_rate": 1e-3,
             "decay_steps": 200_000,
-            "discount": 0.97,
+            "discount": 0.95,
             "target_kl": 0.02,
             "normalize_observations": True,
             "normalize_rewards": True,
