@@ -343,9 +343,17 @@ class BlockAdder(Adder):
             self._emit_block()
         elif t == self._history + 1 and self._concurrent:
             # The first step that is staged: from now on the delay counts.
-            if self._flusher is None:
-                self._flusher = Flusher(self, min(self._max_delay, threading.TIMEOUT_MAX))
-            self._flusher.notify()
+            self._staged()
+
+    def _staged(self) -> None:
+        """Called when a step is staged after which nobody may ever come who writes it."""
+        self._flush_later()
+
+    def _flush_later(self) -> None:
+        """Has `flush_late` called after ``max_delay``, by a thread."""
+        if self._flusher is None:
+            self._flusher = Flusher(self, min(self._max_delay, threading.TIMEOUT_MAX))
+        self._flusher.notify()
 
     def _emit_block(self, timeout: float | None = None) -> None:
         """Writes the items of all rows that are complete.

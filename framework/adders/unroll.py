@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import Any
 
@@ -11,6 +10,8 @@ import numpy as np
 from framework.adders.block import FIRST, NO_EXTRAS, PriorityFns
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
 from framework.types import Nest
+
+_RETRY = 0.05  # seconds between two tries to get an unroll into a table that has no room, if no step follows
 
 
 class UnrollAdder(SequenceAdder):
@@ -64,7 +65,7 @@ class UnrollAdder(SequenceAdder):
             # An unroll waits until the one before is in the tables: what is learned from stays new, however
             # many items a writer could keep in flight.
             max_in_flight_items=1,
-            max_delay=math.inf,  # between the ends of unrolls there is nothing to see
+            max_delay=_RETRY,
         )
 
     def add_first(self, timestep: Any) -> None:
@@ -97,6 +98,13 @@ class UnrollAdder(SequenceAdder):
         if self._made == 0 or self._outbox.kept:
             super().flush_pending()
 
+    def flush_late(self) -> bool:
+        with self._lock:
+            return bool(self._outbox.kept) and super().flush_late()
+
+    def _staged(self) -> None:
+        """Between the ends of unrolls there is nothing to see, so nothing to write."""
+
     def _count(self, timestep: Any) -> None:
         self._made += 1
         if self._made < self._unroll_length:
@@ -106,3 +114,7 @@ class UnrollAdder(SequenceAdder):
         super().add_first(timestep._replace(step_type=firsts))
         # Who waits for this unroll should not wait for the staging too.
         super().flush_pending()
+        if self._outbox.kept and self._concurrent:
+            # The next step would try again, but there may be none: an actor that waits for parameters which
+            # are made of this unroll.
+            self._flush_later()

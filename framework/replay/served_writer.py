@@ -167,7 +167,7 @@ class ServedWriter(WriterSession):
         with self._lock:
             self._check()
             self._send_pending()
-            self._wait_until(lambda: not self._unacknowledged or 0 < self._in_flight <= keep, timeout)
+            self._wait_or_ask(lambda: not self._unacknowledged or 0 < self._in_flight <= keep, timeout)
             self._check()
 
     def settle(self) -> None:
@@ -250,10 +250,20 @@ class ServedWriter(WriterSession):
     def _make_room(self, n: int, timeout: float | None) -> None:
         if self._in_flight and self._in_flight + n > self._max_in_flight:
             self._send_pending()
-            self._wait_until(
+            self._wait_or_ask(
                 lambda: not self._in_flight or self._in_flight + n <= self._max_in_flight, timeout
             )
             self._check()
+
+    def _wait_or_ask(self, done: Callable[[], bool], timeout: float | None) -> None:
+        """`_wait_until`, which does not take an acknowledgement that is still on its way here for a table
+        without room: the server's answer comes behind it."""
+        try:
+            self._wait_until(done, timeout)
+        except DeadlineExceededError:
+            self._request({"op": "sync"})
+            if not done():
+                raise
 
     def _send_soon(self) -> None:
         if self._flusher is None:

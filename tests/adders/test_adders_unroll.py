@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from framework import adders, replay
+from framework.replay.served import ServedClient
 
 TABLE = adders.DEFAULT_TABLE
 FIRST, MID, LAST = 0, 1, 2
@@ -122,3 +123,20 @@ def test_is_ready_until_a_whole_unroll_has_no_room():
 def test_says_which_lengths_there_are(length):
     with pytest.raises(ValueError, match=r"unroll_length: got .* at least 2"):
         adders.UnrollAdder(make_client(), length)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_an_unroll_that_had_no_room_gets_in_though_no_step_follows(served):
+    """Its actor may wait for parameters that are made of it, and the reader be another process."""
+    with replay.Server([replay.Table.queue(TABLE, 1)]) as server:
+        client = ServedClient(server.address) if served else server.localhost_client()
+        reader = ServedClient(server.address)
+        adder = adders.UnrollAdder(client, 2)
+        # One is in the table; a server has the second waiting, and the third waits in the adder.
+        unrolls = 3 if served else 2
+        play(adder, [[FIRST]] + [[MID]] * 2 * unrolls)
+        seen = [reader.sample_batch(TABLE, 1, timeout=10).data.observation[0, 0] for _ in range(unrolls)]
+        assert seen == [0, 2, 4][:unrolls]
+        assert adder.close(timeout=10) == 0
+        reader.close()
+        client.close()

@@ -27,3 +27,24 @@ def test_every_item_arrives_however_many_messages_wait(local):
         writer.flush(timeout=5)
         assert writer.close(timeout=5) == 0
         client.close()
+
+
+@pytest.mark.parametrize("ask", ["create", "flush"])
+def test_an_acknowledgement_on_its_way_is_not_taken_for_a_table_without_room(ask, monkeypatch):
+    """It may come late, on a machine that is busy, and who polls (timeout 0) does not ask a second time."""
+    with replay.Server([replay.Table.queue("t", 150)]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer(max_in_flight_items=1)
+        rows = writer.append("s", {"x": np.arange(2)})
+        # Nothing is seen of the server but its answers to questions: the rest is still on its way.
+        monkeypatch.setattr(writer._connection, "poll", lambda timeout: False)
+        writer.create_items("t", {"x": writer.slice("s", "x", rows[:1])})
+        assert server.localhost_client().sample_batch("t", 1, timeout=10).data["x"].tolist() == [0]
+        if ask == "create":
+            writer.create_items("t", {"x": writer.slice("s", "x", rows[1:])}, timeout=0)
+            assert server.localhost_client().sample_batch("t", 1, timeout=10).data["x"].tolist() == [1]
+        else:
+            writer.flush(timeout=0)
+        monkeypatch.undo()
+        assert writer.close(timeout=5) == 0
+        client.close()
