@@ -6,35 +6,13 @@ not make. Where dm-reverb is not installed, ours is still held to them.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import importlib.util
 import math
 import threading
 
 import numpy as np
 import pytest
 
-BACKENDS = ("framework.replay", "reverb")
 PATIENCE = 20.0
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    if request.param == "reverb" and importlib.util.find_spec("reverb") is None:
-        pytest.skip("dm-reverb is not installed")
-    return importlib.import_module(request.param)
-
-
-# What dm-reverb before 0.8 lets pass.
-UNCHECKED_BEFORE = {"ratio 0", "negative ratio", "a priority that is no number is refused"}
-
-
-def skip_unchecked(backend, name):
-    if backend.__name__ == "reverb" and name in UNCHECKED_BEFORE:
-        version = importlib.metadata.version("dm-reverb").split(".")
-        if tuple(map(int, version[:2])) < (0, 8):
-            pytest.skip("this dm-reverb does not check it")
 
 
 class Session:
@@ -419,8 +397,8 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_script(backend, name):
-    skip_unchecked(backend, name)
+def test_script(backend, name, skip_if_unchecked):
+    skip_if_unchecked(name)
     make, steps = SCRIPTS[name]
     session = Session(backend, make)
     try:
@@ -429,85 +407,6 @@ def test_script(backend, name):
             assert result == answer, f"step {at}: {operation}{tuple(arguments)}"
     finally:
         session.server.stop()
-
-
-def _limiter(kind, *args):
-    return lambda backend: getattr(backend.rate_limiters, kind)(*args)
-
-
-def _table(**changes):
-    def make(backend):
-        arguments = {
-            "name": "t",
-            "sampler": backend.selectors.Fifo(),
-            "remover": backend.selectors.Fifo(),
-            "max_size": 1,
-            "rate_limiter": backend.rate_limiters.MinSize(1),
-            **changes,
-        }
-        return backend.Table(**arguments)
-
-    return make
-
-
-def _client(call):
-    def make(backend):
-        with_table = backend.Server([_table()(backend)], port=None)
-        try:
-            call(with_table.localhost_client())
-        finally:
-            with_table.stop()
-
-    return make
-
-
-# name: (what is made or called, the kind of error)
-ERRORS = {
-    "no tables": (lambda backend: backend.Server([], port=None), ValueError),
-    "two tables of one name": (
-        lambda backend: backend.Server([_table()(backend), _table()(backend)], port=None),
-        ValueError,
-    ),
-    "empty name": (_table(name=""), ValueError),
-    "no room": (_table(max_size=0), ValueError),
-    "negative room": (_table(max_size=-1), ValueError),
-    "ratio 0": (_limiter("SampleToInsertRatio", 0.0, 1, 10.0), ValueError),
-    "negative ratio": (_limiter("SampleToInsertRatio", -1.0, 1, 10.0), ValueError),
-    "window too narrow": (_limiter("SampleToInsertRatio", 1.0, 1, 0.5), ValueError),
-    "window too narrow for the ratio": (_limiter("SampleToInsertRatio", 4.0, 1, 3.9), ValueError),
-    "a window that begins too late": (_limiter("SampleToInsertRatio", 1.0, 1, (5.0, 10.0)), ValueError),
-    "minimum 0": (_limiter("MinSize", 0), ValueError),
-    "minimum 0 with a ratio": (_limiter("SampleToInsertRatio", 1.0, 0, 10.0), ValueError),
-    "insert into no table": (_client(lambda client: client.insert([1], {})), ValueError),
-    "insert into an unknown table": (_client(lambda client: client.insert([1], {"u": 1.0})), ValueError),
-    "sample of an unknown table": (_client(lambda client: list(client.sample("u"))), RuntimeError),
-    "reset of an unknown table": (_client(lambda client: client.reset("u")), RuntimeError),
-    "mutation of an unknown table": (
-        _client(lambda client: client.mutate_priorities("u", updates={1: 1.0})),
-        RuntimeError,
-    ),
-    "steps of columns of different lengths": (
-        _client(lambda client: (_two_lengths(client), next(iter(client.sample("t"))))),
-        ValueError,
-    ),
-}
-
-
-def _two_lengths(client):
-    writer = client.trajectory_writer(num_keep_alive_refs=2)
-    for step in range(2):
-        writer.append({"a": step, "b": step})
-    writer.create_item("t", 1.0, {"a": writer.history["a"][-2:], "b": writer.history["b"][-1:]})
-    writer.flush()
-    writer.close()
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(backend, name):
-    skip_unchecked(backend, name)
-    call, kind = ERRORS[name]
-    with pytest.raises(kind):
-        call(backend)
 
 
 def test_negative_priorities_are_refused_where_dm_reverb_breaks():

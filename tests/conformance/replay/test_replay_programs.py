@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import pickle
 
 import numpy as np
 import pytest
 
-BACKENDS = ("framework.replay", "reverb")
 
-
-@pytest.fixture(params=BACKENDS)
-def reverb(request):
-    if request.param == "reverb" and importlib.util.find_spec("reverb") is None:
-        pytest.skip("dm-reverb is not installed")
-    return importlib.import_module(request.param)
+@pytest.fixture
+def reverb(backend):
+    return backend
 
 
 def uniform(reverb, name="t", **options):

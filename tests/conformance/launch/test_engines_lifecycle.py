@@ -1,0 +1,244 @@
+"""How a program goes on and ends, on every engine: workers, services, stopping, failures, restarts."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+import launch as lp
+
+# Long enough for a loaded machine; a test that needs it has failed.
+PATIENCE = 60.0
+
+
+class Refused(Exception):
+    """An error of the program's own."""
+
+
+class Counter:
+    """A worker that counts until it is stopped."""
+
+    def __init__(self, limit=None, result=None):
+        self.count = 0
+        self._limit = limit
+        self._result = result
+
+    def ready(self):
+        return True
+
+    def step(self):
+        self.count += 1
+        if self.count == self._limit:
+            lp.stop(self._result)
+
+    def run(self):
+        while not lp.stop_event().is_set():
+            self.step()
+
+    def get(self):
+        return self.count
+
+
+def test_workers_run_until_someone_stops(engine):
+    program = lp.Program("test")
+    with program.group("worker"):
+        program.add_node(lp.CourierNode(Counter))
+        program.add_node(lp.CourierNode(Counter, limit=10, result="done"))
+    assert lp.launch(program, engine) == "done"
+
+
+def test_py_class_node(engine):
+    program = lp.Program("test")
+    quiet = lp.PyClassNode(Counter, limit=1, result="should not run")
+    quiet.disable_run()
+    program.add_node(quiet, label="quiet")
+    program.add_node(lp.PyClassNode(Counter, limit=3, result="ran"), label="worker")
+    assert lp.launch(program, engine) == "ran"
+
+
+def test_program_ends_when_all_workers_have_returned(engine):
+    def work():
+        return None
+
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(dict), label="service")
+    with program.group("worker"):
+        program.add_node(lp.PyNode(work))
+        program.add_node(lp.PyNode(work))
+    assert lp.launch(program, engine) is None
+
+
+def test_services_close_in_reverse_order_and_may_call_older_ones(engine, tmp_path):
+    class Diary:
+        def __init__(self, path):
+            self._path = path
+            self._lines = []
+
+        def write(self, line):
+            self._lines.append(line)
+
+        def close(self):
+            with open(self._path, "w") as file:
+                file.write(" ".join([*self._lines, "diary"]))
+
+    class Service:
+        def __init__(self, diary, name):
+            self._diary = diary
+            self._name = name
+
+        def hello(self):
+            return self._name
+
+        def close(self):
+            self._diary.write(self._name)
+
+    def main(diary, services):
+        lp.register_stop_handler(lambda: diary.write("stopping"))
+        assert [service.hello() for service in services] == ["a", "b", "c"]
+        lp.stop()
+        lp.wait_for_stop()
+        diary.write("returned")
+
+    program = lp.Program("test")
+    diary = program.add_node(lp.CourierNode(Diary, str(tmp_path / "diary")), label="diary")
+    services = [program.add_node(lp.CourierNode(Service, diary, name), label=name) for name in "abc"]
+    program.add_node(lp.PyNode(main, diary, services), label="main")
+    lp.launch(program, engine)
+    words = (tmp_path / "diary").read_text().split()
+    assert sorted(words[:2]) == ["returned", "stopping"]
+    assert words[2:] == ["c", "b", "a", "diary"]
+
+
+def test_stop_from_a_thread_that_the_node_started(engine):
+    def main():
+        stopper = lp.make_program_stopper()
+        threads = [threading.Thread(target=lp.stop, args=("direct",)), threading.Thread(target=stopper)]
+        threads[0].start()
+        threads[0].join()
+        threads[1].start()
+        threads[1].join()
+        assert lp.wait_for_stop(PATIENCE)
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(main), label="main")
+    assert lp.launch(program, engine) == "direct"
+
+
+def test_stop_from_outside(concurrent_engine):
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Counter), label="worker")
+    job = lp.start(program, concurrent_engine)
+    while job.client("worker").get() < 5:
+        assert not job.over
+    with pytest.raises(TimeoutError):
+        job.wait(0.01)
+    job.stop("from outside")
+    assert job.wait(PATIENCE) == "from outside"
+    assert job.over
+    assert {node["state"] for node in job.status()["nodes"]} <= {"closed", "returned"}
+    assert job.status()["state"] == "finished"
+
+
+def test_wait_that_a_stop_ends_is_no_failure(concurrent_engine):
+    def wait():
+        lp.wait_for_stop()
+        raise lp.ProgramStopped("I was waiting")
+
+    program = lp.Program("test")
+    program.add_node(lp.PyNode(wait), label="waiter")
+    program.add_node(lp.PyNode(lambda: lp.stop("fine")), label="main")
+    assert lp.launch(program, concurrent_engine) == "fine"
+
+
+# Failures.
+
+
+def fail_in_constructor():
+    class Broken:
+        def __init__(self):
+            raise Refused("in the constructor")
+
+    return lp.CourierNode(Broken)
+
+
+def fail_in_run():
+    class Broken:
+        def step(self):
+            self.run()
+
+        def run(self):
+            raise Refused("in run")
+
+    return lp.CourierNode(Broken)
+
+
+def fail_in_function():
+    def broken():
+        raise Refused("in a function")
+
+    return lp.PyNode(broken)
+
+
+@pytest.mark.parametrize(
+    "make", [fail_in_constructor, fail_in_run, fail_in_function], ids=lambda f: f.__name__
+)
+def test_a_failing_node_ends_the_program(engine, make):
+    program = lp.Program("test")
+    program.add_node(make(), label="broken")
+    program.add_node(lp.CourierNode(Counter), label="worker")
+    with pytest.raises(lp.NodeError, match=r"broken-0.*Refused") as caught:
+        lp.launch(program, engine)
+    assert caught.value.node == "broken-0"
+    assert isinstance(caught.value.__cause__, Refused)
+    assert "raise Refused" in caught.value.traceback
+
+
+def test_sys_exit_zero_is_an_ordinary_end_and_others_are_failures(engine):
+    def leave(code):
+        raise SystemExit(code)
+
+    good, bad = lp.Program("good"), lp.Program("bad")
+    good.add_node(lp.PyNode(leave, 0), label="main")
+    bad.add_node(lp.PyNode(leave, 3), label="main")
+    assert lp.launch(good, engine) is None
+    with pytest.raises(lp.NodeError, match="SystemExit"):
+        lp.launch(bad, engine)
+
+
+class Fragile:
+    """Fails in its first lives; lives are counted in a file, as the object forgets."""
+
+    def __init__(self, path, failures):
+        with open(path, "a") as file:
+            file.write("x")
+        self._life = os.path.getsize(path)
+        self._failures = failures
+
+    def life(self):
+        return self._life
+
+    def step(self):
+        if self._life <= self._failures:
+            raise Refused("fragile")
+        lp.stop(self._life)
+
+    def run(self):
+        self.step()
+        lp.wait_for_stop()
+
+
+@pytest.mark.parametrize("failures, restarts", [(1, 1), (2, 2), (2, 1)])
+def test_restarts(engine, tmp_path, failures, restarts):
+    program = lp.Program("test")
+    program.add_node(lp.CourierNode(Fragile, str(tmp_path / "lives"), failures), label="fragile")
+    if engine.startswith("launchpad"):
+        with pytest.raises(ValueError, match="Launchpad does not restart"):
+            lp.launch(program, engine, restarts={"fragile": restarts})
+        return
+    if failures > restarts:
+        with pytest.raises(lp.NodeError, match="Refused"):
+            lp.launch(program, engine, restarts={"fragile": restarts})
+    else:
+        assert lp.launch(program, engine, restarts={"fragile": restarts}) == failures + 1

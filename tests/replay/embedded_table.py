@@ -1,0 +1,41 @@
+"""One embedded table ``t`` of integers ``x`` in stream ``s``, for tests."""
+
+import numpy as np
+
+from framework import replay
+from framework.replay import rate_limiters as rl
+from framework.replay import selectors
+
+
+def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options):
+    table = replay.Table(
+        "t",
+        sampler or selectors.Uniform(),
+        remover or selectors.Fifo(),
+        size,
+        limiter or rl.MinSize(1),
+        times,
+        seed=options.pop("seed", 0),
+        signature=options.pop("signature", None),
+    )
+    return replay.EmbeddedClient([table], **options)
+
+
+def insert(client, values, priorities=None, table="t", timeout=0, writer=None):
+    writer = writer or client.batch_writer()
+    values = np.asarray(values, np.int64)
+    rows = writer.append("s", {"x": values})
+    keys = writer.create_items(table, writer.slice("s", "x", rows), priorities, timeout=timeout)
+    writer.release("s", rows)
+    return keys
+
+
+def drain(client, n):
+    return [int(client.sample_batch("t", 1, timeout=0).data[0]) for _ in range(n)]
+
+
+def contents(client):
+    """The values in the table, oldest first, without touching it."""
+    table = client.tables["t"]
+    slots = table._items.in_order()
+    return client.store.streams["s"].columns["x"][table._items.index[slots, 0]].tolist()

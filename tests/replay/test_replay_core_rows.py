@@ -1,0 +1,151 @@
+"""The row store and the batched writer, embedded: layouts, signatures, and rows that are used again."""
+
+import numpy as np
+import pytest
+from embedded_table import contents, insert, make
+
+from framework import replay
+from framework.replay import selectors
+from framework.replay.store import RowStore
+from framework.types import Step, Transition
+
+
+def test_nest_comes_back_as_it_was_written():
+    client = make()
+    writer = client.batch_writer()
+    x = np.arange(24, dtype=np.float32).reshape(6, 4)
+    rows = writer.append("s", {"x": x, "a": np.arange(6), "r": np.arange(6, dtype=np.float32)})
+    s = writer.slice
+    now, then = rows[:-1], rows[1:]
+    windows = np.stack([rows[:4], rows[1:5], rows[2:]])
+    writer.create_items(
+        "t",
+        Transition(
+            {"x": s("s", "x", now)}, s("s", "a", now), s("s", "r", now), s("s", "r", now), [s("s", "x", then)]
+        ),
+    )
+    sample = client.sample_batch("t", 100)
+    assert type(sample.data) is Transition and sample.data.extras == ()
+    assert (sample.data.next_observation[0] == sample.data.observation["x"] + 4).all()
+    assert (sample.data.observation["x"][:, 0] == sample.data.action * 4).all()
+    client.reset("t")
+    writer.create_items("t", (s("s", "x", windows), s("s", "a", windows[:, 0])))
+    stacked, first = client.sample_batch("t", 50).data
+    assert stacked.shape == (50, 4, 4)
+    assert (stacked[:, :, 0] == 4 * (first[:, None] + np.arange(4))).all()
+
+
+def test_frame_stacks_are_stored_once():
+    client = make(size=1000)
+    writer = client.batch_writer()
+    frames = np.arange(64, dtype=np.uint8)[:, None, None] * np.ones((1, 8, 8), np.uint8)
+    rows = writer.append("s", {"frame": frames})
+    stacks = np.stack([rows[i : i + 4] for i in range(60)])
+    s = writer.slice
+    writer.create_items("t", Step(s("s", "frame", stacks), *[s("s", "frame", stacks[:, 3])] * 4))
+    writer.release("s", rows)
+    data = client.sample_batch("t", 32).data
+    assert data.observation.shape == (32, 4, 8, 8)
+    assert (np.diff(data.observation[:, :, 0, 0].astype(int), axis=1) == 1).all()
+    assert client.store.streams["s"].num_rows == 63  # the last frame is in no item and was released
+
+
+def test_ragged_items():
+    client = make(sampler=selectors.Fifo(), times=1)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(6)})
+    padded = np.array([[rows[0], rows[1], rows[1]], [rows[2], rows[3], rows[4]], [rows[5]] * 3])
+    lengths = np.array([2, 3, 1])
+    leaf = writer.slice("s", "x", padded, lengths)
+    writer.create_items("t", {"x": leaf, "first": writer.slice("s", "x", padded[:, 0])})
+    with pytest.raises(ValueError, match="different lengths"):
+        client.sample_batch("t", 3, timeout=0)
+    sample = client.sample_batch("t", 3, timeout=0, pad=True)
+    assert sample.data["x"].tolist() == [[0, 1, 0], [2, 3, 4], [5, 0, 0]]
+    assert sample.lengths["x"].tolist() == [2, 3, 1] and sample.lengths["first"] is None
+    assert sample.data["first"].tolist() == [0, 2, 5]
+
+
+def test_items_of_different_layouts_in_one_batch():
+    client = make(sampler=selectors.Fifo(), times=1)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(5)})
+    writer.create_items("t", [writer.slice("s", "x", rows[None, :2])])
+    writer.create_items("t", [writer.slice("s", "x", rows[None, 2:])])
+    sample = client.sample_batch("t", 2, pad=True)
+    assert sample.data[0].tolist() == [[0, 1, 0], [2, 3, 4]]
+    writer.create_items("t", [writer.slice("s", "x", rows[None, :2])])
+    writer.create_items("t", {"x": writer.slice("s", "x", rows[:1])})
+    with pytest.raises(ValueError, match="different kinds"):
+        client.sample_batch("t", 2, pad=True)
+    assert client.server_info()["t"].current_size == 2, "a batch that cannot be put together was not sampled"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2)}, r"'x': got float64\[2, 3\], expected float32"),
+        ({"x": np.zeros((2, 4), np.float32), "y": np.zeros(2)}, r"'x': got float32\[2, 4\]"),
+        ({"x": np.zeros((2, 3), np.float32), "y": np.zeros(3)}, "'y': got 3 rows, expected 2"),
+        ({"x": np.zeros((2, 3), np.float32), "o": np.array([None, 1])}, "'o'.*object"),
+        ({}, "no columns"),
+    ],
+)
+def test_append_checks(columns, message):
+    client = make()
+    writer = client.batch_writer()
+    writer.append("s", {"x": np.zeros((1, 3), np.float32), "y": np.zeros(1)})
+    rows = client.store.streams["s"].num_rows
+    with pytest.raises(ValueError, match=message):
+        writer.append("s", columns)
+    assert client.store.streams["s"].num_rows == rows
+
+
+class Spec:
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("signature", "message"),
+    [
+        ({"x": Spec((3,), np.float32)}, None),
+        ({"y": Spec((3,), np.float32)}, "its signature has"),
+        ({"x": Spec((4,), np.float32)}, "the signature says"),
+        ({"x": Spec((3,), np.float64)}, "the signature says"),
+    ],
+)
+def test_signature(signature, message):
+    client = make(signature=signature)
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.zeros((2, 3), np.float32)})
+    item = {"x": writer.slice("s", "x", rows)}
+    if message is None:
+        assert len(writer.create_items("t", item)) == 2
+    else:
+        with pytest.raises(ValueError, match=message):
+            writer.create_items("t", item)
+
+
+def test_max_bytes():
+    store = RowStore(max_bytes=100_000)
+    client = make(size=10_000, store=store)
+    writer = client.batch_writer()
+    total = 0
+    with pytest.raises(replay.StoreFullError, match="max_bytes=100000"):
+        for _ in range(200):
+            rows = writer.append("s", {"x": np.zeros((10, 16))})
+            total += len(rows)
+    assert store.num_bytes <= 100_000
+    assert total >= 100_000 // (16 * 8 + 4) - 10, "the budget can be used up"
+    writer.release("s", rows)
+    writer.append("s", {"x": np.zeros((10, 16))})
+
+
+def test_rows_are_used_again():
+    client = make(size=10)
+    writer = client.batch_writer()
+    for value in range(100):
+        insert(client, np.arange(7) + value, writer=writer)
+    assert client.store.streams["s"]._next <= 10 + 7 + 7
+    assert contents(client)[-7:] == list(range(99, 106))

@@ -1,0 +1,185 @@
+"""A served replay: who gets in, by which way, and what its end leaves behind."""
+
+import os
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+from served_table import finish, table, write
+
+from framework import replay
+from framework.replay.served import ServedClient
+from launch.rpc import sockets
+
+
+def test_stop_wakes_every_wait_at_once(connect):
+    client = connect(table())
+    outcome = []
+
+    def wait():
+        try:
+            client.sample_batch("t", 1)
+        except replay.ServerClosed as error:
+            outcome.append(str(error))
+
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    here = client.server.tables["t"]
+    while here.info.rate_limiter_info.sample_stats.pending < 3:
+        threading.Event().wait(0.01)
+    client.server.stop()
+    begin = time.monotonic()
+    for thread in threads:
+        finish(thread, 5)
+    assert len(outcome) == 3
+    with pytest.raises(replay.ServerClosed):
+        client.sample_batch("t", 1)
+    with pytest.raises(replay.ServerClosed):
+        client.batch_writer().append("s", {"x": np.arange(3)})
+    assert time.monotonic() - begin < 3
+
+
+def test_stop_leaves_no_files():
+    server = replay.Server([table()])
+    directory = server._memory.directory
+    client = ServedClient(server.address)
+    write(client.batch_writer(), 10)
+    client.sample_batch("t", 4)
+    client.close()
+    assert os.listdir(directory)
+    server.stop()
+    assert not os.path.exists(directory)
+    server.stop()
+
+
+def test_close_says_how_many_were_dropped_and_they_stay_away(connect):
+    """Three of eight fit; the message that they were in was never acknowledged as a whole."""
+    client = connect(replay.Table.queue("t", 3))
+    writer = client.trajectory_writer(1)
+    for value in range(8):
+        writer.append({"x": value})
+        writer.create_item("t", 1.0, {"x": writer.history["x"][-1]})
+    assert writer.close(timeout=0.3) == 5
+    assert [int(client.sample_batch("t", 1, timeout=5).data["x"][0]) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(replay.DeadlineExceededError):
+        client.sample_batch("t", 1, timeout=0.2)
+    assert client.server_info()["t"].rate_limiter_info.insert_stats.completed == 3
+
+
+def test_clients_find_the_shortest_way():
+    with replay.Server([table()]) as server:
+        here = replay.Client(f"localhost:{server.port}")
+        assert isinstance(here, replay.EmbeddedClient) and isinstance(here, replay.Client)
+        away = replay.Client(f"localhost:{server.port}", local=False)
+        assert isinstance(away, ServedClient) and isinstance(away, replay.Client)
+        again = pickle.loads(pickle.dumps(away))
+        assert again.server_info().keys() == {"t"}
+        again.close()
+        away.close()
+        embedded = pickle.loads(pickle.dumps(server.localhost_client()))
+        assert isinstance(embedded, replay.EmbeddedClient)
+        assert embedded.server_address == away.server_address == f"127.0.0.1:{server.port}"
+        embedded.server_info()
+    alone = replay.EmbeddedClient([table()])
+    with pytest.raises(TypeError, match="in this process only"):
+        pickle.dumps(alone)
+    with pytest.raises(ValueError, match="in this process only"):
+        _ = alone.server_address
+
+
+def test_interrupting_one_client_leaves_the_others_alone(connect):
+    client = connect(table())
+    other = client.server.localhost_client()
+    client.interrupt()
+    with pytest.raises(replay.ServerClosed):
+        client.sample_batch("t", 1)
+    write(other.batch_writer(), 3)
+    assert other.sample_batch("t", 2).data["x"].shape == (2,)
+
+
+def test_strangers_are_kept_out():
+    with replay.Server([table()], curve=sockets.CurveKeys.generate()) as server:
+        for keys in (None, sockets.CurveKeys.generate()):
+            stranger = ServedClient(server.address, keys, reconnect_timeout=0.3)
+            with pytest.raises(replay.ServerClosed):
+                stranger.server_info()
+
+
+def test_rows_of_others_are_refused():
+    """What a broken or malicious client could send; ours never does."""
+    with replay.Server([table()]) as server:
+        good, bad = (ServedClient(server.address, local=False) for _ in range(2))
+        write(good.batch_writer(), 5)
+        with bad._channel.borrow() as connection:
+            connection.open()
+            connection.request({"op": "declare", "stream": "s", "columns": {}}, wait=False)
+            failures = []
+            connection.notices = failures.append
+            layout = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
+            one = np.array([1], np.uint64)
+            for seq, (index, write_) in enumerate(
+                [
+                    (np.array([[0]]), []),
+                    (np.array([[10**9]]), []),
+                    (np.array([[-1]]), []),
+                    (np.array([[0, 1]]), []),
+                    (np.zeros((0, 1), np.int64), [["s", np.array([0]), {"x": np.array([7])}]]),
+                ],
+                1,
+            ):
+                connection.post(
+                    {
+                        "op": "insert",
+                        "writer": "w",
+                        "seq": seq,
+                        "layouts": {"0": layout},
+                        "write": write_,
+                        "items": [["t", 0, index, None, one[: len(index)], None, None]],
+                    }
+                )
+                connection.request({"op": "sync"}, wait=False)
+                assert len(failures) == seq and failures[-1]["notice"] == "failed", failures
+        assert good.server_info()["t"].current_size == 5
+        assert set(good.sample_batch("t", 50).data["x"].tolist()) <= set(range(5))
+        good.close()
+        bad.close()
+
+
+WRONG_SERVERS = {
+    "no tables": (lambda: replay.Server([]), "no"),
+    "one name twice": (lambda: replay.Server([table(), table()]), "'t'"),
+    "open interface": (lambda: replay.Server([table()], address="tcp://0.0.0.0:*"), "keys"),
+    "port and address": (
+        lambda: replay.Server([table()], port=1, address="tcp://127.0.0.1:*"),
+        "one of them",
+    ),
+    "embedded port": (lambda: replay.Server([table()], port=1, embedded=True), "embedded"),
+    "no port": (lambda: replay.Client("localhost"), "host:port"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SERVERS)
+def test_wrong_arguments(name):
+    make, message = WRONG_SERVERS[name]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_taken_port_is_an_error_and_leaves_nothing():
+    with replay.Server([table()]) as server:
+        before = set(os.listdir(os.path.dirname(server._memory.directory)))
+        with pytest.raises(OSError, match=r"[Aa]ddress"):
+            replay.Server([table()], port=server.port)
+        assert set(os.listdir(os.path.dirname(server._memory.directory))) == before
+
+
+def test_embedded_servers_have_no_sockets():
+    with replay.Server([table()], embedded=True) as server:
+        assert server.port is None
+        write(server.localhost_client().batch_writer(), 3)
+        assert server.localhost_client().server_info()["t"].current_size == 3
+        assert server.wait(0) is False
+    assert server.wait(0) is True
