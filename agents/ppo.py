@@ -432,8 +432,8 @@ PRESETS: Mapping[str, Preset] = {
             "learner_log_every": 10,
         },
     ),
-    # Chosen on seeds above 100. With fewer optimizer steps, or a discount of 0.9, the mean of some policies hangs
-    # still from some starts, from which only their noise swings up.
+    # Chosen on seeds above 100. With fewer optimizer steps, or a discount of 0.9, the mean of some policies
+    # hangs still from some starts, from which only their noise swings up.
     "gymnasium:Pendulum-v1": Preset(
         agent={
             "unroll_length": 128,
