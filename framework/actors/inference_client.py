@@ -262,7 +262,12 @@ class ServerPort(Port):
     def answer(self) -> tuple[Nest, Nest]:
         assert self._future is not None
         future, self._future = self._future, None
-        action, extras, self.version = future.result(self._timeout)
+        try:
+            action, extras, self.version = future.result(self._timeout)
+        except TimeoutError:
+            if future.done():  # with this error of the server's own
+                raise
+            raise InferenceError(_silent(self._name, self._timeout)) from None
         return action, extras
 
     def update(self, wait: bool = False) -> None:
@@ -344,10 +349,7 @@ class SharedMemoryPort(Port):
                 waited += _LOOK
                 if waited < self._timeout:
                     continue
-                raise InferenceError(
-                    f"the inference server did not answer {self._name!r} within {self._timeout} s; "
-                    "is its node alive, and its batch not too slow?"
-                ) from None
+                raise InferenceError(_silent(self._name, self._timeout)) from None
             except OSError:
                 part = b""
             if not part:
@@ -390,6 +392,13 @@ def connect(
             except FileNotFoundError:
                 server.disconnect(name)  # another machine, or another file system: by messages
     return ServerPort(server, name, lanes, offset, total)
+
+
+def _silent(name: str, timeout: float) -> str:
+    return (
+        f"the inference server did not answer {name!r} within {timeout} s; is its node alive, and its batch "
+        "not too slow?"
+    )
 
 
 def run_now(function: Callable[..., Any], *args: Any) -> Future:

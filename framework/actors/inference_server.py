@@ -218,6 +218,9 @@ class InferenceServer:
                 client.socket.close()
         if self._listener is not None:
             self._listener.close()
+        for key in list(self._selector.get_map().values()):
+            if key.data is None and isinstance(key.fileobj, socket.socket):  # also who has not said a name
+                key.fileobj.close()
         self._selector.close()
         self._wake.close()
         self._woken.close()
@@ -261,6 +264,8 @@ class InferenceServer:
                             self._woken.recv(4096)
                     elif key.fileobj is self._listener:
                         self._accept()
+                    elif key.data is None:
+                        self._greet(key.fileobj)
                     else:
                         self._receive(key.data, key.fileobj)
                 with self._lock:
@@ -278,6 +283,9 @@ class InferenceServer:
                 self._waiting, self._handed_over = [], deque()
             for client in waiting:
                 self._answer_error(client, self._error or RuntimeError(_CLOSED))
+            # Nobody reads their requests any more.
+            for client in list(self._clients.values()):
+                self._hang_up(client)
 
     def _patience(self) -> float | None:
         """Seconds that the thread may sleep; None until something comes."""
@@ -326,7 +334,10 @@ class InferenceServer:
             for client in batch:
                 self._answer(client, version)
             if self._variables is not None and self._updates:  # after the answers: nobody waits for this
-                self._variables.update()
+                try:
+                    self._variables.update()
+                except Exception as error:
+                    self._error = error  # for whoever asks next
         if self._on_batch is not None:
             for count in counts:
                 self._on_batch(count)
@@ -372,24 +383,34 @@ class InferenceServer:
     def _accept(self) -> None:
         assert self._listener is not None
         connection, _ = self._listener.accept()
-        connection.settimeout(1.0)  # the name comes at once, or never
+        connection.settimeout(1.0)  # a client that does not read 12 bytes has hung
+        # Its name comes at once, or when its process has been given the time: nobody is held up for it.
+        self._selector.register(connection, selectors.EVENT_READ, None)
+
+    def _greet(self, connection: Any) -> None:
+        """Reads the name, the first that a client says."""
+        self._selector.unregister(connection)
         try:
-            name = connection.recv(1024).decode()
+            name = connection.recv(1024).decode(errors="replace")
         except OSError:
-            connection.close()
-            return
-        client = self._clients.get(name)
+            name = ""
+        with self._lock:
+            client = self._clients.get(name)
+            if client is not None and client.socket is not None:  # an actor that was restarted
+                former, client = client, _Client(name, client.rows)
+                self._clients[name] = client
+                self._hang_up(former)
+            if client is not None:
+                client.socket = connection
         if client is None:
             connection.close()
             return
-        if client.socket is not None:  # an actor that was restarted
-            self._drop(client)
-            self._clients[name] = client = _Client(name, client.rows)
-        client.socket = connection
         self._selector.register(connection, selectors.EVENT_READ, client)
-        connection.sendall(ANSWER.pack(0, self.version))
+        self._send(client, ANSWER.pack(0, self.version))
 
     def _receive(self, client: _Client, connection: Any) -> None:
+        if client.socket is None or client.socket is not connection:  # dropped since the thread woke up
+            return
         try:
             data = connection.recv(16)
         except OSError:
@@ -401,15 +422,19 @@ class InferenceServer:
 
     def _drop(self, client: _Client) -> None:
         """Forgets a client that has gone; its rows stay its own, should it come back."""
-        assert client.socket is not None
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(client.socket)
-        client.socket.close()
-        client.socket = None
+        self._hang_up(client)
+        with self._lock:  # it may be back by now, as another client of this name
+            if self._clients.get(client.name) is client:
+                del self._clients[client.name]
+
+    def _hang_up(self, client: _Client) -> None:
+        if client.socket is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(client.socket)
+            client.socket.close()
+            client.socket = None
         if client in self._waiting:
             self._waiting.remove(client)
-        if self._clients.get(client.name) is client:
-            del self._clients[client.name]
 
     def _notify(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake up anyway

@@ -1,5 +1,6 @@
 """The inference server: whose rows are whose, when a batch is fired, what a client sees of a failure."""
 
+import socket
 import threading
 import time
 
@@ -232,6 +233,70 @@ def test_a_client_that_comes_back_gets_its_rows_and_a_fresh_state(batching):
             port.request(observe([0, 0]), np.zeros(2, bool))
             assert port.answer()[0].tolist() == [step, 10 + step]
         port.close()
+
+
+def knock(server, name):
+    """A client of shared memory, connected to the socket of ``server`` and yet without a name."""
+    connection = server.connect(name, 2)
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream.settimeout(10)
+    stream.connect(connection.socket)
+    return stream
+
+
+def test_nobody_waits_for_a_client_that_is_slow_to_say_its_name():
+    server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=0.0)
+    slow = knock(server, "slow")
+    (port,) = ports("shared memory", server, [2])
+    ask(port)
+    assert port.answer()[0].tolist() == [0, 10]
+    slow.sendall(b"slow")
+    assert len(slow.recv(inference_server.ANSWER.size)) == inference_server.ANSWER.size
+    slow.close()
+    server.close()
+
+
+def test_an_actor_that_is_back_before_its_end_was_noticed_is_served():
+    """Its old line ends and its new one begins while the server's thread is busy."""
+    busy, gate = threading.Event(), threading.Event()
+
+    def count(rows):
+        busy.set()
+        assert gate.wait(10)
+
+    server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=0.0, on_batch=count)
+    (other,) = ports("shared memory", server, [2])
+    old = knock(server, "again")
+    old.sendall(b"again")
+    assert old.recv(inference_server.ANSWER.size)
+    ask(other)
+    other.answer()
+    assert busy.wait(10)
+    new = knock(server, "again")
+    new.sendall(b"again")
+    old.close()
+    gate.set()
+    assert new.recv(inference_server.ANSWER.size)
+    new.sendall(b"\1")
+    assert new.recv(inference_server.ANSWER.size) == inference_server.ANSWER.pack(0, -1)
+    new.close()
+    server.close()
+
+
+def test_parameters_that_cannot_be_had_are_an_error_of_the_next_request(batching):
+    class Variables:
+        version = 3
+
+        def update(self, wait=False):
+            raise TimeoutError("the variable source is silent")
+
+    make, kind = batching
+    (port,) = ports(kind, make(CountingPolicy(), variables=Variables(), timeout=0.0), [2])
+    ask(port)
+    port.answer()
+    ask(port)
+    with pytest.raises((InferenceError, TimeoutError), match="the variable source is silent"):
+        port.answer()
 
 
 def test_a_closed_server_is_an_error_and_no_wait(batching):
