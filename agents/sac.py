@@ -334,41 +334,29 @@ class SAC(core.Agent):
         return SACPolicy(networks, greedy=evaluation)
 
     def make_tables(self, spec: Any) -> list[Any]:
-        from framework import replay
+        from framework import replay, transition_replay
 
         config = self.config
-        samples_per_insert = config.updates_per_step * config.batch_size
-        return [
-            replay.Table(
-                name="priority_table",
-                sampler=replay.selectors.Uniform(),
-                remover=replay.selectors.Fifo(),
-                max_size=config.max_replay_size,
-                rate_limiter=replay.rate_limiters.SampleToInsertRatio(
-                    samples_per_insert,
-                    config.min_replay_size,
-                    # Room for a burst of items on either side of the exact ratio, and for one batch.
-                    config.insert_burst * samples_per_insert + config.batch_size,
-                ),
-            )
-        ]
+        table = transition_replay.make_table(
+            replay.selectors.Uniform(),
+            max_size=config.max_replay_size,
+            min_size=config.min_replay_size,
+            batch_size=config.batch_size,
+            samples_per_insert=config.updates_per_step * config.batch_size,
+            burst=config.insert_burst,
+        )
+        return [table]
 
     def make_adder(self, client: Any, spec: Any) -> Any:
-        from framework import adders, specs
+        from framework import transition_replay
 
-        return adders.NStepTransitionAdder(
-            client,
-            self.config.n_step,
-            self.config.discount,
-            # What waits for room counts as being ahead, too.
-            max_in_flight_items=self.config.insert_burst,
-            frame_stack=specs.frame_stack(spec.observations),
-        )
+        n_step, discount, burst = self.config.n_step, self.config.discount, self.config.insert_burst
+        return transition_replay.make_adder(client, spec, n_step=n_step, discount=discount, burst=burst)
 
     def make_dataset(self, client: Any) -> Any:
-        from framework import replay
+        from framework import transition_replay
 
-        return replay.Dataset(client, "priority_table", self.config.batch_size, device=self.config.device)
+        return transition_replay.make_dataset(client, self.config.batch_size, self.config.device)
 
     def make_learner(self, networks: SACNetworks, spec: Any) -> learners.SGDLearner:
         config = self.config

@@ -4,24 +4,13 @@ import dm_env
 import numpy as np
 import pytest
 import tree
+from adder_items import TABLE, drain, make_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework import adders, replay
 
-TABLE = adders.DEFAULT_TABLE
 FIRST, MID, LAST = 0, 1, 2
-
-
-def make_client():
-    return replay.EmbeddedClient([replay.Table.queue(TABLE, 10_000)])
-
-
-def drain(client):
-    items = []
-    while client.can_sample(TABLE, 1):
-        items.append(tree.map_structure(lambda x: x[0], client.sample_batch(TABLE, 1, timeout=0).data))
-    return items
 
 
 def stacks(kinds, k, fill, rng):

@@ -6,33 +6,14 @@ import dm_env
 import numpy as np
 import pytest
 import tree
+from adder_items import TABLE, drain, make_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework import adders, replay
+from framework import adders
 from framework.types import Step, Transition
 
 FIRST, MID, LAST = 0, 1, 2
-TABLE = adders.DEFAULT_TABLE
-
-
-def make_client():
-    return replay.embedded.EmbeddedClient([replay.Table.queue(TABLE, 10_000)])
-
-
-def drain(client):
-    """All items in the order in which they were written, without padding."""
-    items = []
-    while client.can_sample(TABLE, 1):
-        sample = client.sample_batch(TABLE, 1, timeout=0, pad=True)
-        lengths = getattr(sample, "lengths", None)
-        if lengths is None:
-            items.append(tree.map_structure(lambda x: x[0], sample.data))
-        else:
-            items.append(
-                tree.map_structure(lambda x, n: x[0] if n is None else x[0, : n[0]], sample.data, lengths)
-            )
-    return items
 
 
 @st.composite

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 from unittest import mock
 
+import config_fields
 import numpy as np
 import pytest
 import torch
@@ -120,7 +121,7 @@ def chosen(config):
 
 PRIORITIZED = {"prioritized": True}
 DECAYING = {"learning_rate_decay_steps": 3}
-# Field, other value, what shows it, and what else has to be set for it to matter.
+# See helpers/config_fields.py.
 FIELDS = {
     "discount": (0.5, learned, {}),
     "n_step": (2, written, {}),
@@ -151,35 +152,22 @@ FIELDS = {
     "hidden_sizes": ((8,), network, {}),
     "layer_norm": (False, network, {}),
     "dueling": (True, network, {}),
-    "device": ("meta", chosen, {}),
     "compile_loss": (True, chosen, {}),
     "autocast": (True, chosen, {}),
 }
 
 
 def test_every_field_is_in_the_table():
-    assert set(FIELDS) == {field.name for field in dataclasses.fields(DQNConfig)}
+    config_fields.assert_complete(FIELDS, DQNConfig)
 
 
-@pytest.mark.parametrize("field", [name for name in FIELDS if name != "device"])
+@pytest.mark.parametrize("field", FIELDS)
 def test_every_field_changes_something(field):
-    value, probe, others = FIELDS[field]
-    base = dataclasses.replace(SMALL, **others)
-    changed = dataclasses.replace(base, **{field: value})
-    assert getattr(base, field) != value
-    before, again, after = probe(base), probe(base), probe(changed)
-    np.testing.assert_equal(before, again)
-    same = np.shape(before) == np.shape(after) and np.all(np.asarray(before) == np.asarray(after))
-    assert not same
+    config_fields.assert_changes_something(FIELDS, field, SMALL)
 
 
 def test_the_learner_goes_to_the_configured_device():
-    agent = DQN(dataclasses.replace(SMALL, device="cuda"))
-    if torch.cuda.is_available():
-        assert next(agent.make_learner(agent.make_networks(SPEC), SPEC).networks.parameters()).is_cuda
-    else:
-        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
-            agent.make_learner(agent.make_networks(SPEC), SPEC)
+    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch())
 
 
 def test_the_loss_against_a_loop():

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 from unittest import mock
 
+import config_fields
 import numpy as np
 import pytest
 import torch
@@ -131,7 +132,7 @@ def acted(config):
 PREVIOUS = {"previous_action_and_reward": True}
 DECAYING = {"learning_rate_decay_steps": 3}
 ADAM = {"optimizer": "adam"}
-# Field, other value, what shows it, and what else has to be set for it to matter.
+# See helpers/config_fields.py.
 FIELDS = {
     "discount": (0.5, learned, {}),
     "unroll_length": (3, written, {}),
@@ -157,7 +158,6 @@ FIELDS = {
     "hidden_sizes": ((9,), network, {}),
     "activation": ("relu", network, {}),
     "lstm_size": (7, network, {}),
-    "device": ("cuda", None, {}),  # below
     "compile_loss": (True, chosen, {}),
     "autocast": (True, chosen, {}),
     "actor_autocast": (True, acted, {}),
@@ -165,19 +165,16 @@ FIELDS = {
 
 
 def test_every_field_is_in_the_table():
-    assert set(FIELDS) == {field.name for field in dataclasses.fields(IMPALAConfig)}
+    config_fields.assert_complete(FIELDS, IMPALAConfig)
 
 
-@pytest.mark.parametrize("field", [name for name in FIELDS if name != "device"])
+@pytest.mark.parametrize("field", FIELDS)
 def test_every_field_changes_something(field):
-    value, probe, others = FIELDS[field]
-    base = dataclasses.replace(SMALL, **others)
-    changed = dataclasses.replace(base, **{field: value})
-    assert getattr(base, field) != value
-    before, again, after = probe(base), probe(base), probe(changed)
-    np.testing.assert_equal(before, again)
-    same = np.shape(before) == np.shape(after) and np.all(np.asarray(before) == np.asarray(after))
-    assert not same
+    config_fields.assert_changes_something(FIELDS, field, SMALL)
+
+
+def test_the_learner_goes_to_the_configured_device():
+    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch(SMALL))
 
 
 @pytest.mark.parametrize("clip, reward", [(None, 102.0), (0.5, 0.5)])
@@ -187,15 +184,6 @@ def test_the_clipped_reward_is_what_the_policy_sees(clip, reward):
     environment = environments.make(EchoEnvironment, options={"first": 1}, wrappers=wrappers)
     environment.reset()
     assert environment.step(np.array([2])).observation["reward"].tolist() == [reward]
-
-
-def test_the_learner_goes_to_the_configured_device():
-    agent = IMPALA(dataclasses.replace(SMALL, device="cuda"))
-    if torch.cuda.is_available():
-        assert next(agent.make_learner(agent.make_networks(SPEC), SPEC).networks.parameters()).is_cuda
-    else:
-        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
-            agent.make_learner(agent.make_networks(SPEC), SPEC)
 
 
 BAD = {

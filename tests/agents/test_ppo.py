@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 
+import config_fields
 import numpy as np
 import pytest
 import torch
@@ -386,7 +387,7 @@ def network(config, spec=DISCRETE):
 PENALTY = {"target_kl": 0.001}
 MEMORY = {"recurrent": "lstm"}
 DECAY = {"decay_steps": 40}
-# Field: other value, what shows it, and what else has to be set for it to matter.
+# See helpers/config_fields.py.
 FIELDS = {
     "unroll_length": (7, synchrony, {}),
     "overlap": (True, synchrony, {}),
@@ -419,29 +420,16 @@ FIELDS = {
 
 
 def test_every_field_is_in_the_table():
-    assert {*FIELDS, "device"} == {field.name for field in dataclasses.fields(PPOConfig)}
+    config_fields.assert_complete(FIELDS, PPOConfig)
 
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_field_changes_something(field):
-    value, probe, others = FIELDS[field]
-    base = dataclasses.replace(SMALL, **others)
-    changed = dataclasses.replace(base, **{field: value})
-    assert getattr(base, field) != value
-    before, again, after = probe(base), probe(base), probe(changed)
-    np.testing.assert_equal(before, again)
-    assert np.shape(before) != np.shape(after) or not np.all(np.asarray(before) == np.asarray(after))
+    config_fields.assert_changes_something(FIELDS, field, SMALL)
 
 
 def test_the_learner_goes_to_the_configured_device():
-    config = dataclasses.replace(SMALL, device="cuda")
-    if torch.cuda.is_available():
-        learner = make_learner(config)
-        assert next(learner.networks.parameters()).is_cuda
-        assert torch.isfinite(learner.step(make_batch(config)).metrics["loss"])
-    else:
-        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
-            make_learner(config)
+    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch(SMALL))
 
 
 def test_a_batch_is_one_unroll_of_every_lane():

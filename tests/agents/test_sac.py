@@ -5,6 +5,7 @@ import dataclasses
 import math
 from unittest import mock
 
+import config_fields
 import numpy as np
 import pytest
 import torch
@@ -105,7 +106,7 @@ def chosen(config):
     return (str(learner.device), compiled.called, learner._autocast_dtype)
 
 
-# Field, other value, what shows it, and what else has to be set for it to matter.
+# See helpers/config_fields.py.
 FIELDS = {
     "discount": (0.5, learned, {}),
     "n_step": (3, written, {}),
@@ -129,37 +130,22 @@ FIELDS = {
     "random_start": (False, acted, {}),
     "hidden_sizes": ((8,), network, {}),
     "layer_norm": (True, network, {}),
-    "device": ("meta", chosen, {}),
     "compile_loss": (True, chosen, {}),
     "autocast": (True, chosen, {}),
 }
 
 
 def test_every_field_is_in_the_table():
-    assert set(FIELDS) == {field.name for field in dataclasses.fields(SACConfig)}
+    config_fields.assert_complete(FIELDS, SACConfig)
 
 
-@pytest.mark.parametrize("field", [name for name in FIELDS if name != "device"])
+@pytest.mark.parametrize("field", FIELDS)
 def test_every_field_changes_something(field):
-    value, probe, others = FIELDS[field]
-    base = dataclasses.replace(SMALL, **others)
-    changed = dataclasses.replace(base, **{field: value})
-    assert getattr(base, field) != value
-    before, again, after = probe(base), probe(base), probe(changed)
-    np.testing.assert_equal(before, again)
-    same = np.shape(before) == np.shape(after) and np.all(np.asarray(before) == np.asarray(after))
-    assert not same
+    config_fields.assert_changes_something(FIELDS, field, SMALL)
 
 
 def test_the_learner_goes_to_the_configured_device():
-    agent = SAC(dataclasses.replace(SMALL, device="cuda"))
-    if torch.cuda.is_available():
-        learner = agent.make_learner(agent.make_networks(SPEC), SPEC)
-        learner.step(make_batch())
-        assert next(learner.networks.parameters()).is_cuda
-    else:
-        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
-            agent.make_learner(agent.make_networks(SPEC), SPEC)
+    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch())
 
 
 def test_the_continuous_losses_against_a_second_formulation():

@@ -9,28 +9,6 @@ import numpy as np
 import tree
 from dm_env import specs
 
-from framework import adders, replay
-
-TABLE = adders.DEFAULT_TABLE
-
-
-def make_client():
-    return replay.embedded.EmbeddedClient([replay.Table.queue(TABLE, 1000)])
-
-
-def drain(client):
-    items = []
-    while client.can_sample(TABLE, 1):
-        sample = client.sample_batch(TABLE, 1, timeout=0, pad=True)
-        lengths = getattr(sample, "lengths", None)
-        if lengths is None:
-            items.append(tree.map_structure(lambda x: x[0], sample.data))
-        else:
-            items.append(
-                tree.map_structure(lambda x, n: x[0] if n is None else x[0, : n[0]], sample.data, lengths)
-            )
-    return items
-
 
 def array(value):
     """Numbers as float32, structures kept."""

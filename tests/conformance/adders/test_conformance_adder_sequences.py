@@ -5,7 +5,8 @@ import dataclasses
 import dm_env
 import numpy as np
 import pytest
-from adder_cases import check, check_lanes, check_signature, drain, episode, feed_lanes, make_client
+from adder_cases import check, check_lanes, check_signature, episode, feed_lanes
+from adder_items import drain, make_client
 from dm_env import specs
 
 from framework import adders

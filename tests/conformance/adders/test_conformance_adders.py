@@ -10,13 +10,12 @@ from adder_cases import (
     check,
     check_lanes,
     check_signature,
-    drain,
     episode,
     feed_lanes,
     feed_single,
-    make_client,
     spec_like,
 )
+from adder_items import drain, make_client
 
 from framework import adders
 from framework.specs import EnvironmentSpec

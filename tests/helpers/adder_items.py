@@ -1,0 +1,26 @@
+"""A table to which an adder writes, and its items in order."""
+
+import tree
+
+from framework import adders, replay
+
+TABLE = adders.DEFAULT_TABLE
+
+
+def make_client(size=10_000):
+    return replay.EmbeddedClient([replay.Table.queue(TABLE, size)])
+
+
+def drain(client):
+    """All items in the order in which they were written, without padding."""
+    items = []
+    while client.can_sample(TABLE, 1):
+        sample = client.sample_batch(TABLE, 1, timeout=0, pad=True)
+        lengths = getattr(sample, "lengths", None)
+        if lengths is None:
+            items.append(tree.map_structure(lambda x: x[0], sample.data))
+        else:
+            items.append(
+                tree.map_structure(lambda x, n: x[0] if n is None else x[0, : n[0]], sample.data, lengths)
+            )
+    return items

@@ -1,0 +1,37 @@
+"""What is asked of every agent's config: each of its fields changes something, the device among them.
+
+A table holds, for every field but ``device``: another value than the default, a probe (config to arrays or
+text) that shows it, and what else has to be set for it to matter.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+
+def assert_complete(table, config_class):
+    assert {*table, "device"} == {field.name for field in dataclasses.fields(config_class)}
+
+
+def assert_changes_something(table, field, config):
+    value, probe, others = table[field]
+    base = dataclasses.replace(config, **others)
+    changed = dataclasses.replace(base, **{field: value})
+    assert getattr(base, field) != value
+    before, again, after = probe(base), probe(base), probe(changed)
+    np.testing.assert_equal(before, again)
+    assert np.shape(before) != np.shape(after) or not np.all(np.asarray(before) == np.asarray(after))
+
+
+def assert_learns_on_the_device(make_learner, config, batch):
+    """``make_learner(config)`` makes a learner that takes ``batch``."""
+    config = dataclasses.replace(config, device="cuda")
+    if torch.cuda.is_available():
+        learner = make_learner(config)
+        assert torch.isfinite(torch.as_tensor(learner.step(batch).metrics["loss"]))
+        assert next(learner.networks.parameters()).is_cuda
+    else:
+        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
+            make_learner(config)
