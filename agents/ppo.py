@@ -277,7 +277,7 @@ class PPOUpdate:
             value_loss = losses.value_loss(values, rows.target, mask)
         else:
             value_loss = losses.clipped_value_loss(values, rows.value, rows.target, mask, config.value_clip)
-        loss = surrogate.loss + config.value_coefficient * value_loss
+        loss = torch.add(surrogate.loss, value_loss, alpha=config.value_coefficient)
         metrics = {"policy_loss": surrogate.loss, "value_loss": value_loss}
         if config.entropy_coefficient != 0.0 or context.wants_metrics:
             with torch.set_grad_enabled(config.entropy_coefficient != 0.0):

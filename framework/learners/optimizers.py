@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+_ONE = torch.tensor(1.0)
+
 
 class Adam(torch.optim.Adam):
     """``torch.optim.Adam(..., fused=True)``, bit by bit, with less around it (Kingma and Ba, 2015)::
@@ -56,7 +58,11 @@ class Adam(torch.optim.Adam):
             self._init_group(group, parameters, gradients, means, squares, [], steps)
             if not parameters:
                 continue
-            torch._foreach_add_(steps, 1)
+            if steps[0].is_cpu:
+                # A number of Python's would be made a tensor anew for each parameter.
+                torch._foreach_add_(steps, _ONE, alpha=1.0)
+            else:
+                torch._foreach_add_(steps, 1)
             beta1, beta2 = group["betas"]
             torch._fused_adam_(
                 parameters,

@@ -17,6 +17,9 @@ from framework import core
 from framework.learners.distributed import LearnerGroup
 from framework.types import StepResult
 
+# Elements of all gradients together that are cheaper to copy than to look at one gradient after the other.
+_SMALL = 1 << 16
+
 
 class LossOutput(NamedTuple):
     """What a loss function gives.
@@ -134,6 +137,7 @@ class SGDLearner(core.Learner):
         self._target_update_rate = target_update_rate
 
         self._parameters = [p for p in networks.parameters() if p.requires_grad]
+        self._small = sum(p.numel() for p in self._parameters) <= _SMALL
         self.optimizer = optimizer_fn(self._parameters)
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._schedule = learning_rate_schedule
@@ -271,20 +275,22 @@ class SGDLearner(core.Learner):
         self._scaler.scale(output.loss).backward()
         self._scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = _global_norm(gradients)
+        norm = _global_norm(gradients, self._small)
+        limit = self._max_gradient_norm
         # A scaler skips steps whose gradients overflowed, and tries again with a smaller scale.
-        long = bool(gradients)
         if self.device.type == "cpu":
             length = norm.item()
             if not math.isfinite(length + output.loss.item()):
                 self._raise_unsound(self.steps, output.metrics)
             # Most gradients are short enough to be left alone. A GPU would have to be waited for to know.
-            long = self._max_gradient_norm is not None and length > 0.999 * self._max_gradient_norm
+            if limit is not None and length + 1e-6 > limit:
+                # By a tensor: a number of Python's would be made one anew for each gradient.
+                torch._foreach_mul_(gradients, torch.tensor(limit / (length + 1e-6)))
         else:
             self._check(output.loss if self._scaler.is_enabled() else output.loss + norm)
-        if self._max_gradient_norm is not None and long:
-            # As nn.utils.clip_grads_with_norm_, all being on one device.
-            torch._foreach_mul_(gradients, (self._max_gradient_norm / (norm + 1e-6)).clamp(max=1.0))
+            if limit is not None and gradients:
+                # As nn.utils.clip_grads_with_norm_, all being on one device.
+                torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
         self._scaler.step(self.optimizer)
         self._scaler.update()
         return norm
@@ -370,10 +376,12 @@ class SGDLearner(core.Learner):
         self._snapshot = (self.steps + self._version_offset, variables)
 
 
-def _global_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+def _global_norm(gradients: list[torch.Tensor], small: bool) -> torch.Tensor:
     """The norm of all of them as one vector; as ``nn.utils.get_total_norm``, all being on one device."""
     if not gradients:
         return torch.zeros(())
+    if small:  # a copy costs less than a call for each
+        return torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 

@@ -89,13 +89,18 @@ def test_tensors_and_arrays_are_the_same_batch_and_keys_stay_as_they_are():
     assert seen[0].info.key is batch.info.key
 
 
+@pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("limit, scaled", [(1e-3, True), (1e6, False)])
-def test_gradients_are_clipped_by_their_global_norm(limit, scaled):
+def test_gradients_are_clipped_by_their_global_norm(limit, scaled, small, monkeypatch):
+    if not small:
+        monkeypatch.setattr("framework.learners.sgd._SMALL", 0)
     learner, free = make_learner(max_gradient_norm=limit), make_learner()
     before = weights(free).copy()
     batch = make_batch(scale=10.0)
     norm = learner.step(batch).metrics["gradient_norm"].item()
     free.step(batch)
+    gradients = [p.grad for p in free.networks.parameters() if p.grad is not None]
+    assert norm == pytest.approx(torch.nn.utils.get_total_norm(gradients).item(), rel=1e-5)
     factor = limit / norm if scaled else 1.0
     moved = (weights(learner) - before) / (weights(free) - before)
     np.testing.assert_allclose(moved, factor, rtol=1e-2)

@@ -73,6 +73,22 @@ def test_clipping_stops_the_gradient_only_where_it_would_go_further(ratio, advan
     assert log_prob.grad.item() == pytest.approx(gradient, abs=1e-6)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_clipped_surrogate_has_the_gradient_that_autograd_gives_its_formula(masked, random):
+    new, old, advantages = tensors(random, 3, 5, count=3)
+    new, old = new / 3, old / 3
+    new[0, 0], old[0, 1], advantages[1, 1] = old[0, 0], new[0, 1], 0.0  # ratios of 1; nothing to gain
+    new.requires_grad_()
+    mask = torch.tensor(random.random((3, 5)) < 0.7).double() if masked else None
+    ratios = (new - old).exp()
+    gains = torch.minimum(ratios * advantages, ratios.clamp(0.8, 1.2) * advantages)
+    expected = losses.masked_mean(-gains, mask)
+    result = losses.clipped_surrogate(new, old, advantages, mask, 0.2, statistics=False)
+    torch.testing.assert_close(result.loss, expected)
+    (slope,) = torch.autograd.grad(3 * expected, new)
+    torch.testing.assert_close(torch.autograd.grad(3 * result.loss, new)[0], slope)
+
+
 @pytest.mark.parametrize("kl, penalty", [(0.005, 0.0), (0.02, 0.0), (0.05, 1000 * 0.03**2)])
 def test_kl_penalty_with_the_cutoff_above_twice_the_target(kl, penalty, random):
     new, old, advantages = tensors(random, 2, 4, count=3)

@@ -27,6 +27,17 @@ def test_categorical_against_torch_and_its_own_samples():
     torch.testing.assert_close(share, theirs.probs, atol=0.01, rtol=0)
 
 
+def test_categorical_log_probabilities_of_rows_and_of_sequences_are_the_same():
+    logits = torch.randn(3, 4, 5, generator=seeded(), requires_grad=True)
+    actions = torch.randint(5, (3, 4), generator=seeded())
+    picked = logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    (slope,) = torch.autograd.grad((picked**2).sum(), logits)
+    for shape in [(3, 4), (12,)]:
+        ours = networks.Categorical(logits.reshape(*shape, 5)).log_prob(actions.reshape(shape))
+        torch.testing.assert_close(ours, picked.reshape(shape))
+        torch.testing.assert_close(torch.autograd.grad((ours**2).sum(), logits)[0], slope)
+
+
 def test_illegal_actions_are_never_drawn():
     legal = torch.tensor([True, False, True, False])
     # The illegal ones have by far the largest logits.
