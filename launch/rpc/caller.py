@@ -14,6 +14,10 @@ import zmq
 from launch.errors import CallTimeout
 from launch.rpc import sockets, stream, wire
 
+# A node that does not know of a call may not have noticed its connection yet, if its machine is very busy. So
+# it is asked several times; the end of a node is seen at once by the end of its connections.
+_ASKED = 5
+
 _everybody: weakref.WeakSet[Callers] = weakref.WeakSet()
 
 
@@ -51,7 +55,7 @@ class Callers:
     def call(
         self, method: str, number: int, data: bytes, buffers: Sequence[Any], timeout: float | None
     ) -> tuple[int, Any] | None:
-        """``(REPLY or ERROR, its value)``; None if nobody is at the door, and then the call was not made.
+        """``(REPLY or ERROR, its value)``; None if nobody is at the door, or no room: it was not made.
 
         Raises:
           CallTimeout: after ``timeout`` seconds.
@@ -74,7 +78,10 @@ class Callers:
                 if left:
                     self._send_slowly(caller, left, method, timeout, deadline)
             except stream.Gone:  # before it had all of the call: it was not carried out
+                full = _is_refusal(here)
                 here.close()
+                if full:
+                    return None
                 continue
             except BaseException:
                 here.close()
@@ -85,6 +92,9 @@ class Callers:
                 except (stream.Silent, stream.Gone) as event:
                     gone = isinstance(event, stream.Gone)
                     kind, answered, body, frames = self._wait(caller, number, method, timeout, deadline, gone)
+                if kind == wire.LOST:  # no room for another connection: nothing was read
+                    here.close()
+                    return None
                 if answered != number:
                     raise wire.MalformedMessage(f"an answer to call {answered} instead of {number}")
             except BaseException:
@@ -158,7 +168,7 @@ class Callers:
                 elif said == wire.LOST:
                     # An answer given at this very moment counts; so does a connection not noticed yet.
                     lost += 1
-                    if gone or (lost > 1 and not caller.stream.has_news()):
+                    if gone or (lost >= _ASKED and not caller.stream.has_news()):
                         raise wire.Lost
                 else:
                     silent = lost = 0
@@ -210,6 +220,14 @@ class _Caller:
     def __init__(self, here: stream.Stream, name: bytes) -> None:
         self.stream = here
         self.name = name
+
+
+def _is_refusal(here: stream.Stream) -> bool:
+    """Whether the last word of a connection that has ended is that there is no room for it."""
+    try:
+        return here.receive()[0] == wire.LOST
+    except (stream.Gone, stream.Silent, wire.MalformedMessage):
+        return False
 
 
 def _forget_all() -> None:

@@ -15,7 +15,7 @@ from launch.batching import BatchedMethod
 from launch.handles import Target
 from launch.rpc import stream, wire
 
-# Callers beyond this many go the long way.
+# Callers beyond this many are told so, and go the long way.
 _MAX_CONNECTIONS = 1024
 _HELLO_SECONDS = 5.0
 # A thread that waits for its caller looks up every so often; nothing depends on it.
@@ -122,7 +122,8 @@ class Door:
                     full = self._coming >= _MAX_CONNECTIONS
                     self._coming += not full
                 if full:
-                    sock.close()
+                    with sock, contextlib.suppress(OSError):  # its caller has gone
+                        sock.send(stream.head(wire.LOST, 0, 0, ()))
                     continue
                 threading.Thread(
                     target=self._visit, args=(sock,), name=f"{self._name}-caller", daemon=True

@@ -279,13 +279,15 @@ class Server:
             method.submit(args, kwargs).add_done_callback(lambda f: self._answer_future(identity, number, f))
             return True
         slow = self._slow.get(name, 0)
-        if slow and self._give_away_lead():
-            self._pending.add((identity, number))
-            before = self._turn
-            self._post(identity, number, method, args, kwargs)
-            # Others were served meanwhile, so it was worth it; else the method is less slow than thought.
-            self._slow[name] = slow - 1 if self._turn - before < 2 else slow
-            return False
+        if slow:
+            self._pending.add((identity, number))  # before another thread leads, who may be asked for it
+            if self._give_away_lead():
+                before = self._turn
+                self._post(identity, number, method, args, kwargs)
+                # Others were served meanwhile, so it was worth it; else the method is less slow than thought.
+                self._slow[name] = slow - 1 if self._turn - before < 2 else slow
+                return False
+            self._pending.discard((identity, number))
         self._at = identity, number
         self._turn += 1
         if self._closed:

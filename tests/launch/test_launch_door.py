@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import launch as lp
 from launch.rpc import client as client_module
-from launch.rpc import sockets, stream, wire
+from launch.rpc import door, sockets, stream, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import Server
 
@@ -287,6 +287,40 @@ def test_timeout(serve, impatient, timeout):
             connection.call("block", (), {}, timeout)
     assert ask(connection, "later") == "later"
     assert ask(connection, "in time", 0.9) == "in time"
+
+
+def test_a_call_whose_connection_is_not_noticed_for_a_while_is_not_lost(serve, impatient, monkeypatch):
+    """The node is busy: the thread that is asked runs, the one that lets callers in does not yet."""
+    asked = threading.Semaphore(0)
+    answer, admit = Server._answer_probe, stream.admit
+
+    def answers(*args):
+        answer(*args)
+        asked.release()
+
+    def admits(*args):
+        assert all(asked.acquire(timeout=PATIENCE) for _ in range(3))
+        return admit(*args)
+
+    monkeypatch.setattr(Server, "_answer_probe", answers)
+    monkeypatch.setattr(stream, "admit", admits)
+    _, server, connection = serve()
+    assert ask(connection, 3) == 3
+    assert server._door.calls == 1
+
+
+@pytest.mark.parametrize("room", [0, 2])
+def test_callers_for_whom_there_is_no_room_go_the_long_way(serve, monkeypatch, room):
+    monkeypatch.setattr(door, "_MAX_CONNECTIONS", room)
+    thing, server, connection = serve()
+    callers = [on_thread(connection.call, "block", (), {}, PATIENCE) for _ in range(6)]
+    for _ in range(6):
+        assert thing.entered.acquire(timeout=PATIENCE)
+    thing.release.set()
+    for thread, outcomes in callers:
+        thread.join(PATIENCE)
+        assert outcomes == [True]
+    assert server._door.calls == room and server._calls == 6 - room
 
 
 def test_a_restart_loses_the_calls_under_way(serve, impatient):

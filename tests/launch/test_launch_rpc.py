@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import launch as lp
+from launch.rpc import client as client_module
 from launch.rpc import sockets, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import Server
@@ -225,6 +226,29 @@ def test_restart_of_the_server_loses_its_calls_and_no_others(keys, directory):
     thing.release.set()
     connection.close()
     again.close()
+
+
+def test_a_call_on_its_way_to_the_background_is_known(served, monkeypatch):
+    """Another thread reads the socket, and the question after the call, before the call has begun."""
+    thing, server, connection = served
+    monkeypatch.setattr(client_module, "PROBE_INTERVAL", 0.05)
+    asked = threading.Semaphore(0)
+    answer, give_away = Server._answer_probe, Server._give_away_lead
+
+    def answers(*args):
+        answer(*args)
+        asked.release()
+
+    def gives_away(self):
+        given = give_away(self)
+        assert asked.acquire(timeout=PATIENCE)
+        return given
+
+    monkeypatch.setattr(Server, "_answer_probe", answers)
+    monkeypatch.setattr(Server, "_give_away_lead", gives_away)
+    server._slow["block"] = 1
+    thing.release.set()
+    assert connection.submit("block", (), {}, PATIENCE).result(PATIENCE) is True
 
 
 def test_close_wakes_waiting_calls(served):
