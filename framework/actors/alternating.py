@@ -109,6 +109,11 @@ class AlternatingAdder:
         """Whether the half whose turn it is could add a step without waiting."""
         return self._adders[0 if self.loop is None else self.loop.turn].ready()
 
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until the tables have the items of all, ``timeout`` seconds for each."""
+        for adder in self._adders:
+            adder.flush(timeout=timeout)
+
     def close(self, timeout: float | None = None) -> int:
         """Closes all; returns how many items were dropped."""
         return sum(adder.close(timeout=timeout) for adder in self._adders)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,11 @@ from framework.programs.acting import make_acting
 from framework.programs.seeding import prepare_process
 from framework.programs.statistics import EpisodeStatistics
 from framework.programs.worker import ProgramWorker
+from framework.replay.errors import DeadlineExceededError
 
 _WAIT_S = 0.5  # for a version of the parameters, between two looks at whether the program is being stopped
+_SAY_EVERY_S = 60.0  # that it still waits for it
+_LOG = logging.getLogger(__name__)
 
 
 class ActorWorker(ProgramWorker):
@@ -100,6 +105,8 @@ class ActorWorker(ProgramWorker):
             self._grant_steps = max(1, min(grant_steps, (self._synchrony.unroll_length - 2) // 2))
         self._batched_steps = 0  # of the loop: with two halves, two of them are a step of all lanes
         self._first_version = 0
+        self._waiting_since: float | None = None  # for a version of the parameters
+        self._said_at = 0.0
         if checkpointer is not None:
             self._restore()
 
@@ -120,7 +127,9 @@ class ActorWorker(ProgramWorker):
             self._started = True
             self._first_version = self._variables.version if self._variables is not None else 0
         if not self._has_version(timeout=_WAIT_S):
+            self._look_after_wait()
             return  # the caller looks whether the program is being stopped, and calls again
+        self._waiting_since = None
         if self._needed_version() is not None:
             self._actor.update(wait=True)  # to the newest, which may be newer than what is needed
         # Before the grant is too small for a step of all lanes: that would cut their episodes short.
@@ -159,6 +168,29 @@ class ActorWorker(ProgramWorker):
         # At the end of the budget other actors may have stopped in the middle of their unroll, and the
         # version never comes. What this one was granted it makes all the same: too little for an unroll.
         return self._counter.ungranted() == 0
+
+    def _look_after_wait(self) -> None:
+        """The version waited for is made of what this actor has sent: raises what went wrong with that, and
+        says now and then that the wait goes on."""
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = self._said_at = now
+        held_back = "replay has everything that it has made"
+        if self._adder is not None:
+            try:
+                self._adder.flush(timeout=0)
+            except DeadlineExceededError as error:
+                held_back = f"not all that it has made is in replay: {error}"
+        if now - self._said_at >= _SAY_EVERY_S:
+            self._said_at = now
+            _LOG.warning(
+                "%s has waited %.0f s for version %s of the parameters and has %s; %s",
+                self._name,
+                now - self._waiting_since,
+                self._needed_version(),
+                self._variables.version,
+                held_back,
+            )
 
     def close(self) -> None:
         """Counts what was done, leaves the state for the last checkpoint and closes the environment."""

@@ -284,5 +284,4 @@ class ServedWriter(WriterSession):
                     try:
                         self._send_pending()
                     except ReverbError as error:
-                        self._failure = error
-                        return
+                        self._failure = error  # of the next call; what comes after that is sent again

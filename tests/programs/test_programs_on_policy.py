@@ -1,13 +1,18 @@
 """Programs whose actors follow the learner in step end in good order, with exactly the steps asked for."""
 
 import functools
+import logging
+import threading
 
+import numpy as np
 import pytest
 
 import launch
-from agents.ppo import PPO, PPOConfig
+from agents.ppo import PPO, TABLE, PPOConfig
+from framework import replay
 from framework.environments.testing import FakeEnvironment
-from framework.programs import make_program
+from framework.programs import actor_worker, make_program
+from framework.specs import Array
 
 CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
 
@@ -44,6 +49,66 @@ def test_a_stop_ends_the_wait_for_a_version(engine):
     # The learner stops after its third step, when the actors wait for the next version or soon will.
     result = launch.launch(program(False, None, max_learner_steps=3, evaluate_every=None), engine=engine)
     assert result["learner_steps"] == 3
+
+
+class Refused(PPO):
+    """Its table takes nothing of what its actors send, and says so only after they went on."""
+
+    def for_lanes(self, num_lanes):
+        return Refused(self.config, num_lanes, self.num_learners)
+
+    def make_tables(self, spec):
+        return [replay.Table.queue(TABLE, 100, signature={"nothing": Array((), np.float32)})]
+
+
+@pytest.mark.parametrize("inference", ["local", "alternating"])
+def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(inference):
+    graph = make_program(
+        Refused(PPOConfig(**CONFIG)),
+        FakeEnvironment,
+        lanes_per_actor=2,
+        max_actor_steps=400,
+        evaluate_every=None,
+        inference=inference,
+    )
+    with pytest.raises(launch.NodeError, match="nothing"), launch.start(graph, engine="processes") as job:
+        job.wait(timeout=60)
+
+
+def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
+    """The learner waits for the test, between its first two steps."""
+    monkeypatch.setattr(actor_worker, "_SAY_EVERY_S", 0.0)
+    gate, said = threading.Event(), threading.Event()
+
+    class Slow(PPO):
+        def for_lanes(self, num_lanes):
+            return Slow(self.config, num_lanes, self.num_learners)
+
+        def make_learner(self, networks, spec):
+            learner = super().make_learner(networks, spec)
+            step = learner.step
+            learner.step = lambda batch: (gate.wait(30), step(batch))[1]
+            return learner
+
+    class Hears(logging.Handler):
+        def emit(self, record):
+            said.set()
+
+    logger = logging.getLogger(actor_worker.__name__)
+    logger.addHandler(handler := Hears())
+    try:
+        graph = make_program(
+            Slow(PPOConfig(**CONFIG)), FakeEnvironment, max_actor_steps=100, evaluate_every=None
+        )
+        with launch.start(graph, engine="threads") as job:
+            assert said.wait(30)
+            gate.set()
+            assert job.wait(timeout=60)["actor_steps"] == 100
+    finally:
+        logger.removeHandler(handler)
+    text = caplog.messages[0]
+    assert "actor-0 has waited" in text and "for version 1 of the parameters and has 0" in text
+    assert "replay has everything" in text
 
 
 def test_a_resumed_run_goes_on_in_step(tmp_path):

@@ -1,5 +1,7 @@
 """Messages of one writer that arrive while an earlier one waits for its rate limiter lose nothing."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -47,4 +49,28 @@ def test_an_acknowledgement_on_its_way_is_not_taken_for_a_table_without_room(ask
             writer.flush(timeout=0)
         monkeypatch.undo()
         assert writer.close(timeout=5) == 0
+        client.close()
+
+
+def test_after_a_failure_single_items_are_sent_soon_as_before(monkeypatch):
+    with replay.Server([replay.Table.queue("t", 150)]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer()
+        rows = writer.append("s", {"x": np.arange(2)})
+        failed = threading.Event()
+
+        def fail():
+            failed.set()
+            raise replay.ServerLost("the server is away for a moment")
+
+        monkeypatch.setattr(writer, "_send_pending", fail)
+        writer.create_items("t", {"x": writer.slice("s", "x", rows[:1])})
+        assert failed.wait(10)
+        monkeypatch.undo()
+        with pytest.raises(replay.ServerLost, match="away for a moment"):
+            writer.append("s", {"x": np.arange(2)})
+        writer.create_items("t", {"x": writer.slice("s", "x", rows[1:])})
+        reader = server.localhost_client()
+        assert [reader.sample_batch("t", 1, timeout=10).data["x"][0] for _ in range(2)] == [0, 1]
+        writer.close(timeout=5)
         client.close()
