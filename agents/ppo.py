@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -125,6 +125,13 @@ class PPONetworks(nn.Module):
             features, state = self.core.step(features, state)
         return self.head(features), state
 
+    def plain_act(self) -> Callable[[Any, tuple[torch.Tensor, ...]], tuple[Any, tuple[torch.Tensor, ...]]]:
+        """``act`` as a function with less around it; see ``networks.plain``."""
+        if self.core is not None:
+            return self.act
+        encoder, body, head = map(networks.plain, (self.encoder, self.body, self.head))
+        return lambda observation, state: (head(body(encoder(observation))), state)
+
     def forward(
         self, observation: Any, state: tuple[torch.Tensor, ...] = (), starts: torch.Tensor | None = None
     ) -> tuple[Any, torch.Tensor]:
@@ -146,6 +153,8 @@ class PPOPolicy(core.Policy):
 
     def __init__(self, networks: PPONetworks, greedy: bool = False):
         self._networks = networks
+        self._act = networks.plain_act()
+        self._normalizer, self._progress = networks.normalizer, networks.progress
         self._greedy = greedy
         self._device = networks.progress.version.device
         self._generator = torch.Generator(self._device).manual_seed(0)
@@ -156,21 +165,21 @@ class PPOPolicy(core.Policy):
 
     @torch.inference_mode()
     def step(self, observation: Any, state: Any) -> tuple[np.ndarray, dict[str, Any], Any]:
-        nets = self._networks
         tensors = networks.as_tensors(observation, self._device)
-        distribution, next_state = nets.act(nets.normalizer(tensors), state)
+        distribution, next_state = self._act(self._normalizer(tensors), state)
         actions = distribution.mode() if self._greedy else distribution.sample(self._generator)
         drawn = actions.cpu().numpy()
-        parameters = nets.actions.parameters(distribution)
+        of_actions = self._networks.actions
+        parameters = of_actions.parameters(distribution)
         extras: dict[str, Any] = {
             "policy": {name: value.detach().cpu().numpy() for name, value in parameters.items()},
-            "version": np.full(len(drawn), nets.progress.version.item()),
+            "version": np.full(len(drawn), self._progress.version.item()),
         }
-        if nets.actions.continuous:
+        if of_actions.continuous:
             extras["action"] = drawn
         if state:
             extras["state"] = tuple(part.cpu().numpy() for part in state)
-        return nets.actions.to_environment(drawn), extras, next_state
+        return of_actions.to_environment(drawn), extras, next_state
 
     def seed(self, seed: int) -> None:
         self._generator.manual_seed(seed)

@@ -49,6 +49,7 @@ class PolicyActor(core.Actor, core.Saveable):
         self._adder = adder
         self._variable_client = variable_client
         self._state: Nest = None
+        self._has_memory = False
         self._extras: Nest = ()
         if seed is not None:
             policy.seed(seed)
@@ -59,6 +60,7 @@ class PolicyActor(core.Actor, core.Saveable):
 
     def observe_first(self, timestep: Any) -> None:
         self._state = self.policy.initial_state(self.num_lanes)
+        self._has_memory = bool(tree.flatten(self._state))
         self._extras = ()
         if self._adder is not None:
             self._adder.add_first(timestep)
@@ -74,9 +76,10 @@ class PolicyActor(core.Actor, core.Saveable):
             self._adder.add(action, next_timestep, self._extras)
         if self._state is None:
             raise RuntimeError("observe() came before observe_first(); give it the first time step.")
-        first = np.asarray(next_timestep.step_type) == _FIRST
-        if first.any():
-            self._reset_lanes(np.atleast_1d(first))
+        if self._has_memory:
+            first = np.asarray(next_timestep.step_type) == _FIRST
+            if first.any():
+                self._reset_lanes(np.atleast_1d(first))
 
     def update(self, wait: bool = False) -> None:
         if self._variable_client is not None:
@@ -94,8 +97,6 @@ class PolicyActor(core.Actor, core.Saveable):
     def _reset_lanes(self, first: np.ndarray) -> None:
         """Puts the lanes that have just started an episode back to the initial state."""
         leaves = tree.flatten(self._state)
-        if not leaves:
-            return
         fresh = tree.flatten(self.policy.initial_state(self.num_lanes))
         lanes = np.flatnonzero(first)
         copies = []

@@ -113,6 +113,8 @@ class InlineEnvironment(BatchedEnvironment):
     def _split(self, action: Nest) -> list[Nest]:
         """The action of each lane. Copied, since environments may keep it and policies may reuse theirs."""
         arrays = self._check_action(action)
+        if self._single_action and self._discrete[0]:
+            return arrays[0].tolist()
         per_leaf: list[Sequence[Any]] = [
             array.tolist() if discrete else list(array.copy())
             for array, discrete in zip(arrays, self._discrete, strict=True)
@@ -123,6 +125,9 @@ class InlineEnvironment(BatchedEnvironment):
 
     def _advance(self, slot: int, actions: Sequence[Nest], lanes: Sequence[int]) -> dm_env.TimeStep:
         step_types = self._step_types
+        single = self._single_observation
+        if single:
+            rows, shape, accepted = self._buffers.observations[slot][0], self._shapes[0], self._accepted[0]
         rewards: list[Any] = [0.0] * len(lanes)
         discounts: list[Any] = [1.0] * len(lanes)
         for index, lane in enumerate(lanes):
@@ -138,8 +143,15 @@ class InlineEnvironment(BatchedEnvironment):
             except Exception as error:
                 call = "reset()" if step_types[lane] == LAST else f"step({actions[lane]!r})"
                 raise self._fault(lane, f"{call} raised {type(error).__name__}: {error}") from error
-            if self._single_observation:
-                self._store(slot, 0, lane, observation)
+            if single:
+                if (
+                    type(observation) is np.ndarray
+                    and observation.shape == shape
+                    and observation.dtype in accepted
+                ):
+                    rows[lane] = observation  # as _store() would, without a call for each lane
+                else:
+                    self._store(slot, 0, lane, observation)
             else:
                 for column, (path, _) in enumerate(self._columns):
                     try:
@@ -153,8 +165,8 @@ class InlineEnvironment(BatchedEnvironment):
                         ) from error
                     self._store(slot, column, lane, value)
         self._store_results(slot, rewards, discounts, lanes)
-        for (path, _), column_array in zip(self._columns, self._buffers.observations[slot], strict=True):
-            check_finite(self.name, "observation", path, column_array, self._first_lane)
+        for (path, _), array in zip(self._columns, self._buffers.observations[slot], strict=True):
+            check_finite(self.name, "observation", path, array, self._first_lane)
         return self._buffers.timestep()
 
     def _store(self, slot: int, column: int, lane: int, value: Any) -> None:

@@ -21,6 +21,7 @@ from framework.networks.heads import (
 )
 from framework.networks.mlp import MLP
 from framework.networks.normalization import Moments, ObservationNormalizer, RewardScale
+from framework.networks.plain import plain
 from framework.networks.recurrent import RecurrentCore
 from framework.networks.tensors import as_numpy, as_tensors
 from framework.networks.values import Critics, QNetwork
@@ -49,4 +50,5 @@ __all__ = [
     "as_numpy",
     "as_tensors",
     "make_policy_head",
+    "plain",
 ]

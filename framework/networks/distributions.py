@@ -32,9 +32,9 @@ class Categorical:
         self._normalized: torch.Tensor | None = None
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        # Argmax of exponential races: one pass, and no [..., A] cumulative sums.
+        # Argmax of exponential races, in logarithms: one pass, and no [..., A] cumulative sums.
         noise = torch.empty_like(self.logits, dtype=torch.float32).exponential_(generator=generator)
-        return (self.logits.float().softmax(-1) / noise).argmax(-1)
+        return torch.sub(self.logits, noise.log_()).argmax(-1)
 
     def mode(self) -> torch.Tensor:
         return self.logits.argmax(-1)

@@ -41,7 +41,7 @@ class ObservationEncoder(nn.Module):
         self._specs: list[Any] = tree.flatten(observation_spec)
         self._single = not tree.is_nested(observation_spec)
         # One vector, what most observations are, needs nothing done to it.
-        self._vector = self._single and len(self._specs[0].shape) == 1 and not hidden_sizes
+        self.is_vector = self._single and len(self._specs[0].shape) == 1 and not hidden_sizes
         images = {}
         width = image_features = 0
         for index, spec in enumerate(self._specs):
@@ -61,7 +61,7 @@ class ObservationEncoder(nn.Module):
         self.output_size = width + image_features
 
     def forward(self, observation: Nest) -> torch.Tensor:
-        if self._vector:
+        if self.is_vector:
             return observation.float()
         leaves = [observation] if self._single else tree.flatten(observation)
         if len(leaves) != len(self._specs):

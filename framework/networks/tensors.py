@@ -25,6 +25,8 @@ def as_numpy(nest: Nest) -> Nest:
 
 
 def _as_tensor(leaf: Any, device: str | torch.device) -> torch.Tensor:
-    if isinstance(leaf, np.ndarray) and not leaf.flags.writeable:
+    if not isinstance(leaf, np.ndarray):
+        return torch.as_tensor(leaf, device=device)
+    if not leaf.flags.writeable:
         leaf = leaf.copy()  # torch warns about, and cannot protect, memory that must not be written.
-    return torch.as_tensor(leaf, device=device)
+    return torch.from_numpy(leaf).to(device)

@@ -185,6 +185,8 @@ class Dataset:
         if self._closed or self._ended:
             return True
         if not self._prefetch:
+            if len(self._tables) == 1:
+                return bool(self._source.can_sample(self._tables[0], self._batch_size))
             counts = self._counts(commit=False)
             return all(
                 self._source.can_sample(t, int(n)) for t, n in zip(self._tables, counts, strict=True) if n

@@ -41,6 +41,7 @@ class SerialJob(Job):
         self._restarts = options.restarts
         self._runtime = LocalRuntime(self._units, self.stop, concurrent=False)
         self._places = list(self._runtime.places.values())
+        self._workers: list[Place] = []  # those that have turns
         self._started = False
         activate(self._runtime)
 
@@ -67,6 +68,11 @@ class SerialJob(Job):
             self._started = True
             for place in self._places:
                 self._guard(place, self._begin)
+            self._workers = [
+                place
+                for place in self._places
+                if not place.leaf.node.is_function and place.leaf.node.runs(place.object)
+            ]
         while not self._runtime.stopped.is_set():
             if not self._pass():
                 break
@@ -95,12 +101,8 @@ class SerialJob(Job):
     def _pass(self) -> bool:
         """One turn for everybody. False if all workers have finished. DeadlockError if nobody could move."""
         working, moved = [], False
-        for place in self._places:
-            if (
-                place.state != "running"
-                or place.leaf.node.is_function
-                or not place.leaf.node.runs(place.object)
-            ):
+        for place in self._workers:
+            if place.state != "running":
                 continue
             finished = getattr(place.object, "finished", None)
             if finished is not None and finished():

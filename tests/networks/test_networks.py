@@ -201,3 +201,28 @@ def test_conversions_share_memory_where_they_can_and_copy_what_is_read_only():
     back = networks.as_numpy(tensors)
     assert back["b"][0].dtype == np.float32
     assert back["a"].tolist() == [1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "elu", "silu"])
+def test_a_plain_network_gives_what_its_modules_give_and_follows_changes_in_place(activation):
+    torch.manual_seed(0)
+    body = networks.MLP(5, (8, 8), 3, activation=activation, layer_norm=True)
+    head = networks.make_policy_head(3, DISCRETE)
+    encoder = networks.ObservationEncoder(VECTOR)
+    inputs = observation(VECTOR, 2)
+    plain = [networks.plain(module) for module in (encoder, body, head)]
+    for _ in range(2):
+        logits = plain[2](plain[1](plain[0](inputs))).logits
+        torch.testing.assert_close(logits, head(body(encoder(inputs))).logits, rtol=0, atol=0)
+        other = networks.MLP(5, (8, 8), 3, activation=activation, layer_norm=True)
+        body.load_state_dict(other.state_dict())
+
+
+def test_a_plain_network_leaves_what_it_does_not_know_and_what_has_hooks_as_it_is():
+    body = networks.MLP(5, (8,))
+    calls = []
+    body.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    networks.plain(body)(torch.zeros(1, 5))
+    assert calls == [1]
+    pictures = networks.ObservationEncoder(SMALL)
+    assert networks.plain(pictures) is pictures
