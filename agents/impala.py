@@ -24,9 +24,16 @@ import tree
 from torch import nn
 
 from agents.presets import Preset
+from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.learners import LossContext, LossOutput, distributed, schedules
 from framework.types import Nest
+
+_TORSOS: dict[str, Any] = {
+    "shallow": networks.ShallowConv,
+    "deep": networks.ResidualConv,
+    "nature": networks.NatureConv,
+}
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,17 @@ class IMPALAConfig:
     autocast: bool = False  # bfloat16 mixed precision in the learner.
     actor_autocast: bool = False  # bfloat16 mixed precision in the actors; pays for images in batches.
 
-
-_TORSOS: dict[str, Any] = {
-    "shallow": networks.ShallowConv,
-    "deep": networks.ResidualConv,
-    "nature": networks.NatureConv,
-}
+    def __post_init__(self) -> None:
+        check.at_least(self, 2, "unroll_length")
+        check.at_least(self, 1, "batch_size", "queue_batches", "hidden_sizes", "lstm_size")
+        check.at_least(self, 1, "learning_rate_decay_steps")
+        check.at_least(self, 0, "prefetch_batches", "clip_rho", "clip_c", "value_cost", "entropy_cost")
+        check.at_least(self, 0, "learning_rate", "rmsprop_momentum", "optimizer_epsilon")
+        check.above(self, 0, "reward_clip", "max_gradient_norm")
+        check.fraction(self, "discount", "vtrace_lambda", "learning_rate_end", "rmsprop_decay")
+        check.one_of(self, ("rmsprop", "adam"), "optimizer")
+        check.one_of(self, _TORSOS, "torso")
+        check.one_of(self, networks.ACTIVATIONS, "activation")
 
 
 class ActorCritic(nn.Module):
@@ -86,8 +98,6 @@ class ActorCritic(nn.Module):
 
     def __init__(self, config: IMPALAConfig, spec: Any):
         super().__init__()
-        if config.torso not in _TORSOS:
-            raise ValueError(f"torso is {config.torso!r}; expected one of {sorted(_TORSOS)}.")
         has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(spec.observations))
         self.torso = networks.ObservationEncoder(
             spec.observations,
@@ -248,8 +258,6 @@ class IMPALA(core.Agent):
 
     def __init__(self, config: IMPALAConfig | None = None):
         self.config = config or IMPALAConfig()
-        if self.config.unroll_length < 2:
-            raise ValueError(f"unroll_length is {self.config.unroll_length}; expected at least 2 steps.")
 
     def environment_wrappers(self) -> Sequence[Any]:
         """The last action and reward become part of the observation, where the config says so."""
@@ -317,16 +325,14 @@ class IMPALA(core.Agent):
 def _make_optimizer(config: IMPALAConfig, parameters: Any) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
         return learners.Adam(parameters, lr=config.learning_rate, eps=config.optimizer_epsilon)
-    if config.optimizer == "rmsprop":
-        return torch.optim.RMSprop(
-            parameters,
-            lr=config.learning_rate,
-            alpha=config.rmsprop_decay,
-            eps=config.optimizer_epsilon,
-            momentum=config.rmsprop_momentum,
-            foreach=True,
-        )
-    raise ValueError(f"optimizer is {config.optimizer!r}; expected 'rmsprop' or 'adam'.")
+    return torch.optim.RMSprop(
+        parameters,
+        lr=config.learning_rate,
+        alpha=config.rmsprop_decay,
+        eps=config.optimizer_epsilon,
+        momentum=config.rmsprop_momentum,
+        foreach=True,
+    )
 
 
 PRESETS: Mapping[str, Preset] = {

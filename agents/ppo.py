@@ -15,6 +15,7 @@ import tree
 from torch import nn
 
 from agents.presets import Preset
+from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.learners import EpochContext, LossOutput, Prepared, distributed, schedules
 
@@ -64,12 +65,14 @@ class PPOConfig:
     device: str = "cpu"  # Of the learner.
 
     def __post_init__(self) -> None:
-        if self.unroll_length < 2:
-            raise ValueError(f"unroll_length is {self.unroll_length}; expected at least 2 steps.")
-        if self.recurrent not in (None, "lstm", "gru"):
-            raise ValueError(f"recurrent is {self.recurrent!r}; expected None, 'lstm' or 'gru'.")
-        if self.target_kl is not None and not self.target_kl > 0:
-            raise ValueError(f"target_kl is {self.target_kl}; expected more than 0 nats, or None to clip.")
+        check.at_least(self, 2, "unroll_length")
+        check.at_least(self, 1, "epochs", "minibatch_size", "decay_steps", "hidden_sizes", "recurrent_size")
+        check.at_least(self, 0, "initial_kl_coefficient", "value_coefficient", "entropy_coefficient")
+        check.at_least(self, 0, "learning_rate", "adam_epsilon")
+        check.above(self, 0, "target_kl", "value_clip", "max_gradient_norm", "initial_std")
+        check.fraction(self, "discount", "gae_lambda", "learning_rate_end", "clip_end")
+        check.one_of(self, ("lstm", "gru"), "recurrent")
+        check.one_of(self, networks.ACTIVATIONS, "activation")
         if not 0 < self.clip < 1:
             raise ValueError(f"clip is {self.clip}; expected between 0 and 1.")
 

@@ -12,6 +12,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from agents.presets import Preset
+from framework import config_checks as check
 from framework import core
 from framework.types import StepResult
 
@@ -23,6 +24,10 @@ class RandomActionsConfig:
     batch_size: int = 32  # Items per learner step, which only counts them.
     max_replay_size: int = 10_000  # Items kept.
     samples_per_insert: float = 1.0  # Times an item is drawn on average.
+
+    def __post_init__(self) -> None:
+        check.at_least(self, 1, "batch_size", "max_replay_size")
+        check.above(self, 0, "samples_per_insert")
 
 
 class RandomPolicy(core.Policy):

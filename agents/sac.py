@@ -24,6 +24,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from agents.presets import Preset
+from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.learners import LossContext, LossOutput, distributed, schedules
 
@@ -67,6 +68,14 @@ class SACConfig:
     compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
+    def __post_init__(self) -> None:
+        check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
+        check.at_least(self, 1, "learning_rate_decay_steps", "num_critics", "actor_delay", "hidden_sizes")
+        check.at_least(self, 0, "actor_learning_rate", "critic_learning_rate", "temperature_learning_rate")
+        check.above(self, 0, "reward_scale", "updates_per_step", "max_gradient_norm")
+        check.above(self, 0, "temperature", "initial_temperature", "target_update_rate")
+        check.fraction(self, "discount", "target_update_rate")
+
 
 class Policy(nn.Module):
     """Observation ``[..., *]`` to a ``SquashedGaussian`` or ``Categorical``."""
@@ -105,12 +114,8 @@ class Temperature(nn.Module):
 
     def __init__(self, config: SACConfig):
         super().__init__()
-        learned = config.temperature is None
         value = config.initial_temperature if config.temperature is None else config.temperature
-        if not value > 0:
-            field = "initial_temperature" if learned else "temperature"
-            raise ValueError(f"{field} is {value}; expected more than 0.")
-        self.log = nn.Parameter(torch.tensor(math.log(value)), requires_grad=learned)
+        self.log = nn.Parameter(torch.tensor(math.log(value)), requires_grad=config.temperature is None)
 
 
 class Exploration(nn.Module):
@@ -317,9 +322,6 @@ class SAC(core.Agent):
 
     def __init__(self, config: SACConfig | None = None):
         self.config = config or SACConfig()
-        for field in ("actor_delay", "num_critics", "n_step"):
-            if getattr(self.config, field) < 1:
-                raise ValueError(f"{field} is {getattr(self.config, field)}; expected at least 1.")
 
     def for_learner(self, rank: int, num_learners: int) -> SAC:
         if num_learners == 1:

@@ -189,7 +189,7 @@ def describe_spec(spec: Any) -> str:
 
 
 def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:
-    """A dataclass from JSON; CommandError names a field that it does not have."""
+    """A dataclass from JSON; CommandError names a field that it does not have, or whose value cannot be."""
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(content) - set(hints))
     if unknown:
@@ -202,7 +202,10 @@ def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:
         kinds = (hints[name], *typing.get_args(hints[name]))  # JSON has no tuples
         is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
         values[name] = tuple(value) if isinstance(value, list) and is_tuple else value
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise CommandError(f"{where}: {error} Correct the file.") from error
 
 
 def git_commits() -> dict[str, str]:

@@ -84,7 +84,11 @@ def parse_new(name: str, arguments: Sequence[str]) -> tuple[str, Any, RunOptions
         prog=f"repertory train {entry.name}",
         description=f"Trains {entry.name}: {entry.summary}.",
     )
-    return entry.name, config_class(**values["agent"]), RunOptions(**values["run"])
+    try:
+        config = config_class(**values["agent"])
+    except ValueError as error:
+        raise CommandError(f"{entry.name}: {error}") from error
+    return entry.name, config, RunOptions(**values["run"])
 
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:

@@ -19,7 +19,7 @@ from framework.networks.heads import (
     SquashedGaussianHead,
     make_policy_head,
 )
-from framework.networks.mlp import MLP
+from framework.networks.mlp import ACTIVATIONS, MLP
 from framework.networks.normalization import Moments, ObservationNormalizer, RewardScale
 from framework.networks.plain import plain
 from framework.networks.recurrent import RecurrentCore
@@ -27,6 +27,7 @@ from framework.networks.tensors import as_numpy, as_tensors
 from framework.networks.values import Critics, QNetwork
 
 __all__ = [
+    "ACTIVATIONS",
     "MLP",
     "Actions",
     "Categorical",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
+ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
     "elu": nn.ELU,
@@ -17,9 +17,9 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def make_activation(name: str) -> nn.Module:
     """The activation module called ``name``: relu, tanh, elu or silu."""
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}; expected one of {sorted(_ACTIVATIONS)}.")
-    return _ACTIVATIONS[name]()
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation is {name!r}; expected one of {sorted(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]()
 
 
 def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:

@@ -166,6 +166,42 @@ def test_every_field_changes_something(field):
     config_fields.assert_changes_something(FIELDS, field, SMALL)
 
 
+WRONG = [
+    ("n_step", 0),
+    ("max_replay_size", 0),
+    ("min_replay_size", 0),
+    ("batch_size", 0),
+    ("insert_burst", 0),
+    ("importance_sampling_steps", 0),
+    ("learning_rate_decay_steps", 0),
+    ("target_update_period", 0),
+    ("epsilon_decay_steps", 0),
+    ("hidden_sizes", (0,)),
+    ("priority_exponent", -0.5),
+    ("learning_rate", -1.0),
+    ("adam_epsilon", -1.0),
+    ("epsilon_ladder", -1.0),
+    ("reward_clip", 0.0),
+    ("samples_per_insert", 0.0),
+    ("max_gradient_norm", 0.0),
+    ("huber_delta", 0.0),
+    ("target_update_rate", 0.0),
+    ("target_update_rate", 2.0),
+    ("discount", 1.01),
+    ("importance_sampling_exponent", -0.1),
+    ("learning_rate_end", 1.5),
+    ("epsilon_start", 2.0),
+    ("epsilon_end", -0.1),
+    ("evaluation_epsilon", 1.1),
+    ("learning_rate", float("nan")),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_value_that_makes_no_sense_is_refused(field, value):
+    config_fields.assert_refuses(DQNConfig, field, value)
+
+
 def test_the_learner_goes_to_the_configured_device():
     config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch())
 

@@ -19,7 +19,7 @@ from agents.commands.errors import CommandError
 from agents.commands.graph import Group, as_svg, as_text
 from agents.commands.options import RunOptions, program_arguments
 from agents.commands.run_folder import RunFolder, from_plain
-from framework import programs
+from framework import config_checks, programs
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -155,10 +155,15 @@ class TestRunFolder:
             names: tuple[str, ...] | None = None
             rate: float = 0.5
 
+            def __post_init__(self):
+                config_checks.fraction(self, "rate")
+
         read = from_plain(Config, {"sizes": [3, 4], "names": ["a"]}, "x")
         assert read == Config((3, 4), ("a",), 0.5)
         with pytest.raises(CommandError, match="x: Config has no field 'rates'; it has sizes, names, rate"):
             from_plain(Config, {"rates": 1}, "x")
+        with pytest.raises(CommandError, match="x: rate is 2; expected between 0 and 1. Correct the file."):
+            from_plain(Config, {"rate": 2}, "x")
 
 
 class TestStatusAndStop:

@@ -19,6 +19,8 @@ WRONG = {
     "unknown agent to draw": (("graph", "dpn"), 1, ["Unknown agent 'dpn'", "the agents are dqn"]),
     "unknown flag": ((*TRAIN, "--max-actor-step", "5"), 2, ["--max-actor-step", "--max-actor-steps"]),
     "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
+    "no such value": (("train", "ppo", "--clip", "2"), 1, ["ppo: clip is 2.0; expected between 0 and 1"]),
+    "no such network": (("train", "impala", "--torso", "x"), 1, ["torso is 'x'; expected one of 'deep', "]),
     "wrong value": ((*TRAIN, "--num-actors", "two"), 2, ["--num-actors", "two"]),
     "unknown engine": ((*TRAIN, "--engine", "warp"), 1, ["Unknown engine 'warp'", "serial"]),
     "unknown suite": ((*TRAIN, "--environment", "gum:X"), 1, ["'gum:X'", "gymnasium:CartPole-v1"]),

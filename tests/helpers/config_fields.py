@@ -5,6 +5,7 @@ text) that shows it, and what else has to be set for it to matter.
 """
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -35,3 +36,8 @@ def assert_learns_on_the_device(make_learner, config, batch):
     else:
         with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
             make_learner(config)
+
+
+def assert_refuses(config_class, field, value):
+    with pytest.raises(ValueError, match=rf"^{field} is {re.escape(repr(value))}; expected "):
+        config_class(**{field: value})
