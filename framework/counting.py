@@ -117,7 +117,7 @@ class Counter(Saveable[dict[str, Any]]):
         """The name under which this counter's ``steps`` appear in ``get_counts()``."""
         return f"{self._prefix}_steps" if self._prefix else "steps"
 
-    def grant(self, who: str, n: int, spent: int = 0) -> int:
+    def grant(self, who: str, n: int, spent: int = 0, **counts: Count) -> int:
         """Hands ``who`` up to ``n`` more steps of the budget; 0 when all of it is spent or handed out.
 
         Args:
@@ -126,6 +126,7 @@ class Counter(Saveable[dict[str, Any]]):
           spent: steps taken out of the last grant; they are added to the count of ``steps_key``. What ``who``
             was granted before and did not spend goes back to the budget first, so an actor that died in the
             middle of a grant simply asks again.
+          counts: what else to add, as ``increment`` does; a call less for who reports at the same time.
 
         The first settlement of each ``who`` after `restore` is taken as it comes, up to the budget: the grant
         was made before the counter was restarted.
@@ -149,6 +150,8 @@ class Counter(Saveable[dict[str, Any]]):
                     "taking them."
                 )
             self._grants.pop(who, None)
+            for name, value in counts.items():
+                self._counts[name] = self._counts.get(name, 0) + value
             if spent:
                 self._counts[self._steps_key] = self._counts.get(self._steps_key, 0) + spent
             granted = n if self._max_steps is None else max(0, min(n, self._left()))

@@ -18,6 +18,7 @@ from framework.replay.errors import DeadlineExceededError
 _WAIT_S = 0.5  # for a version of the parameters, between two looks at whether the program is being stopped
 _SAY_EVERY_S = 60.0  # that it still waits for it
 _LOG = logging.getLogger(__name__)
+_FIRST_GRANT, _GRANT_SHARE = 16, 16  # batched steps; what was made over the next grant
 
 
 class ActorWorker(ProgramWorker):
@@ -40,7 +41,8 @@ class ActorWorker(ProgramWorker):
       seed: of this actor; environments and exploration derive theirs from it.
       log_every: environment steps between two rows of metrics.
       update_period: batched steps between two questions for newer parameters.
-      grant_steps: batched steps asked of the counter at a time.
+      grant_steps: the most batched steps asked of the counter at a time; fewer in the beginning, so that
+        short programs are shared among their actors too.
       mode: where actions come from, one of `framework.programs.acting.INFERENCE`.
       inference: the inference server, for the modes that need one.
       messages: talk to it by messages, even where there is shared memory.
@@ -63,7 +65,7 @@ class ActorWorker(ProgramWorker):
         seed: int = 0,
         log_every: int = 1000,
         update_period: int = 1,
-        grant_steps: int = 16,
+        grant_steps: int = 64,
         mode: str = "local",
         inference: Any = None,
         messages: bool = False,
@@ -134,7 +136,9 @@ class ActorWorker(ProgramWorker):
             self._actor.update(wait=True)  # to the newest, which may be newer than what is needed
         # Before the grant is too small for a step of all lanes: that would cut their episodes short.
         if self._granted - self._spent < self._lanes:
-            self._granted = self._report(self._grant_steps * self._lanes)
+            # More at a time the more it has made, up to a bound: each question is a message and a wait.
+            batched = max(_FIRST_GRANT, min(self._grant_steps, self._batched_steps // _GRANT_SHARE))
+            self._granted = self._report(min(batched, self._grant_steps) * self._lanes)
             if self._granted == 0:
                 self._finish()
                 return
@@ -232,9 +236,8 @@ class ActorWorker(ProgramWorker):
     def _report(self, wanted: int) -> int:
         """Counts the steps made of the last grant and asks for ``wanted`` more; returns those given."""
         episodes = self._episodes.take_new()
-        if episodes:
-            self._counter.increment(actor_episodes=episodes)
-        granted = self._counter.grant(self._name, wanted, spent=self._spent)
+        counts = {"actor_episodes": episodes} if episodes else {}
+        granted = self._counter.grant(self._name, wanted, spent=self._spent, **counts)
         self._spent = 0
         return granted
 

@@ -3,6 +3,7 @@
 import launch
 from agents.random_actions import RandomActions
 from framework import programs
+from framework.counting import Counter
 from framework.loggers import InMemoryLogger
 
 LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
@@ -34,3 +35,27 @@ def test_no_episode_is_cut_between_grants():
         before = row["episodes"]
     # Only the episodes open at the end may be missing: random ones are far shorter than 250 steps.
     assert 6001 - finished_steps < 4 * 250
+
+
+def test_grants_grow_with_what_was_made(monkeypatch):
+    asked, grant = [], Counter.grant
+
+    def watched(self, who, n, spent=0, **counts):
+        asked.append(n)
+        return grant(self, who, n, spent, **counts)
+
+    monkeypatch.setattr(Counter, "grant", watched)
+    program = programs.make_program(
+        WithoutTables(),
+        "gymnasium:CartPole-v1",
+        lanes_per_actor=2,
+        max_actor_steps=5000,
+        evaluate_every=None,
+        logger_factory=lambda: LOG,
+        directory=None,
+    )
+    assert launch.launch(program, engine="serial")["actor_steps"] == 5000
+    assert asked[0] == 2 * 16
+    assert max(asked) == 2 * 64
+    assert asked.count(0) == 1  # the settlement
+    assert asked[:-1] == sorted(asked[:-1])
