@@ -376,19 +376,22 @@ PRESETS: Mapping[str, Preset] = {
             "learner_log_every": 50,
         },
     ),
-    # 13.85, greedy over 20 episodes, at 2,000,000 steps on seed 201, on which it was chosen.
+    # Many small batches: of 320 steps at a rate of 2e-3 half of the seeds stay at 6.
     "minatar:Breakout": Preset(
         agent={
             "optimizer": "adam",
-            "learning_rate": 2e-3,
-            "learning_rate_decay_steps": 6_250,  # 2,000,000 environment steps
+            "learning_rate": 7e-4,
+            "learning_rate_decay_steps": 25_000,  # 2,000,000 environment steps
             "learning_rate_end": 0.05,
+            "discount": 0.97,
+            "unroll_length": 10,
+            "batch_size": 8,
             "vtrace_lambda": 0.95,
             "value_cost": 0.25,
             "entropy_cost": 0.02,
         },
         run={
-            "lanes_per_actor": 16,
+            "lanes_per_actor": 8,
             "max_actor_steps": 2_000_000,
             "evaluate_every": 100_000,
             "publish_every": 1,
