@@ -376,7 +376,7 @@ PRESETS: Mapping[str, Preset] = {
             "learner_log_every": 50,
         },
     ),
-    # Many small batches: of 320 steps at a rate of 2e-3 half of the seeds stay at 6.
+    # Many small batches: of 320 steps, at a rate of 2e-3, some seeds stay at 6 for a million steps and more.
     "minatar:Breakout": Preset(
         agent={
             "optimizer": "adam",
