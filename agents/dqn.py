@@ -43,7 +43,7 @@ class DQNConfig:
     samples_per_insert: float = (
         16.0  # Times an item is drawn on average: learner steps per item, times batch.
     )
-    insert_burst: int = 256  # Items that actors may be ahead or behind of that ratio.
+    insert_burst: int = 256  # Items that actors may be ahead or behind of it; each has as many on its way.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
     importance_sampling_exponent: float = 0.4  # How far weights undo the bias of that, at the start.

@@ -3,7 +3,7 @@
 Actors write unrolls of T steps into a queue and go on with parameters that may be a few learner steps old;
 the learner takes batches from the queue, each unroll once. V-trace weighs what the actors' policy mu did by
 how likely the learner's policy pi is to do the same. How far the two are apart is logged: ``staleness`` in
-learner steps, ``rho_clipped`` the share of importance weights that were clipped.
+learner steps, ``rho_clipped`` and ``c_clipped`` the shares of importance weights that were clipped.
 
 What the actors' policy saw is what is in replay: the last action and the last reward are part of the
 observation (a wrapper of the environment puts them there), the log-probability of the action and the state
@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
         width = self.torso.output_size
         self.core = None if config.lstm_size is None else networks.RecurrentCore(width, config.lstm_size)
         width = width if config.lstm_size is None else config.lstm_size
-        self.policy = networks.make_policy_head(width, spec.actions)
+        self.policy = networks.make_policy_head(width, networks.Actions(spec.actions).head_spec)
         self.value = nn.Linear(width, 1)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
@@ -158,7 +158,7 @@ class IMPALANetworks(nn.Module):
                 f"IMPALA needs discrete actions (one, or several independent ones); the action spec is "
                 f"{actions!r}. Use an environment with a Discrete or MultiDiscrete action space."
             )
-        self.action_dtype = actions.dtype
+        self.actions = networks.Actions(actions)
         self.actor_critic = ActorCritic(config, spec)
         self.progress = Progress()
 
@@ -191,7 +191,7 @@ class IMPALAPolicy(core.Policy):
         extras = {"log_prob": log_probs, "learner_steps": np.full(log_probs.shape, steps, np.int64)}
         if state:
             extras["state"] = tuple(part.cpu().numpy() for part in state)
-        return actions.cpu().numpy().astype(self._networks.action_dtype, copy=False), extras, next_state
+        return self._networks.actions.to_environment(actions.cpu().numpy()), extras, next_state
 
     def seed(self, seed: int) -> None:
         self._random.manual_seed(seed)
@@ -214,10 +214,11 @@ def make_loss(config: IMPALAConfig) -> Any:
         # The state is the actor's, before the first row: the learner's own would need the whole episode.
         state = data.extras.get("state", ())
         policy, values = nets.actor_critic.unroll(data.observation, state, data.start_of_episode)
-        log_probs, values = policy.log_prob(data.action).float(), values.float()
+        log_probs, values = policy.log_prob(nets.actions.drawn(data)).float(), values.float()
         counted = losses.transition_mask(data.mask)
+        log_rhos = log_probs - data.extras["log_prob"]
         vtrace = losses.vtrace(
-            log_probs - data.extras["log_prob"],
+            log_rhos,
             rewards,
             config.discount * data.discount.float(),
             values,
@@ -238,6 +239,7 @@ def make_loss(config: IMPALAConfig) -> Any:
                 "entropy": entropy,
                 "value_mean": losses.masked_mean(values, counted),
                 "rho_clipped": losses.masked_mean(vtrace.clipped, counted),
+                "c_clipped": losses.masked_mean((log_rhos.exp() > config.clip_c).float(), counted),
                 "staleness": losses.masked_mean(age, counted),
                 "staleness_max": (age * counted).max(),
                 "transitions": counted.sum(),

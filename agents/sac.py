@@ -43,7 +43,7 @@ class SACConfig:
     min_replay_size: int = 1_000  # Items there before learning begins.
     batch_size: int = 256  # Items per learner step.
     updates_per_step: float = 1.0  # Learner steps per environment step. More learns from less data, slower.
-    insert_burst: int = 32  # Items that actors may be ahead or behind of that ratio.
+    insert_burst: int = 32  # Items that actors may be ahead or behind of it; each has as many on its way.
 
     # Learning.
     actor_learning_rate: float = 3e-4  # Of Adam, for the policy.

@@ -218,6 +218,44 @@ def test_the_clipped_reward_is_what_the_policy_sees(clip, reward):
     assert environment.step(np.array([2])).observation["reward"].tolist() == [reward]
 
 
+def test_several_choices_may_count_from_anywhere_and_have_any_shape():
+    low, high = np.array([[1, 5], [0, -1]]), np.array([[2, 7], [0, 1]])
+    spec = SPEC._replace(actions=dm_specs.BoundedArray((2, 2), np.int32, low, high))
+    learner = make_learner(dataclasses.replace(SMALL, clip_rho=1.01, clip_c=1.01), spec)
+    policy = IMPALA(SMALL).make_policy(learner.networks)
+    batch = make_batch()
+    observation = batch.data.observation
+    lanes, rows = observation.shape[:2]
+    action, extras, _ = policy.step(observation.reshape(-1, 4), ())
+    assert action.shape == (lanes * rows, 2, 2) and action.dtype == np.int32
+    assert (action.min(0) == low).all() and (action.max(0) == high).all()
+    action[3] = 0  # as in a closing row, though there is no such action
+    data = batch.data._replace(
+        action=action.reshape(lanes, rows, 2, 2),
+        extras={name: value.reshape(lanes, rows) for name, value in extras.items()},
+    )
+    data.mask[0, 3] = 0
+    metrics = learner.step(batch._replace(data=data)).metrics
+    assert (
+        metrics["rho_clipped"] == metrics["c_clipped"] == 0
+    )  # the learner sees what was done: all weights are 1
+    assert metrics["policy_loss"].isfinite()
+
+
+@pytest.mark.parametrize("clip_c, share", [(0.5, 1.0), (1.5, 0.0)])
+def test_the_share_of_clipped_traces_is_logged(clip_c, share):
+    config = dataclasses.replace(SMALL, clip_rho=1.01, clip_c=clip_c)
+    learner, batch = make_learner(config), make_batch(config)
+    policy = IMPALA(config).make_policy(learner.networks)
+    actions, extras, _ = policy.step(batch.data.observation.reshape(-1, 4), ())
+    shape = batch.data.action.shape
+    data = batch.data._replace(
+        action=actions.reshape(shape), extras={k: v.reshape(shape) for k, v in extras.items()}
+    )
+    metrics = learner.step(batch._replace(data=data)).metrics
+    assert metrics["c_clipped"] == share and metrics["rho_clipped"] == 0
+
+
 def test_actions_of_real_numbers_are_refused():
     with pytest.raises(ValueError, match="needs discrete"):
         make_learner(SMALL, SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1)))
