@@ -82,6 +82,7 @@ class DQNConfig:
         check.at_least(self, 0, "priority_exponent", "learning_rate", "adam_epsilon", "epsilon_ladder")
         check.above(self, 0, "reward_clip", "samples_per_insert", "max_gradient_norm", "huber_delta")
         check.above(self, 0, "target_update_rate")
+        check.device(self, "device")
         check.fraction(self, "discount", "importance_sampling_exponent", "learning_rate_end")
         check.fraction(self, "target_update_rate", "epsilon_start", "epsilon_end", "evaluation_epsilon")
 

@@ -87,6 +87,7 @@ class IMPALAConfig:
         check.at_least(self, 0, "prefetch_batches", "clip_rho", "clip_c", "value_cost", "entropy_cost")
         check.at_least(self, 0, "learning_rate", "rmsprop_momentum", "optimizer_epsilon")
         check.above(self, 0, "reward_clip", "max_gradient_norm")
+        check.device(self, "device")
         check.fraction(self, "discount", "vtrace_lambda", "learning_rate_end", "rmsprop_decay")
         check.one_of(self, ("rmsprop", "adam"), "optimizer")
         check.one_of(self, _TORSOS, "torso")

@@ -70,6 +70,7 @@ class PPOConfig:
         check.at_least(self, 0, "initial_kl_coefficient", "value_coefficient", "entropy_coefficient")
         check.at_least(self, 0, "learning_rate", "adam_epsilon")
         check.above(self, 0, "target_kl", "value_clip", "max_gradient_norm", "initial_std")
+        check.device(self, "device")
         check.fraction(self, "discount", "gae_lambda", "learning_rate_end", "clip_end")
         check.one_of(self, ("lstm", "gru"), "recurrent")
         check.one_of(self, networks.ACTIVATIONS, "activation")

@@ -74,6 +74,7 @@ class SACConfig:
         check.at_least(self, 0, "actor_learning_rate", "critic_learning_rate", "temperature_learning_rate")
         check.above(self, 0, "reward_scale", "updates_per_step", "max_gradient_norm")
         check.above(self, 0, "temperature", "initial_temperature", "target_update_rate")
+        check.device(self, "device")
         check.fraction(self, "discount", "target_update_rate")
 
 

@@ -34,6 +34,22 @@ def one_of(config: Any, choices: Iterable[Any], *fields: str) -> None:
     _check(config, fields, lambda value: value in known, f"one of {', '.join(map(repr, known))}")
 
 
+def device(config: Any, *fields: str) -> None:
+    """ValueError if one of ``fields`` is not the name of a torch device, be it here or elsewhere."""
+    _check(config, fields, is_device, "the name of a torch device, such as 'cpu' or 'cuda:0'")
+
+
+def is_device(name: str) -> bool:
+    """Whether torch knows this kind of device; there need not be one here."""
+    import torch
+
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _check(config: Any, fields: Sequence[str], fits: Callable[[Any], bool], expected: str) -> None:
     for field in fields:
         value = getattr(config, field)

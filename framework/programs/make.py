@@ -9,6 +9,7 @@ from typing import Any
 
 import launch
 from framework import core
+from framework.config_checks import is_device
 from framework.programs.acting import INFERENCE
 from framework.programs.graph import Graph
 
@@ -113,6 +114,8 @@ def make_program(
     if target_return is not None and evaluate_every is None:
         raise ValueError("target_return needs an evaluator: give evaluate_every (environment steps)")
     _check_inference(inference, lanes_per_actor, inference_min_batch, inference_max_batch, inference_timeout)
+    if not is_device(inference_device):
+        raise ValueError(f"inference_device is {inference_device!r}; expected 'cpu', 'cuda:0' or the like")
     make_environment = functools.partial(_make_environment, agent, environment_factory, stepping)
     spec = _spec_of(make_environment, seed)
     agent = agent.for_lanes(num_actors * lanes_per_actor)

@@ -174,6 +174,7 @@ def test_every_field_changes_something(field):
 
 
 WRONG = [
+    ("device", "gpu"),
     ("unroll_length", 1),
     ("batch_size", 0),
     ("queue_batches", 0),

@@ -420,6 +420,7 @@ def test_every_field_changes_something(field):
 
 
 WRONG = [
+    ("device", "gpu"),
     ("unroll_length", 1),
     ("epochs", 0),
     ("minibatch_size", 0),

@@ -145,6 +145,7 @@ def test_every_field_changes_something(field):
 
 
 WRONG = [
+    ("device", "gpu"),
     ("n_step", 0),
     ("max_replay_size", 0),
     ("min_replay_size", 0),

@@ -206,6 +206,7 @@ def test_a_broken_policy_is_one_clear_error(engine, mode):
             {"mode": "server", "inference_min_batch": 4, "inference_max_batch": 3},
             "inference_max_batch is 3; expected at least inference_min_batch, 4",
         ),
+        ({"mode": "server", "inference_device": "gpu"}, "inference_device is 'gpu'"),
         ({"mode": "server", "inference_timeout": -1.0}, r"inference_timeout is -1.0.*at least 0"),
     ],
 )
