@@ -167,7 +167,7 @@ class ActorWorker(ProgramWorker):
         needed = self._needed_version()
         if needed is None or self._variables is None or self._variables.version >= needed:
             return True
-        if self._learner.wait_for_version(needed, timeout):
+        if self._learner.wait_for_version(needed, timeout, self._name if timeout > 0 else None):
             return True
         # At the end of the budget other actors may have stopped in the middle of their unroll, and the
         # version never comes. What this one was granted it makes all the same: too little for an unroll.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -12,7 +13,10 @@ import numpy as np
 from framework import core
 from framework.programs.learner_group import FirstLearner
 from framework.programs.seeding import keep_freed_memory, prepare_process
+from framework.programs.standstill import Standstill
 from framework.programs.worker import ProgramWorker
+
+_LOG = logging.getLogger(__name__)
 
 
 class LearnerWorker(ProgramWorker, core.VariableSource):
@@ -34,6 +38,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
       checkpoint_every: environment steps between two checkpoints; None for one at the end only.
       num_learners: this one and ``LearnerPeer`` s beside it, each with its shard of every batch. Metrics are
         those of this one's shard.
+      num_actors: of the program; for agents whose actors follow in step.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         log_every: int = 500,
         checkpoint_every: int | None = None,
         num_learners: int = 1,
+        num_actors: int = 1,
     ):
         prepare_process(seed)
         keep_freed_memory()
@@ -75,8 +81,9 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._version = -1
         self._version_offset = 0
         self._variables: dict[str, Any] = {}
-        if checkpointer is not None:
-            self._restore()
+        self._waits_for_data = False
+        self._standstill = Standstill(num_actors)
+        self._restore()
         self._others = FirstLearner(self._learner, num_learners) if num_learners > 1 else None
         self._publish()
 
@@ -88,10 +95,33 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
                 return None
             return self._version, {k: self._variables[k] for k in (names or self._variables)}
 
-    def wait_for_version(self, version: int, timeout: float) -> bool:
-        """Blocks until ``version`` or a newer one is published; False after ``timeout`` seconds without."""
+    def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:
+        """Blocks until ``version`` or a newer one is published; False after ``timeout`` seconds without.
+
+        An ``actor`` that says its name waits for nothing else. If all do, and this learner waits for their
+        data, some of it is lost: then the same parameters are published again, for other data.
+        """
         with self._published:
-            return self._published.wait_for(lambda: self._version >= version, timeout)
+            if self._published.wait_for(lambda: self._version >= version, timeout):
+                return True
+            if actor is None or not self._waits_for_data or not self._standstill.asked(actor):
+                return False
+            _LOG.warning(
+                "all actors wait for version %d of the parameters and the learner for their data, of which "
+                "some was lost (was the replay server or the learner restarted?): published the parameters "
+                "of version %d once more",
+                version,
+                self._version,
+            )
+            self._version_offset += 1
+            self._version += 1
+            self._moved()
+            return self._version >= version
+
+    def _moved(self) -> None:
+        """Called with the lock held when there is a new version."""
+        self._standstill.moved()
+        self._published.notify_all()
 
     def meet_learners(self) -> tuple[int, dict[str, Any]]:
         """For the other learners: see ``FirstLearner.meeting``."""
@@ -110,11 +140,15 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
 
     def step(self) -> None:
         started = time.perf_counter()
+        self._waits_for_data = True
         sample = next(self._dataset, None)
         self._waited_s += time.perf_counter() - started
         if sample is None or not (self._others is None or self._others.go_on()):
             self._finished = True  # the program is being stopped
             return
+        with self._published:
+            self._waits_for_data = False
+            self._standstill.moved()
         result = self._learner.step(sample)
         if result.priorities is not None:
             priorities = np.asarray(result.priorities, np.float64)
@@ -175,7 +209,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         with self._published:
             self._version = self._steps + self._version_offset
             self._variables = published[1]
-            self._published.notify_all()
+            self._moved()
 
     def _count(self) -> None:
         counts = self._counter.increment(learner_steps=self._uncounted)

@@ -139,6 +139,7 @@ def make_program(
             publish_every=publish_every,
             log_every=learner_log_every,
             checkpoint_every=checkpoint_every,
+            num_actors=num_actors,
         )
     if inference.endswith("server"):
         graph.add_inference(

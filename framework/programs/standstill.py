@@ -1,0 +1,58 @@
+"""Notices that the actors and the learner of a program wait for each other, and nothing is on its way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+# Longer than a replay server that has gone is waited for: what can come again has come by then.
+PATIENCE_S = 45.0
+_LATELY_S = 10.0  # actors that wait ask every half second
+
+
+class Standstill:
+    """For agents whose actors follow the learner in step.
+
+    An actor waits for parameters only when all that it made is in replay, and the learner makes them of what
+    all actors have made. So if every actor waits, and the learner waits for data, some of that data is lost:
+    with a replay server that was restarted, or with a learner that had taken it and died. Then nothing would
+    ever happen again::
+
+        actor-0   |unroll 3|..............................|unroll 3 again|
+        actor-1   |unroll 3|..............................|unroll 3 again|
+        replay         lost ^                   patience ^
+        learner   .......................................................|step 4|
+
+    Not safe from several threads: its user has a lock.
+
+    Args:
+      num_actors: how many there are.
+      patience: seconds for which they must all have waited.
+      clock: seconds, for tests.
+    """
+
+    def __init__(
+        self, num_actors: int, patience: float | None = None, clock: Callable[[], float] = time.monotonic
+    ):
+        self._num_actors = num_actors
+        self._patience = PATIENCE_S if patience is None else patience
+        self._clock = clock
+        self._asked: dict[str, float] = {}
+        self._since: float | None = None
+
+    def moved(self) -> None:
+        """Something happened: there is data, or there are new parameters."""
+        self._asked.clear()
+        self._since = None
+
+    def asked(self, actor: str) -> bool:
+        """``actor`` waits, and the learner does; whether everybody has for so long that it will not end."""
+        now = self._clock()
+        self._asked[actor] = now
+        self._asked = {each: at for each, at in self._asked.items() if now - at <= _LATELY_S}
+        if len(self._asked) < self._num_actors:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+        return now - self._since >= self._patience

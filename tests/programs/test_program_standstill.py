@@ -1,0 +1,59 @@
+"""Actors and learner that wait for each other because data was lost go on; others are left to wait."""
+
+import functools
+import logging
+
+import pytest
+
+import launch
+from agents.ppo import PPO, TABLE, PPOConfig
+from framework.environments.testing import FakeEnvironment
+from framework.programs import make_program, standstill
+from framework.programs.standstill import Standstill
+
+CASES = {
+    # name: (who asks every four seconds, or "moved"; which of these times is a standstill, after 20 seconds)
+    "all ask": (["ab"] * 8, [5, 6, 7]),
+    "one does not": (["a"] * 20, []),
+    "one comes later": (["a"] * 4 + ["ab"] * 8, [9, 10, 11]),
+    "one went on meanwhile": (["ab"] * 3 + ["a"] * 5 + ["ab"] * 6, [13]),
+    "something happened": (["ab"] * 4 + ["moved"] + ["ab"] * 6, [10]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_a_standstill(case):
+    times, expected = CASES[case]
+    now = [0.0]
+    still = Standstill(2, patience=20.0, clock=lambda: now[0])
+    found = []
+    for number, what in enumerate(times):
+        now[0] = 4.0 * number
+        if what == "moved":
+            still.moved()
+            continue
+        answers = [still.asked(actor) for actor in what]
+        if any(answers):
+            found.append(number)
+    assert found == expected
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, overlap):
+    monkeypatch.setattr(standstill, "PATIENCE_S", 0.6)
+    config = PPOConfig(unroll_length=8, epochs=1, hidden_sizes=(8,), overlap=overlap)
+    program = make_program(
+        PPO(config),
+        functools.partial(FakeEnvironment, episode_length=7),
+        num_actors=2,
+        lanes_per_actor=2,
+        max_actor_steps=2000,
+        evaluate_every=None,
+    )
+    with launch.start(program, engine="threads") as job, caplog.at_level(logging.WARNING):
+        client = job.client("replay")
+        for _ in range(8):  # as many items as there are in flight at most
+            client.sample_batch(TABLE, 1, timeout=30)
+        result = job.wait(timeout=100)
+    assert result["actor_steps"] == 2000
+    assert any("published the parameters" in text for text in caplog.messages)
