@@ -1,5 +1,50 @@
-"""One thread per test process for numeric libraries: idle OpenMP threads spin, and tests share the cores."""
+"""What all tests share: one thread for numeric libraries, and the stacks of a test that hangs.
+
+Idle OpenMP threads spin, and tests share the cores. A test that reaches its time limit usually waits for
+processes that it started: a moment before, each of them says on stderr where its threads are, and ends.
+"""
 
 import os
+import signal
+import threading
+
+import psutil
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# For processes that tests start: SIGABRT has Python write the stacks of all threads.
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+
+_BEFORE_LIMIT_S = 10.0
+
+
+def abort_children(launcher: int) -> None:
+    """Has the Python processes below ``launcher`` write their stacks and end.
+
+    Those that have processes of their own and were started by ``launcher`` itself (fork servers) are left:
+    with them the others would end before they have written.
+    """
+    for process in psutil.Process(launcher).children(recursive=True):
+        try:
+            starts_others = process.ppid() == launcher and process.children()
+            if "python" in process.name() and not starts_others:
+                process.send_signal(signal.SIGABRT)
+        except psutil.NoSuchProcess:
+            continue  # it has ended meanwhile
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker and marker.args else item.config.getini("timeout") or 0)
+    if item.config.getoption("timeout", None) is not None:
+        limit = float(item.config.getoption("timeout"))
+    if limit <= 2 * _BEFORE_LIMIT_S:
+        return (yield)
+    timer = threading.Timer(limit - _BEFORE_LIMIT_S, abort_children, (os.getpid(),))
+    timer.daemon = True
+    timer.start()
+    try:
+        return (yield)
+    finally:
+        timer.cancel()
