@@ -10,6 +10,7 @@ import numpy as np
 
 from framework import core
 from framework.programs.acting import make_acting
+from framework.programs.limiter_state import describe_room
 from framework.programs.seeding import prepare_process
 from framework.programs.statistics import EpisodeStatistics
 from framework.programs.worker import ProgramWorker
@@ -74,7 +75,7 @@ class ActorWorker(ProgramWorker):
         prepare_process(seed)
         self._name = f"actor-{index}"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
-        self._learner = learner
+        self._learner, self._replay = learner, replay
         acting = make_acting(
             mode,
             agent,
@@ -120,7 +121,10 @@ class ActorWorker(ProgramWorker):
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
         if self._adder is not None and not self._adder.ready():
-            return "its adder waits for the rate limiter of a table (nothing is sampled)"
+            return (
+                f"its adder waits for room for what a step of its {self._lanes} lanes may write: "
+                f"{describe_room(self._replay)}. Use fewer lanes, or a rate limiter with a larger buffer."
+            )
         return f"waits for version {self._needed_version()} of the parameters"
 
     def step(self) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from framework import core
 from framework.programs.learner_group import FirstLearner
+from framework.programs.limiter_state import describe_stock
 from framework.programs.seeding import keep_freed_memory, prepare_process
 from framework.programs.standstill import Standstill
 from framework.programs.worker import ProgramWorker
@@ -136,7 +137,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
 
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
-        return "its dataset waits for the rate limiter of its table (too little was inserted)"
+        return f"its dataset waits for a batch: {describe_stock(self._replay)}"
 
     def step(self) -> None:
         started = time.perf_counter()

@@ -1,0 +1,62 @@
+"""What a program that cannot go on says of replay."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import launch
+from agents.impala import IMPALA, IMPALAConfig
+from framework import replay
+from framework.environments.testing import FakeEnvironment
+from framework.programs import make_program
+from framework.programs.limiter_state import describe_room, describe_stock
+
+
+def test_too_many_lanes_for_the_queue_is_one_clear_error():
+    agent = IMPALA(IMPALAConfig(batch_size=4, queue_batches=2, unroll_length=5, hidden_sizes=(8,)))
+    program = make_program(
+        agent, functools.partial(FakeEnvironment), lanes_per_actor=9, max_actor_steps=500, evaluate_every=None
+    )
+    with pytest.raises(launch.LaunchError) as raised:
+        launch.launch(program, engine="serial")
+    text = str(raised.value)
+    assert "actor-0" in text and "a step of its 9 lanes" in text and "Use fewer lanes" in text
+    assert "table 'priority_table' holds 0 items and takes 8 more" in text
+    assert "holds 0 items and gives 0 samples" in text
+
+
+ratio = replay.rate_limiters.SampleToInsertRatio
+LIMITERS = {
+    # limiter, items, samples, room, stock
+    "queue": (replay.rate_limiters.Queue(5), 2, 1, "takes 4 more", "gives 1 samples"),
+    "minimum": (replay.rate_limiters.MinSize(3), 2, 0, "takes any number of more", "gives 0 samples"),
+    "minimum reached": (replay.rate_limiters.MinSize(2), 2, 0, "takes any number of", "gives any number of"),
+    "ratio": (ratio(2.0, 2, 6.0), 3, 4, "takes 4 more", "gives 4 samples"),
+    "filling": (
+        replay.rate_limiters.SampleToInsertRatio(2.0, 9, 4.0),
+        3,
+        0,
+        "takes 8 more",
+        "gives 0 samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITERS)
+def test_room_and_stock_are_what_the_limiter_lets_through(name):
+    limiter, items, samples, room, stock = LIMITERS[name]
+    table = replay.Table("t", replay.selectors.Fifo(), replay.selectors.Fifo(), 1000, limiter)
+    client = replay.EmbeddedClient([table])
+    for value in range(items):
+        client.insert([np.array(value)], {"t": 1.0})
+    for _ in range(samples):
+        client.sample_batch("t", 1, timeout=0)
+    assert room in describe_room(client) and f"'t' holds {items} items" in describe_room(client)
+    assert stock in describe_stock(client)
+    if "any" not in room:
+        most = int(room.split()[1])
+        assert table.can_insert(most) and not table.can_insert(most + 1)
+    if "any" not in stock:
+        most = int(stock.split()[1])
+        assert (most == 0 or table.can_sample(most)) and not table.can_sample(most + 1)
