@@ -38,10 +38,16 @@ class _Images(nn.Module):
         images = images.reshape(-1, *images.shape[-3:])
         if self._channels_last:
             images = images.permute(0, 3, 1, 2)
-        images = images.float().div_(255.0) if images.dtype == torch.uint8 else images.float()
-        if torch.is_grad_enabled() and images.device.type == "cpu":
-            # A fifth faster to learn from; to act on, in small batches, it is not.
+        device = images.device.type
+        if torch.is_grad_enabled() and device == "cpu":
+            # A fifth faster to learn from; to act on, in small batches, it is not. Now, as a pixel is a byte.
             images = images.contiguous(memory_format=torch.channels_last)
+        if images.dtype == torch.uint8:
+            # At once to what mixed precision computes in, which holds all of 0 to 255 exactly.
+            mixed = torch.is_autocast_enabled(device)
+            images = images.to(torch.get_autocast_dtype(device) if mixed else torch.float32).div_(255.0)
+        else:
+            images = images.float()
         return self.features(images).reshape(*leading, self.output_size)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:

@@ -203,6 +203,15 @@ def test_conversions_share_memory_where_they_can_and_copy_what_is_read_only():
     assert back["a"].tolist() == [1.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("learning", [True, False])
+def test_pictures_in_mixed_precision_are_those_in_full_precision_rounded_once(learning):
+    torch.manual_seed(0)
+    network = networks.NatureConv((4, 84, 84), hidden_size=16)
+    images = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    with torch.set_grad_enabled(learning), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(network(images), network(images.float() / 255), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("activation", ["relu", "tanh", "elu", "silu"])
 def test_a_plain_network_gives_what_its_modules_give_and_follows_changes_in_place(activation):
     torch.manual_seed(0)
