@@ -95,9 +95,9 @@ def restore(table: Table, meta: dict[str, Any], arrays: Arrays, from_checkpoint:
     _configure(table, meta["config"], from_checkpoint)
     if table._items.size:
         raise CheckpointError(f"table {table.name!r}: it holds items already; restore into new tables only")
+    layouts, arrays = _layouts_in_use(meta["layouts"], arrays)
     with table._lock:
-        for layout in meta["layouts"]:
-            layout = Layout.from_wire(layout)
+        for layout in layouts:
             table._bindings.append(Binding(layout, table.store, table.name, table.signature))
             table._binding_of[layout] = len(table._bindings) - 1
         items = _items(table.max_size, meta, arrays)
@@ -126,6 +126,19 @@ def restore(table: Table, meta: dict[str, Any], arrays: Arrays, from_checkpoint:
             table._episodes.pop(0, None)  # items that named none
         while items.size > table.max_size:  # a smaller table than before
             table._remove(table.remover.sample(1, table._rng)[0])
+
+
+def _layouts_in_use(saved: list[Any], arrays: Arrays) -> tuple[list[Layout], Arrays]:
+    """The layouts that items have, and the arrays with their numbers anew.
+
+    Others must not be looked at: their streams may hold nothing and then are not in the checkpoint. They
+    come back with the next item that has them.
+    """
+    live = arrays["state"] != FREE
+    used = np.unique(arrays["layouts"][live])
+    numbers = np.zeros_like(arrays["layouts"])
+    numbers[live] = used.searchsorted(arrays["layouts"][live])
+    return [Layout.from_wire(saved[number]) for number in used], {**arrays, "layouts": numbers}
 
 
 def _items(max_size: int, meta: dict[str, Any], arrays: Arrays) -> Items:

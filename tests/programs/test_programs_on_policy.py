@@ -46,6 +46,14 @@ def test_ends_in_processes():
     assert launch.launch(program(False, 400), engine="processes")["actor_steps"] == 400
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_run_whose_queue_is_empty_at_its_end_goes_on_from_there(overlap, tmp_path):
+    assert launch.launch(program(overlap, 480, directory=tmp_path), engine="serial")["actor_steps"] == 480
+    result = launch.launch(program(overlap, 1_000, directory=tmp_path), engine="serial")
+    assert (result["reason"], result["actor_steps"]) == ("max_actor_steps", 1_000)
+    assert result["learner_steps"] > 1_000 // (8 * 2 * 3) - 6
+
+
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_stop_ends_the_wait_for_a_version(engine):
     # The learner stops after its third step, when the actors wait for the next version or soon will.

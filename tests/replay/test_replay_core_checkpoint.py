@@ -78,6 +78,32 @@ def test_continues_exactly(tmp_path, sampler):
     assert os.path.dirname(path) == str(tmp_path)
 
 
+@pytest.mark.parametrize("left", [0, 2])
+def test_streams_and_layouts_whose_items_are_gone(tmp_path, left):
+    checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
+
+    def write(writer, stream, column, values):
+        rows = writer.append(stream, {column: np.asarray(values)})
+        writer.create_items("t", writer.slice(stream, column, rows))
+        writer.release(stream, rows)
+
+    client = replay.EmbeddedClient([replay.Table.queue("t", 9)], checkpointer=checkpointer)
+    writer = client.batch_writer()
+    write(writer, "gone", "x", [1.0, 2.0])
+    assert client.sample_batch("t", 2).data.tolist() == [1.0, 2.0]
+    if left:
+        write(writer, "here", "n", [3, 4])
+    client.checkpoint()
+
+    client = replay.EmbeddedClient([replay.Table.queue("t", 9)], checkpointer=checkpointer)
+    assert client.server_info()["t"].current_size == left
+    writer = client.batch_writer()
+    write(writer, "gone", "x", [5.0])
+    write(writer, "here", "n", [6])
+    seen = [client.sample_batch("t", 1).data[0] for _ in range(left + 2)]
+    assert seen == [3, 4][:left] + [5.0, 6]
+
+
 def test_larger_table_keeps_keys(tmp_path):
     checkpointer = checkpointers.DefaultCheckpointer(tmp_path)
     client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
