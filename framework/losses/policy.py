@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from framework.losses.masking import check_alike, where_counted
 
@@ -126,6 +127,7 @@ class _ClippedLosses(torch.autograd.Function):
         return torch.minimum(free, clipped).neg_()
 
     @staticmethod
+    @once_differentiable  # what is saved has no graph: second derivatives would be wrong without a word
     def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
         free, clipped = ctx.saved_tensors
         # Of exp() the derivative is the ratio itself; where the clip is the smaller one there is none.

@@ -73,6 +73,14 @@ def test_clipping_stops_the_gradient_only_where_it_would_go_further(ratio, advan
     assert log_prob.grad.item() == pytest.approx(gradient, abs=1e-6)
 
 
+def test_the_clipped_surrogate_refuses_second_derivatives():
+    log_probs = torch.zeros(3, requires_grad=True)
+    loss = losses.clipped_surrogate(log_probs, torch.zeros(3), torch.ones(3)).loss
+    (gradient,) = torch.autograd.grad(loss, log_probs, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_clipped_surrogate_has_the_gradient_that_autograd_gives_its_formula(masked, random):
     new, old, advantages = tensors(random, 3, 5, count=3)
