@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from framework.losses.masking import check_alike, where_counted
 
@@ -120,18 +119,26 @@ class _ClippedLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_ratios: torch.Tensor, advantages: torch.Tensor, epsilon: float) -> torch.Tensor:
-        ratios = log_ratios.exp()
-        free = ratios * advantages
-        clipped = ratios.clamp_(1.0 - epsilon, 1.0 + epsilon) * advantages
-        ctx.save_for_backward(free, clipped)
+        free, clipped = _gains(log_ratios, advantages, epsilon)
+        ctx.save_for_backward(log_ratios, advantages, free, clipped)
+        ctx.epsilon = epsilon
         return torch.minimum(free, clipped).neg_()
 
     @staticmethod
-    @once_differentiable  # what is saved has no graph: second derivatives would be wrong without a word
     def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        free, clipped = ctx.saved_tensors
+        log_ratios, advantages, free, clipped = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative: what forward() computed has no graph
+            free, clipped = _gains(log_ratios, advantages, ctx.epsilon)
         # Of exp() the derivative is the ratio itself; where the clip is the smaller one there is none.
         return torch.where(free <= clipped, -free * gradients, 0.0), None, None
+
+
+def _gains(
+    log_ratios: torch.Tensor, advantages: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a step is worth without the clip, and with it."""
+    ratios = log_ratios.exp()
+    return ratios * advantages, ratios.clamp(1.0 - epsilon, 1.0 + epsilon) * advantages
 
 
 def kl_penalty_surrogate(
