@@ -414,6 +414,7 @@ PRESETS: Mapping[str, Preset] = {
             "minibatch_size": 128,
             "learning_rate": 1e-3,
             "decay_steps": 60_000,
+            "clip_end": 0.1,  # Without it 2 of 9 seeds ended below 490.
         },
         run={
             "num_actors": 1,

@@ -117,6 +117,7 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "repertory IMPALA, bfloat16": pong(**BF16),
         "repertory IMPALA, float32, 16 lanes": pong(lanes=16),
         "repertory IMPALA, bfloat16, 16 lanes": pong(lanes=16, **BF16),
+        "RLlib IMPALA": Peer("rllib-pong", "rllib"),
         "Sample Factory APPO": Peer("sample-factory-pong", "sample-factory"),
     },
     "pong-lstm": {

@@ -22,6 +22,7 @@ from throughput_window import Window
 
 ENVIRONMENT = "CartPole-v1"
 LANES, UNROLL, EPOCHS, MINIBATCH, HIDDEN = 8, 500, 6, 128, 32
+PONG_UNROLL, PONG_BATCH_UNROLLS = 40, 8
 RUNNERS, BATCH_UNROLLS, IMPALA_UNROLL, IMPALA_HIDDEN = 2, 10, 50, 64
 
 
@@ -188,6 +189,42 @@ def rllib_impala(window: Window) -> None:
     _rllib(config, window)
 
 
+def rllib_pong(window: Window) -> None:
+    """RLlib's IMPALA on Pong: its own Atari wrappers, two runners, the network of DQN."""
+    import ale_py
+    import gymnasium
+    from ray.rllib.algorithms.impala import IMPALAConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from ray.rllib.env.wrappers.atari_wrappers import wrap_atari_for_new_api_stack
+    from ray.tune.registry import register_env
+
+    def make(_: Any) -> Any:
+        gymnasium.register_envs(ale_py)
+        game = gymnasium.make("ale_py:ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0)
+        return wrap_atari_for_new_api_stack(game, dim=84, framestack=4)
+
+    register_env("pong", make)
+    model = DefaultModelConfig(
+        conv_filters=[[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+        conv_activation="relu",
+        head_fcnet_hiddens=[512],
+        head_fcnet_activation="relu",
+        vf_share_layers=True,
+    )
+    config = (
+        IMPALAConfig()
+        .environment("pong")
+        .env_runners(
+            num_env_runners=RUNNERS, num_envs_per_env_runner=LANES, rollout_fragment_length=PONG_UNROLL
+        )
+        .training(train_batch_size_per_learner=PONG_BATCH_UNROLLS * PONG_UNROLL, lr=4.8e-4)
+        .rl_module(model_config=model)
+        .learners(num_learners=0)
+        .reporting(min_time_s_per_iteration=1)
+    )
+    _rllib(config, window)
+
+
 def _sample_factory(arguments: list[str], window: Window) -> None:
     from sample_factory.algo.runners.runner import AlgoObserver
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
@@ -278,6 +315,7 @@ ROWS: dict[str, Callable[[Window], None]] = {
     "rllib-ppo": rllib_ppo,
     "rllib-ppo-2-runners": lambda window: rllib_ppo(window, 2),
     "rllib-impala": rllib_impala,
+    "rllib-pong": rllib_pong,
     "sample-factory-cartpole": sample_factory_cartpole,
     "sample-factory-pong": sample_factory_pong,
     "sample-factory-pong-lstm": lambda window: sample_factory_pong(window, lstm=True),
