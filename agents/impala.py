@@ -379,7 +379,8 @@ PRESETS: Mapping[str, Preset] = {
             "learner_log_every": 50,
         },
     ),
-    # Many small batches: of 320 steps, at a rate of 2e-3, some seeds stay at 6 for a million steps and more.
+    # 11.8 to 21.0, greedy over 100 episodes, at 2,000,000 steps on seeds 1 to 5. Many small batches: with
+    # those of 320 steps, at a rate of 2e-3, some seeds stay at 6 for a million steps and more.
     "minatar:Breakout": Preset(
         agent={
             "optimizer": "adam",
