@@ -13,6 +13,12 @@ SEED ?= 1
 # One thread per process for numeric libraries: programs are many processes, tests run in several workers.
 export OMP_NUM_THREADS ?= 1
 
+# $(call tests,ENVIRONMENT,ARGUMENTS) runs pytest. AGAIN=1 runs what failed once more, alone, and says so loudly:
+# programs of many processes on a busy machine. A broken test fails twice.
+AGAIN ?=
+tests = $(1)/bin/python -m pytest $(2) $(if $(AGAIN),|| { printf '\n===== Failed; what failed is run once more. =====\n\n'; \
+	$(1)/bin/python -m pytest --last-failed --last-failed-no-failures none -n 0 $(2); })
+
 .PHONY: train test lint test-reverb test-ray test-deepmind clean
 
 .venv/installed: setup.py $(wildcard constraints/*.txt)
@@ -30,7 +36,7 @@ train: .venv/installed
 	$(BIN)/repertory train dqn --environment gymnasium:CartPole-v1 --engine processes --num-actors 2 --seed $(SEED) $(if $(RUN),--directory $(RUN))
 
 test: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 tests
+	$(call tests,.venv,-n 2 tests)
 
 # dm-reverb and Launchpad exist for certain versions of Python only. A shim of pyenv may be there and fail.
 python = $(shell for p in python$(1) "$$(pyenv root 2>/dev/null)"/versions/$(1).*/bin/python; do "$$p" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(1)")' 2>/dev/null && echo "$$p" && break; done)
@@ -51,18 +57,18 @@ python3.10 python3.11: python%:
 	touch $@
 
 test-reverb: .venv-reverb/installed
-	.venv-reverb/bin/python -m pytest -n 2 tests/conformance/replay tests/replay/test_reverb_backend.py tests/replay/test_replay_kernels.py
+	$(call tests,.venv-reverb,-n 2 tests/conformance/replay tests/replay/test_reverb_backend.py tests/replay/test_replay_kernels.py)
 
 # The second in a process of its own: after other clusters in one process Ray asks its job server for a token.
 test-ray: .venv-ray/installed
-	.venv-ray/bin/python -m pytest tests/conformance/launch -k "ray" --ignore tests/conformance/launch/test_ray_jobs.py
-	.venv-ray/bin/python -m pytest tests/conformance/launch/test_ray_jobs.py
+	$(call tests,.venv-ray,tests/conformance/launch -k "ray" --ignore tests/conformance/launch/test_ray_jobs.py)
+	$(call tests,.venv-ray,tests/conformance/launch/test_ray_jobs.py)
 
 # LAUNCHPAD=launchpad runs the conformance tests with a process for each node too, which takes minutes more.
 LAUNCHPAD ?= launchpad_mt
 test-deepmind: .venv-deepmind/installed
-	.venv-deepmind/bin/python -m pytest -n 2 tests/conformance/deepmind tests/conformance/replay tests/replay/test_reverb_backend.py
-	.venv-deepmind/bin/python -m pytest -n 2 tests/conformance/launch -k $(LAUNCHPAD)
+	$(call tests,.venv-deepmind,-n 2 tests/conformance/deepmind tests/conformance/replay tests/replay/test_reverb_backend.py)
+	$(call tests,.venv-deepmind,-n 2 tests/conformance/launch -k $(LAUNCHPAD))
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

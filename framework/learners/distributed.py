@@ -80,6 +80,7 @@ class LearnerGroup:
         if not 0 <= rank < size:
             raise ValueError(f"rank is {rank}; expected 0 to {size - 1}.")
         self.rank, self.size = rank, size
+        self._modules: list[nn.Module] = []
         self.device = torch.device(device)
         # Without it the address that the machine's name stands for is used, which others may reach.
         interface = "lo0" if sys.platform == "darwin" else "lo"
@@ -105,6 +106,7 @@ class LearnerGroup:
         module = nn.parallel.DistributedDataParallel(
             _Loss(networks, loss_fn, self), find_unused_parameters=partial_gradients
         )
+        self._modules.append(module)
         return lambda networks, batch, context: module(batch, context)
 
     def smallest(self, number: int) -> int:
@@ -120,7 +122,12 @@ class LearnerGroup:
         return summed
 
     def close(self) -> None:
-        """Leaves the group; a peer that still waits for this one gets an error."""
+        """Leaves the group; a peer that still waits for this one gets an error. Its losses end here too."""
+        # A reducer that were the last to know of the group would end it, and wait for its thread, with the
+        # interpreter's lock in hand. The thread may need that lock for its last tensors: PyTorch issue 56297.
+        for module in self._modules:
+            del module.reducer, module.logger
+        self._modules.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
 

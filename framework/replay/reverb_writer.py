@@ -157,8 +157,12 @@ class ReverbWriter:
             self._wait_for(keep, None if timeout is None else time.monotonic() + timeout)
 
     def settle(self) -> None:
-        """Everything created so far is in its table, as far as the rate limiters let it in."""
+        """Everything created so far is in its table, as far as the rate limiters let it in.
+
+        What a writer dropped when it was closed will not be in any."""
         with self._lock:
+            if self._closed:
+                return
             deadline = time.monotonic() + _SETTLE
             while self._unconfirmed and self._writer is not None:
                 if self._flush_for(0, 0.02):

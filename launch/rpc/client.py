@@ -234,10 +234,11 @@ class _FutureCalls:
 
     def _ring(self) -> None:
         with self._wake_lock:
-            if self._wake.closed:
-                self._fail_all(ClientClosed(f"the client of node {self._name!r} is closed"))
-            else:
+            over = self._wake.closed
+            if not over:
                 self._wake.send(b"")
+        if over:
+            self._fail_all(ClientClosed(f"the client of node {self._name!r} is closed"))
 
     def _run(self) -> None:
         poller = zmq.Poller()

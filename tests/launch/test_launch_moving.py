@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import pytest
 
 from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped
+from launch.rpc import moving
 from launch.rpc.moving import MovingConnection
 from launch.rpc.repeating import repeating
 from launch.rpc.server import Server
@@ -21,6 +22,10 @@ class Service:
         self._name = name
         self.entered = threading.Event()
         self.release = threading.Event()
+        self.notes: list[int] = []
+
+    def note(self, number: int) -> None:
+        self.notes.append(number)
 
     def name(self) -> str:
         return self._name
@@ -104,6 +109,62 @@ def test_futures_that_wait_for_the_node_are_bounded(connection, serve, stopped):
     assert not ninth.done()
     connection.move(serve("first")[0].address)
     assert {future.result(PATIENCE) for future in [*futures, ninth.result(PATIENCE)]} == {"first"}
+
+
+def test_futures_that_waited_count_when_the_node_has_them(connection, serve):
+    """Who waits for room is not let in by the node's coming, only by an answer."""
+    server, service = serve("first")
+    held = [connection.submit("hold", (), {}, None) for _ in range(8)]
+    ninth = in_background(connection.submit, "name", (), {}, None)
+    connection.move(server.address)
+    assert service.entered.wait(PATIENCE)
+    with pytest.raises(CallTimeout):
+        connection.submit("name", (), {}, 0.3)
+    assert not ninth.done()
+    assert not held[0].cancel(), "the node has it"
+    service.release.set()
+    assert ninth.result(PATIENCE).result(PATIENCE) == "first"
+
+
+def test_calls_that_come_with_the_node_do_not_overtake_those_that_waited(connection, monkeypatch):
+    numbers = []
+
+    class Slow:
+        """A node whose first call lets another thread make one at that moment."""
+
+        def __init__(self, *args, **options):
+            pass
+
+        def submit(self, method, args, kwargs, timeout):
+            numbers.append(args[0])
+            if len(numbers) == 1:
+                late.append(in_background(connection.submit, method, (9,), {}, None))
+                wait(late, 0.2)
+            future: Future = Future()
+            future.set_result(None)
+            return future
+
+        def close(self):
+            pass
+
+    late: list = []
+    monkeypatch.setattr(moving, "Connection", Slow)
+    for number in range(4):
+        connection.submit("note", (number,), {}, None)
+    connection.move("somewhere")
+    late[0].result(PATIENCE).result(PATIENCE)
+    assert numbers == [0, 1, 2, 3, 9]
+
+
+def test_a_cancelled_call_makes_room_and_is_not_made(connection, serve):
+    futures = [connection.submit("note", (number,), {}, None) for number in range(8)]
+    assert futures[3].cancel()
+    futures.append(connection.submit("note", (8,), {}, PATIENCE))
+    server, service = serve("first")
+    connection.move(server.address)
+    for future in futures[:3] + futures[4:]:
+        future.result(PATIENCE)
+    assert sorted(service.notes) == [0, 1, 2, 4, 5, 6, 7, 8]
 
 
 def test_a_future_that_waits_for_room_is_let_go_by_the_stop(connection, stopped):

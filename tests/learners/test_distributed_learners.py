@@ -160,7 +160,7 @@ def together():
         process.start()
     found = {}
     for _ in range(2 * len(AGENTS) + 1):
-        name, rank, result = results.get(timeout=120)
+        name, rank, result = results.get(timeout=90)
         found[name, rank] = result
     for process in processes:
         process.join(30)
