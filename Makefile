@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 # programs of many processes on a busy machine. A broken test fails twice.
 AGAIN ?=
 tests = $(1)/bin/python -m pytest $(2) $(if $(AGAIN),|| { printf '\n===== Failed; what failed is run once more. =====\n\n'; \
-	$(1)/bin/python -m pytest --last-failed --last-failed-no-failures none -n 0 $(2); })
+	$(1)/bin/python -m pytest --last-failed --last-failed-no-failures none $(2) -n 0; })
 
 .PHONY: train test lint test-reverb test-ray test-deepmind clean
 
