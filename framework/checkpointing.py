@@ -27,6 +27,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from framework import disk
 from framework.checkpoint_state import load_state, save_state
 
 FORMAT = 1
@@ -143,9 +146,9 @@ class Checkpointer:
             }
             _write_file(writing / MANIFEST, json.dumps(manifest, indent=1).encode())
             for folder in [path for path in writing.rglob("*") if path.is_dir()] + [writing]:
-                _sync(folder)
+                disk.sync(folder)
             os.rename(writing, final)
-            _sync(self._directory)
+            disk.sync(self._directory)
         except OSError as error:
             shutil.rmtree(writing, ignore_errors=True)
             raise CheckpointError(self._explain(error, final, existing)) from error
@@ -240,7 +243,7 @@ class Checkpointer:
         # What a killed process of this machine left half written.
         for path in self._directory.glob(".writing-checkpoint-*"):
             match = re.match(r"^\.writing-.*-step-\d+-(.*)-(\d+)$", path.name)
-            if match and match[1] == socket.gethostname() and not _is_alive(int(match[2])):
+            if match and match[1] == socket.gethostname() and not psutil.pid_exists(int(match[2])):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _explain(self, error: OSError, final: Path, existing: list[Path]) -> str:
@@ -338,7 +341,7 @@ def _write_part(path: Path, part: Part) -> None:
     if not path.exists():
         raise CheckpointError(f"The writer of part {path.name!r} made neither a file nor a folder at {path}.")
     for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
-        _sync(file)
+        disk.sync(file)
 
 
 def _write_file(path: Path, content: bytes | bytearray | memoryview) -> None:
@@ -362,24 +365,6 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _damaged(path: Path, reason: str) -> CheckpointError:

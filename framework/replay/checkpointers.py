@@ -30,7 +30,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 
+from framework import disk
 from framework.replay import saving
 from framework.replay.errors import CheckpointError, ReverbError, ServerClosed
 from framework.replay.store import RowStore
@@ -113,7 +115,7 @@ class DefaultCheckpointer(CheckpointerBase):
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        _sync_directory(self.path)
+        disk.sync(self.path)
         for old in self.checkpoints()[: -self.keep]:
             shutil.rmtree(old)
         self._clean()
@@ -123,7 +125,7 @@ class DefaultCheckpointer(CheckpointerBase):
         """Removes what a writer that died has left."""
         for name in os.listdir(self.path):
             match = _UNFINISHED.fullmatch(name)
-            if match and not _is_running(int(match.group(2))):
+            if match and not psutil.pid_exists(int(match.group(2))):
                 shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
 
     def load(self, tables: dict[str, Table], store: RowStore) -> str | None:
@@ -249,7 +251,7 @@ def _write(directory: str, tables: dict[str, Table], store: RowStore) -> None:
     _write_blocks(directory, "manifest.json", iter([np.frombuffer(text, np.uint8)]))
     digest = hashlib.sha256(text).hexdigest().encode()
     _write_blocks(directory, "DONE", iter([np.frombuffer(digest, np.uint8)]))
-    _sync_directory(directory)
+    disk.sync(directory)
 
 
 def _rows_of(parts: list[Any]) -> dict[str, np.ndarray]:
@@ -288,24 +290,6 @@ def _write_blocks(directory: str, name: str, blocks: Iterator[np.ndarray]) -> li
         file.flush()
         os.fsync(file.fileno())
     return [size, checksum]
-
-
-def _sync_directory(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 # Reading.

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import psutil
 
 from framework.replay.errors import ServerClosed, StoreFullError
 from framework.replay.store import MemoryAllocator
@@ -200,15 +201,7 @@ def _is_orphan(path: str) -> bool:
 
 def _is_alive(path: str) -> bool:
     pid = os.path.basename(path)[len(PREFIX) :].partition("-")[0]
-    if not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    return pid.isdigit() and psutil.pid_exists(int(pid))
 
 
 def _remove(directory: str, owner: int, pid: int) -> None:
