@@ -7,6 +7,7 @@ It is told everything by a file, and by its standard input: a line ends the prog
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -15,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from launch.engines._launchpad_node import Host, NativeTables, Wiring, run_host
+from launch.engines._launchpad_node import Host, NativeTables, Wiring, read_unit, run_host
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,12 @@ def main(path: str) -> None:
 
     flags.FLAGS(["launchpad"])
     threading.Thread(target=_obey, name="launch-driver", daemon=True).start()
+    if plan.launch_type == "local_mt":
+        for _, unit, _ in plan.units:
+            # Its imports are over before there are threads, which import more as they begin. What fails here
+            # fails again in the node, which says so.
+            with contextlib.suppress(Exception):
+                read_unit(unit)
     resources = None
     if plan.launch_type == "local_mp":
         from launchpad.nodes.python.local_multi_processing import PythonProcess

@@ -249,6 +249,20 @@ def runtime_of(wiring: Wiring) -> CourierRuntime:
         return runtime
 
 
+_reading = threading.Lock()
+
+
+def read_unit(unit: bytes) -> tuple[Leaf, ...]:
+    """The nodes of a pickled unit; one thread of the process at a time.
+
+    Python calls it a deadlock, which is an error, when one thread imports a package and another thread a
+    module of it, where each imports the other.
+    """
+    with _reading:
+        leaves: tuple[Leaf, ...] = pickle.loads(unit).leaves
+    return leaves
+
+
 class Host:
     """Makes the object of one of our nodes, serves and runs it. Launchpad makes hosts and calls ``run``.
 
@@ -266,7 +280,7 @@ class Host:
         self._object: Any = None
         self._target: Target | None = None
         self._failed = False
-        parts: tuple[Leaf, ...] = pickle.loads(unit).leaves
+        parts: tuple[Leaf, ...] = read_unit(unit)
         self._leaf = parts[position]
         self._label = self._leaf.context.label
         self._keys = wiring.keys
@@ -358,8 +372,9 @@ class NativeTables:
     def __call__(self) -> Any:
         import importlib
 
-        node = pickle.loads(self._unit).leaves[self._position].node
-        module = importlib.import_module(node.backend)
+        node: Any = read_unit(self._unit)[self._position].node
+        with _reading:
+            module = importlib.import_module(node.backend)
         if self._checkpointer:
             made = node.checkpointer_fn()
             return module.native_checkpointer(made) if hasattr(module, "native_checkpointer") else made

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import importlib.util
 import os
+import pickle
 
 import dm_env
 import numpy as np
@@ -91,6 +93,31 @@ def test_the_graph_is_a_launchpad_program():
     assert kinds == {"replay": ["ReverbNode"], "counter": ["CourierNode"], "main": ["PyNode"]}
     calls = {label: len(nodes[0].input_handles) for label, nodes in made.groups.items()}
     assert calls == {"replay": 0, "counter": 1, "main": 2}
+
+
+class Importing:
+    """Pickles as the import of a module."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __reduce__(self):
+        return importlib.import_module, (self._name,)
+
+
+def test_units_are_read_by_one_thread_at_a_time(tmp_path, monkeypatch):
+    """One thread imports a package, another a part of it: an error of Python's if they went on together."""
+    from launch.engines._launchpad_node import read_unit
+
+    package = tmp_path / "slow_package"
+    package.mkdir()
+    text = "import time\nleaves = ('package',)\ntime.sleep(0.5)\nimport slow_package.part\n"
+    (package / "__init__.py").write_text(text)
+    (package / "part.py").write_text("import slow_package\nleaves = ('part',)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    units = [pickle.dumps(Importing(name)) for name in ("slow_package", "slow_package.part")]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(read_unit, units, timeout=30)) == [("package",), ("part",)]
 
 
 @needs_launchpad
