@@ -255,8 +255,8 @@ _reading = threading.Lock()
 def read_unit(unit: bytes) -> tuple[Leaf, ...]:
     """The nodes of a pickled unit; one thread of the process at a time.
 
-    Python calls it a deadlock, which is an error, when one thread imports a package and another thread a
-    module of it, where each imports the other.
+    Python calls it a deadlock, which is an error, when one thread imports a package that imports a module of
+    its own, and another thread that module.
     """
     with _reading:
         leaves: tuple[Leaf, ...] = pickle.loads(unit).leaves

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import importlib.machinery
 import importlib.util
 import os
 import pickle
+import sys
+import time
 
 import dm_env
 import numpy as np
@@ -105,19 +108,35 @@ class Importing:
         return importlib.import_module, (self._name,)
 
 
+class SlowPackage(importlib.machinery.SourceFileLoader):
+    """A package that takes its time before other threads can see that its import has begun."""
+
+    def __init__(self, folder):
+        super().__init__(folder.name, str(folder / "__init__.py"))
+        self._folder = str(folder)
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self.name:
+            return importlib.util.spec_from_file_location(
+                name, loader=self, submodule_search_locations=[self._folder]
+            )
+
+    def create_module(self, spec):
+        time.sleep(0.5)
+
+
 def test_units_are_read_by_one_thread_at_a_time(tmp_path, monkeypatch):
-    """One thread imports a package, another a part of it: an error of Python's if they went on together."""
+    """One thread imports a package, another a module of it: an error of Python's if they went on together."""
     from launch.engines._launchpad_node import read_unit
 
     package = tmp_path / "slow_package"
     package.mkdir()
-    text = "import time\nleaves = ('package',)\ntime.sleep(0.5)\nimport slow_package.part\n"
-    (package / "__init__.py").write_text(text)
-    (package / "part.py").write_text("import slow_package\nleaves = ('part',)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    units = [pickle.dumps(Importing(name)) for name in ("slow_package", "slow_package.part")]
+    (package / "__init__.py").write_text("leaves = ('package',)\nimport slow_package.module\n")
+    (package / "module.py").write_text("leaves = ('module',)\n")
+    monkeypatch.setattr(sys, "meta_path", [SlowPackage(package), *sys.meta_path])
+    units = [pickle.dumps(Importing(name)) for name in ("slow_package", "slow_package.module")]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(read_unit, units, timeout=30)) == [("package",), ("part",)]
+        assert list(pool.map(read_unit, units, timeout=30)) == [("package",), ("module",)]
 
 
 @needs_launchpad
