@@ -77,8 +77,7 @@ class Inserting(TableCore):
           index: int64 ``[k, layout.width]`` rows.
           priorities: float64 ``[k]``, or None for the largest so far, 1.0 at first.
           keys: uint64 ``[k]`` that the writer made (``items.make_keys``); the table's own if None. Items
-          whose key is in the table
-            already are not inserted again.
+            whose key is in the table already are not inserted again.
           lengths: int32 ``[k, groups]`` for ragged items.
           episodes: uint64 ``[k]`` names of the episodes that the items belong to, for ``num_episodes``.
           timeout: seconds; None waits for ever and 0 not at all.
@@ -96,6 +95,8 @@ class Inserting(TableCore):
             priorities = self.check_priorities(priorities, n)
         number = self.bind(layout)
         result = np.empty(n, np.uint64) if keys is None else keys
+        if n == 0:
+            return result
         with self._lock:
             done = 0
             deadline = None
