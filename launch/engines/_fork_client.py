@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch.engines._channel import Channel
+from launch.engines._fork_server import ORPHAN_GRACE
 from launch.engines.base import Resources, Unit
+
+_CLOSE_TIMEOUT = 2 * ORPHAN_GRACE
 
 
 class ForkServer:
@@ -67,9 +70,13 @@ class ForkServer:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        """Has it end what is left, clean up and leave; waits for that."""
+        """Has it end what is left, clean up and leave; waits for that, and ends it by force if it does not."""
         self.line.close()
-        self._process.wait()
+        try:
+            self._process.wait(_CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # and with it, on Linux, its nodes
+            self._process.wait()
 
     def _send(self, message: dict[str, Any]) -> None:
         self.line.sendall(json.dumps(message).encode() + b"\n")

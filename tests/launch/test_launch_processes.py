@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import launch as lp
+from launch.engines import _fork_client
 
 PATIENCE = 60.0
 
@@ -383,3 +384,11 @@ def test_nodes_end_when_the_fork_server_is_killed():
         job.wait(PATIENCE)
     psutil.wait_procs([node], timeout=PATIENCE)
     assert not node.is_running() or node.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_fork_server_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(_fork_client, "_CLOSE_TIMEOUT", 0.5)
+    server = _fork_client.ForkServer([], str(tmp_path / "sockets"), "job")
+    os.kill(server._process.pid, signal.SIGSTOP)
+    server.close()
+    assert server._process.returncode == -signal.SIGKILL
