@@ -70,7 +70,7 @@ class ForkServer:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        """Has it end what is left, clean up and leave; waits for that, and ends it by force if it does not."""
+        """Has it end what is left, clean up and leave; waits for that, and ends it if it takes too long."""
         self.line.close()
         try:
             self._process.wait(_CLOSE_TIMEOUT)
