@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ CALL, REPLY, ERROR, PROBE, PENDING, LOST = range(1, 7)
 # Arrays below this many bytes are cheaper inside the pickle than as a frame.
 IN_BAND_BYTES = 1 << 14
 _MAX_BUFFERS = 0xFFFF
+_PAUSES = (0.0, 0.01, 0.1)  # seconds, after which a pickle that could not be loaded is tried again
 _MAIN = b"__main__"
 _HEAD_BYTES = HEAD.size
 _unpack = HEAD.unpack_from
@@ -68,12 +70,14 @@ def decode(body: memoryview, buffers: Sequence[Any]) -> Any:
 
 def load(data: Any, buffers: Sequence[Any]) -> Any:
     """The value of a pickle without a head."""
-    try:
-        return _loads(data, buffers=buffers)
-    except (ImportError, AttributeError):
-        # Threads that import parts of one package at the same time can find each other's modules half made.
-        # By now this thread holds none, so it waits for those of others; what is missing stays missing.
-        return _loads(data, buffers=buffers)
+    for pause in _PAUSES:
+        try:
+            return _loads(data, buffers=buffers)
+        except (ImportError, AttributeError, RuntimeError):
+            # Threads that import parts of one package at the same time can find each other's modules half
+            # made, or want each other's locks. By now this thread holds none: the others may go on.
+            time.sleep(pause)
+    return _loads(data, buffers=buffers)  # what is missing stays missing
 
 
 def receive(socket: zmq.Socket, flags: int = 0) -> tuple[int, int, memoryview, Sequence[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pickle
@@ -10,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+import slow_package
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -189,6 +191,14 @@ def test_a_module_that_another_thread_was_just_importing_is_there_at_the_second_
     (tmp_path / "half_made.py").write_text(HALF_MADE)
     monkeypatch.syspath_prepend(tmp_path)
     assert wire.load(b"chalf_made\nThing\n.", ()).__name__ == "Thing"
+
+
+def test_threads_whose_imports_want_each_others_locks(tmp_path, monkeypatch):
+    """One of them gets an error of Python's, at the first look."""
+    package, module = slow_package.pickles(tmp_path, monkeypatch)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(wire.load, pickled, ()) for pickled in (package, module)]
+        assert [load.result(PATIENCE).leaves for load in loads] == [("package",), ("module",)]
 
 
 def test_timeout(served):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import importlib.machinery
 import importlib.util
 import os
-import pickle
-import sys
-import time
 
 import dm_env
 import numpy as np
 import pytest
+import slow_package
 
 import launch as lp
 from framework import replay
@@ -98,43 +95,10 @@ def test_the_graph_is_a_launchpad_program():
     assert calls == {"replay": 0, "counter": 1, "main": 2}
 
 
-class Importing:
-    """Pickles as the import of a module."""
-
-    def __init__(self, name):
-        self._name = name
-
-    def __reduce__(self):
-        return importlib.import_module, (self._name,)
-
-
-class SlowPackage(importlib.machinery.SourceFileLoader):
-    """A package that takes its time before other threads can see that its import has begun."""
-
-    def __init__(self, folder):
-        super().__init__(folder.name, str(folder / "__init__.py"))
-        self._folder = str(folder)
-
-    def find_spec(self, name, path=None, target=None):
-        if name == self.name:
-            return importlib.util.spec_from_file_location(
-                name, loader=self, submodule_search_locations=[self._folder]
-            )
-
-    def create_module(self, spec):
-        time.sleep(0.5)
-
-
 def test_units_are_read_by_one_thread_at_a_time(tmp_path, monkeypatch):
-    """One thread imports a package, another a module of it: an error of Python's if they went on together."""
     from launch.engines._launchpad_node import read_unit
 
-    package = tmp_path / "slow_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("leaves = ('package',)\nimport slow_package.module\n")
-    (package / "module.py").write_text("leaves = ('module',)\n")
-    monkeypatch.setattr(sys, "meta_path", [SlowPackage(package), *sys.meta_path])
-    units = [pickle.dumps(Importing(name)) for name in ("slow_package", "slow_package.module")]
+    units = slow_package.pickles(tmp_path, monkeypatch)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         assert list(pool.map(read_unit, units, timeout=30)) == [("package",), ("module",)]
 
