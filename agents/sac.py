@@ -395,7 +395,7 @@ class SAC(core.Agent):
 
 
 PRESETS: Mapping[str, Preset] = {
-    # -113 to -158, 20 episodes, at 20,000 steps on seeds 1 to 5.
+    # -157.9 to -160.7, greedy over 100 episodes, at 20,000 steps on seeds 1 to 5.
     "gymnasium:Pendulum-v1": Preset(
         agent={
             "min_replay_size": 500,

@@ -270,7 +270,9 @@ def test_actions_fit_the_spec():
     agent = DQN(SMALL)
     actor = PolicyActor(agent.make_policy(agent.make_networks(SPEC)), num_lanes=5, seed=0)
     actor.observe_first(_timestep(0))
-    for action in actor.select_action(np.zeros((5, 4), np.float32)):
+    actions = actor.select_action(np.zeros((5, 4), np.float32))
+    assert actions.shape == (5, *SPEC.actions.shape) and actions.dtype == SPEC.actions.dtype
+    for action in actions:
         SPEC.actions.validate(action)
 
 

@@ -66,8 +66,10 @@ def test_run_options_are_arguments_of_make_program():
 @pytest.mark.parametrize("agent, environment", presets.PRESETS)
 def test_presets_name_real_fields(agent, environment):
     preset = presets.find(agent, environment)
-    agents.make_config(agent, **preset.agent)
-    dataclasses.replace(RunOptions(), **preset.run)
+    config = agents.make_config(agent, **preset.agent)
+    run = dataclasses.replace(RunOptions(), **preset.run)
+    assert {name: getattr(config, name) for name in preset.agent} == preset.agent
+    assert {name: getattr(run, name) for name in preset.run} == preset.run
 
 
 def test_presets_are_in_the_files_of_their_agents():
@@ -335,7 +337,9 @@ class TestGraph:
 
     def test_a_circle_of_calls_can_be_drawn(self):
         groups = [Group("a", "A", 1, ("b",)), Group("b", "B", 1, ("a",)), Group("c", "C", 1, ("c",))]
-        ElementTree.fromstring(as_svg("circle", groups))
+        root = ElementTree.fromstring(as_svg("circle", groups))
+        texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert {"a", "b", "c"} <= texts
 
     @pytest.mark.parametrize("name", agents.REGISTRY)
     def test_of_every_agent(self, repertory, tmp_path, name):

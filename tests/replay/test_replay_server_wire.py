@@ -57,7 +57,9 @@ def test_large_arrays_travel_in_frames_of_their_own_without_a_copy():
 
 def test_strided_arrays():
     array = np.arange(40_000).reshape(200, 200)[::2, ::-1]
-    same(array.copy(), wire.decode(wire.encode({"a": array}))["a"])
+    travelled = wire.decode(wire.encode({"a": array}))["a"]
+    assert travelled.flags.c_contiguous
+    same(array.copy(), travelled)
 
 
 @pytest.mark.parametrize("value", [object(), np.array([object()]), {1, 2}, 1 + 2j])
