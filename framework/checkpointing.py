@@ -187,7 +187,8 @@ class Checkpointer:
         found = self.checkpoints()
         if not found:
             raise CheckpointError(
-                f"There is no checkpoint in {self._directory}. Check the folder, or start a new run."
+                f"There is no checkpoint in {self._directory}: its run ended before the first one. Check the "
+                "folder, or start a new run in another."
             )
         try:
             return open_checkpoint(found[-1])

@@ -11,16 +11,26 @@ from agents.commands.errors import CommandError
 from agents.commands.options import RunOptions, program_arguments
 
 
-def check_engine(name: str) -> None:
-    """CommandError if there is no such engine, or what it needs is not installed."""
+def check_installed(options: RunOptions) -> None:
+    """CommandError if there is no such engine, or what it or the replay server needs is not there."""
     import importlib.util
 
     from launch.engines.base import engine_names
 
+    name = options.engine
     if name not in engine_names():
         raise CommandError(f"Unknown engine {name!r}; the engines are {', '.join(engine_names())}.")
     if name == "ray" and importlib.util.find_spec("ray") is None:
         raise CommandError('--engine ray needs Ray: pip install "repertory[ray]"')
+    if name in ("serial", "threads") and options.num_learners > 1:
+        raise CommandError(
+            f"--num-learners {options.num_learners} needs a process for each learner; --engine {name} has "
+            "one for all nodes. Use --engine processes."
+        )
+    if options.replay == "reverb" and importlib.util.find_spec("reverb") is None:
+        raise CommandError(
+            '--replay reverb needs dm-reverb, on Python 3.11 or older: pip install "repertory[reverb]"'
+        )
 
 
 def environment_spec(options: RunOptions, agent: Any) -> Any:

@@ -115,4 +115,5 @@ def load_policy(run: str | os.PathLike, checkpoint: str | int | os.PathLike | No
         reader = folder.checkpointer.restore(None if best else checkpoint)
         return LoadedPolicy(folder, reader, best)
     except CheckpointError as error:
-        raise CommandError(f"{error} Choose another with --checkpoint.") from error
+        advice = " Choose another with --checkpoint." if folder.checkpointer.checkpoints() else ""
+        raise CommandError(f"{error}{advice}") from error

@@ -10,8 +10,8 @@ from typing import Any, Literal
 class RunOptions:
     """Where and how long the agent trains."""
 
-    environment: str = "gymnasium:CartPole-v1"  # gymnasium:ID, dm_control:DOMAIN/TASK or atari:GAME.
-    engine: str = "processes"  # What runs the program: serial, threads, processes.
+    environment: str = "gymnasium:CartPole-v1"  # Or dm_control:DOMAIN/TASK, atari:GAME, minatar:GAME.
+    engine: str = "processes"  # What runs the program: serial, threads, processes, ray, launchpad.
     directory: str | None = None  # Folder of the run; by default a new one under runs/.
     seed: int = 0  # Of everything; with --engine serial the same seed gives the same run.
 

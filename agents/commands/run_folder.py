@@ -64,10 +64,11 @@ class RunFolder:
         """Makes the folder with its ``config.json``; CommandError if it holds a run or cannot be written."""
         path = Path(path)
         if (path / "config.json").exists():
-            raise CommandError(
-                f"{path} holds a run already. Go on with it: repertory train --resume {path}; "
-                "or give another folder with --directory."
-            )
+            if Checkpointer(path / "checkpoints").checkpoints():
+                advice = f"Go on with it: repertory train --resume {path}; or give"
+            else:
+                advice = "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
+            raise CommandError(f"{path} holds a run already. {advice} another folder with --directory.")
         folder = cls(path, agent, dataclasses.asdict(config), options, describe_spec(environment_spec))
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 def start(name: str, arguments: Sequence[str]) -> int:
     """Trains the agent ``name`` in a new folder."""
     agent_name, config, options = parse_new(name, arguments)
-    building.check_engine(options.engine)
+    building.check_installed(options)
     _check_restarts(options.restarts)
     agent = agents.find(agent_name).load()[0](config)
     spec = building.environment_spec(options, agent)
@@ -110,7 +110,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         if (value := getattr(given, name)) is not None
     }
     options = dataclasses.replace(folder.options, **new, directory=str(folder.path))
-    building.check_engine(options.engine)
+    building.check_installed(options)
     _check_restarts(options.restarts)
     agent = folder.make_agent()
     _check_same_environment(folder, building.environment_spec(options, agent))
@@ -228,7 +228,8 @@ def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
     result = dict(result or {})
     folder.write_json("result.json", result)
     print(describe_result(result, options))
-    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.path} --checkpoint best")
+    best = "" if result.get("episode_return") is None else " --checkpoint best"
+    print(f"Results are in {folder.path}. Look at them: repertory eval {folder.path}{best}")
     return 0
 
 
@@ -247,7 +248,8 @@ def describe_result(result: dict[str, Any], options: RunOptions) -> str:
         short = ""
         if options.target_return is not None and (reached is None or reached < options.target_return):
             short = f" The target return of {options.target_return:g} was not reached."
-        return f"The budget of {options.max_actor_steps:,} environment steps is spent; {mean}.{short}"
+        spent = f"The budget of {options.max_actor_steps:,} environment steps is spent"
+        return f"{spent}{mean and '; '}{mean}.{short}"
     if reason == "max_learner_steps":
         return f"The budget of {options.max_learner_steps:,} learner steps is spent{after}."
     return f"The program ended{after}{f' ({reason})' if reason else ''}."

@@ -107,7 +107,14 @@ class AlternatingAdder:
 
     def ready(self) -> bool:
         """Whether the half whose turn it is could add a step without waiting."""
-        return self._adders[0 if self.loop is None else self.loop.turn].ready()
+        return self._adder().ready()
+
+    def ready_if_stuck(self) -> bool:
+        """See `framework.adders.Adder.ready_if_stuck`; of the half whose turn it is."""
+        return self._adder().ready_if_stuck()
+
+    def _adder(self) -> Any:
+        return self._adders[0 if self.loop is None else self.loop.turn]
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until the tables have the items of all, ``timeout`` seconds for each."""

@@ -66,6 +66,14 @@ class Adder(abc.ABC):
         True only if every table has room for the most items that one step can make.
         """
 
+    def ready_if_stuck(self) -> bool:
+        """Whether the next ``add`` may be called after all, when nobody could make more room before it.
+
+        Where nothing else runs in the program. Items of that step that find no room are kept, and
+        ``ready()`` is False until they are in.
+        """
+        return self.ready()
+
     @abc.abstractmethod
     def flush(self, timeout: float | None = None) -> None:
         """Waits until the tables have all items. ``timeout`` in seconds; None waits for ever."""

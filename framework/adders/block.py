@@ -109,6 +109,8 @@ class BlockAdder(Adder):
         self.num_dropped_episodes = 0
         self._outbox = Outbox(self._writer, self._concurrent)
         self._timeout: float | None = None
+        # Where nothing else runs: whether items of the next step that find no room are kept, or an error.
+        self._may_keep = False
         if hasattr(client, "register_pending"):
             client.register_pending(self)
 
@@ -173,6 +175,7 @@ class BlockAdder(Adder):
                     "extras: got some, expected none as in the first step. Pass them from the start."
                 )
             self._advance(kind)
+            self._may_keep = False
 
     def reset(self) -> None:
         with self._lock:
@@ -222,15 +225,24 @@ class BlockAdder(Adder):
             if self._closed:
                 return False
             self._emit_block(timeout=0)
-            most = self._items_per_step * self._width
-            return not self._outbox.num_kept and all(
-                self._writer.can_insert(table, most) for table in self._priority_fns
-            )
+            self._may_keep = self._has_room(self._items_per_step * self._width)
+            return self._may_keep
+
+    def ready_if_stuck(self) -> bool:
+        with self._lock:
+            self._may_keep = not self._closed and self._has_room(1)
+            return self._may_keep
+
+    def _has_room(self, items: int) -> bool:
+        return not self._outbox.num_kept and all(
+            self._writer.can_insert(table, items) for table in self._priority_fns
+        )
 
     def flush(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._check_usable()
+            self._may_keep = False
             self._emit_block(timeout)
             kept = self._outbox.num_kept
             if kept:
@@ -380,7 +392,7 @@ class BlockAdder(Adder):
                 self._t = history
                 self._shifted(by)
                 self._outbox.release_rows()
-        if not self._concurrent and timeout is None and self._outbox.num_kept:
+        if not self._concurrent and timeout is None and self._outbox.num_kept and not self._may_keep:
             raise WouldBlockError(
                 f"{self._outbox.num_kept} items wait for room and nothing else runs in this thread: "
                 f"{self._outbox.refusal}. Ask ready() before each add(), and sample meanwhile."

@@ -66,8 +66,9 @@ def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str |
             importlib.import_module(module)
         spec = gymnasium.spec(gymnasium_id)
     except (Error, ImportError) as error:
+        atari = " Atari games are 'atari:GAME' here." if gymnasium_id.startswith("ALE/") else ""
         raise ValueError(
-            f"unknown environment {full!r}: {error} (gymnasium.envs.registry lists the ids; write "
+            f"unknown environment {full!r}: {error}{atari} (gymnasium.envs.registry lists the ids; write "
             "'gymnasium:module:Id' for one that is registered when a module is imported)"
         ) from error
     if render_mode is not None:
@@ -86,9 +87,16 @@ def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str |
 
 def _make_gymnasium(spec: Any, **options: Any) -> Any:
     import gymnasium
+    from gymnasium.error import DependencyNotInstalled
 
-    # The checker warns about style at every step; check_environment() reports violations once.
-    return gymnasium.make(spec, disable_env_checker=True, **options)
+    try:
+        # The checker warns about style at every step; check_environment() reports violations once.
+        return gymnasium.make(spec, disable_env_checker=True, **options)
+    except DependencyNotInstalled as error:
+        # Its entry point is gymnasium.envs.FAMILY...
+        family = next((name for name in ("box2d", "mujoco") if f".{name}" in str(spec.entry_point)), None)
+        advice = f": {error}" if family is None else f"; pip install 'repertory[{family}]'"
+        raise ImportError(f"'gymnasium:{spec.id}' needs what is not installed{advice}") from error
 
 
 def _make_gymnasium_vector(spec: Any, options: dict[str, Any], num_lanes: int) -> Any:

@@ -118,6 +118,12 @@ class ActorWorker(ProgramWorker):
             return False
         return not self._started or self._has_version(timeout=0)
 
+    def ready_if_stuck(self) -> bool:
+        """True if the tables take at least a part of what a step of all lanes may write."""
+        if self._finished or self._adder is None or not self._adder.ready_if_stuck():
+            return False
+        return not self._started or self._has_version(timeout=0)
+
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
         if self._adder is not None and not self._adder.ready():

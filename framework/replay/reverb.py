@@ -56,7 +56,12 @@ class Server:
         *,
         concurrent: bool = True,
     ) -> None:
-        import reverb
+        try:
+            import reverb
+        except ImportError as error:
+            raise ImportError(
+                "replay by dm-reverb needs it, on Python 3.11 or older: pip install 'repertory[reverb]'"
+            ) from error
 
         names = [table.name for table in tables]
         if not names or len(set(names)) < len(names):

@@ -416,6 +416,26 @@ def test_where_nothing_else_runs_waiting_is_an_error_and_loses_nothing():
     assert observations(client) == [[i, i + 1] for i in range(5)]
 
 
+def test_where_nothing_else_runs_and_nobody_can_go_on_a_part_of_a_step_goes_in():
+    client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder.add_first(step(FIRST, 0, lanes=2))
+    adder.add(np.zeros(2), step(MID, 1, lanes=2))
+    assert not adder.ready(), "room for one of two"
+    assert adder.ready_if_stuck()
+    adder.add(np.zeros(2), step(MID, 2, lanes=2))
+    assert not adder.ready() and not adder.ready_if_stuck(), "one is kept"
+    assert client.server_info()[TABLE].current_size == 3
+    assert len(client.sample_batch(TABLE, 3).data.reward) == 3
+    assert adder.ready()
+    assert client.server_info()[TABLE].current_size == 1
+    adder.add(np.zeros(2), step(MID, 3, lanes=2))
+    adder.flush()
+    adder.add(np.zeros(2), step(MID, 4, lanes=2))
+    with pytest.raises(replay.WouldBlockError, match=r"ready\(\)"):  # it was not asked
+        adder.flush()
+
+
 def test_flush_and_close_say_what_found_no_room():
     client = make_client(replay.Table.queue(TABLE, 2))
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=1e9)

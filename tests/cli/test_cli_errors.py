@@ -1,5 +1,6 @@
 """Bad input: one clear error that names the thing and the fix, a non-zero exit code, nothing lost."""
 
+import importlib.util
 import json
 import os
 import resource
@@ -33,6 +34,16 @@ WRONG = {
     ),
     "nothing to plot": (("plot",), 1, ["which runs"]),
     "no actors": ((*TRAIN, "--num-actors", "0"), 1, ["num_actors is 0", "at least 1"]),
+    "learners of one process": (
+        ("train", "ppo", "--num-learners", "2", "--engine", "serial"),
+        1,
+        ["--num-learners 2 needs a process for each learner", "--engine processes"],
+    ),
+    "Atari by its other name": (
+        (*TRAIN, "--environment", "gymnasium:ALE/Nowhere-v5"),
+        1,
+        ["Atari games are 'atari:GAME' here"],
+    ),
     "no episodes": (("eval", "somewhere", "--episodes", "0"), 1, ["--episodes is 0"]),
 }
 
@@ -60,11 +71,42 @@ def test_resume_of_what_is_no_run(repertory, tmp_path):
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(repertory, make_run):
-    folder = make_run()
+    folder = make_run(steps=[10])
     before = (folder.path / "config.json").read_bytes()
     code, _, err = repertory(*TRAIN, "--directory", folder.path)
     assert code == 1 and f"--resume {folder.path}" in err
     assert (folder.path / "config.json").read_bytes() == before
+
+
+def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_run):
+    folder = make_run()
+    code, _, err = repertory(*TRAIN, "--directory", folder.path)
+    assert code == 1 and "--resume" not in err and "ended before its first checkpoint" in err
+    for arguments in (("train", "--resume", folder.path), ("eval", folder.path)):
+        code, _, err = repertory(*arguments)
+        assert code == 1 and "no checkpoint" in err and "--checkpoint" not in err
+
+
+def test_an_environment_whose_package_is_missing(repertory, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d", raising=False)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d.")]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = tmp_path / "run"
+    code, _, err = repertory(*TRAIN, "--environment", "gymnasium:LunarLander-v3", "--directory", folder)
+    assert code == 1 and "pip install 'repertory[box2d]'" in err and "Traceback" not in err
+    assert not folder.exists()
+
+
+def test_dm_reverb_that_is_missing(repertory, tmp_path, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "reverb" else find_spec(name, *rest)
+    )
+    folder = tmp_path / "run"
+    code, _, err = repertory("train", "dqn", "--replay", "reverb", "--directory", folder)
+    assert code == 1 and 'pip install "repertory[reverb]"' in err
+    assert not folder.exists()
 
 
 class TestResume:
