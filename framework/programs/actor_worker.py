@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import launch
 from framework import core
 from framework.programs.acting import make_acting
 from framework.programs.limiter_state import describe_room
@@ -17,6 +18,7 @@ from framework.programs.worker import ProgramWorker
 from framework.replay.errors import DeadlineExceededError
 
 _WAIT_S = 0.5  # for a version of the parameters, between two looks at whether the program is being stopped
+_LAST_STEP_S = 60.0  # at the most for the learner's last step
 _SAY_EVERY_S = 60.0  # that it still waits for it
 _LOG = logging.getLogger(__name__)
 _FIRST_GRANT, _GRANT_SHARE = 16, 16  # batched steps; what was made over the next grant
@@ -148,7 +150,13 @@ class ActorWorker(ProgramWorker):
         if self._granted - self._spent < self._lanes:
             # More at a time the more it has made, up to a bound: each question is a message and a wait.
             batched = max(_FIRST_GRANT, min(self._grant_steps, self._batched_steps // _GRANT_SHARE))
-            self._granted = self._report(min(batched, self._grant_steps) * self._lanes)
+            wanted = min(batched, self._grant_steps) * self._lanes
+            if self._synchrony is not None:
+                # No more than its unroll takes: what others need for theirs would be missing at the end.
+                length = self._parts * self._synchrony.unroll_length
+                left = length - self._batched_steps % length
+                wanted = min(wanted, max(1, left * self._lanes // self._parts))
+            self._granted = self._report(wanted)
             if self._granted == 0:
                 self._finish()
                 return
@@ -236,12 +244,26 @@ class ActorWorker(ProgramWorker):
         if self._adder is not None:
             # What a rate limiter does not let in now it never will: nobody samples any more.
             self._dropped = self._adder.close(timeout=0.2)
+        self._wait_for_last_version()
         self._granted = self._report(0)
         self._log()
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, self.save())
         if self._ends_program and self._counter.remaining() == 0:
             self._monitor.finish("max_actor_steps", self._counter.get_counts())
+
+    def _wait_for_last_version(self) -> None:
+        """Until the learner has learned from the last complete unrolls, so that the program does not end, or
+        evaluate, without that. Not if another actor's unroll is missing: then it has no batch."""
+        context = launch.get_node_context()
+        if self._synchrony is None or not self._started or context.engine == "serial":
+            return
+        last = self._first_version + self._batched_steps // (self._parts * self._synchrony.unroll_length)
+        stopped = launch.stop_event()
+        deadline = time.monotonic() + _LAST_STEP_S
+        while not stopped.is_set() and time.monotonic() < deadline:
+            if self._learner.wait_for_version(last, 2 * _WAIT_S) or not self._learner.is_learning():
+                return
 
     def _report(self, wanted: int) -> int:
         """Counts the steps made of the last grant and asks for ``wanted`` more; returns those given."""

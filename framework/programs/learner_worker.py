@@ -119,6 +119,11 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
             self._moved()
             return self._version >= version
 
+    def is_learning(self) -> bool:
+        """Whether a step is being made now; between two of them the learner waits for data."""
+        with self._published:
+            return not self._waits_for_data
+
     def _moved(self) -> None:
         """Called with the lock held when there is a new version."""
         self._standstill.moved()
@@ -160,8 +165,10 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
         last = self._max_steps is not None and self._steps >= self._max_steps
         if last or self._steps % self._publish_every == 0:
+            # Counted first: who sees the version may look how many steps it took.
+            counts = self._count()
             self._publish()
-            self._count()
+            self._checkpoint_if_due(counts)
         if last or self._steps % self._log_every == 0:
             self._log(result.metrics)
         if last:
@@ -212,9 +219,12 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
             self._variables = published[1]
             self._moved()
 
-    def _count(self) -> None:
-        counts = self._counter.increment(learner_steps=self._uncounted)
+    def _count(self) -> dict[str, int]:
+        counts: dict[str, int] = self._counter.increment(learner_steps=self._uncounted)
         self._uncounted = 0
+        return counts
+
+    def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
         if self._checkpointer is None or self._checkpoint_every is None:
             return
         if counts.get("actor_steps", 0) - self._checkpointed_at >= self._checkpoint_every:

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import launch
 from agents.ppo import PPO, TABLE, PPOConfig
 from framework import replay
 from framework.environments.testing import FakeEnvironment
+from framework.loggers import read_jsonl
 from framework.programs import actor_worker, make_program
 from framework.specs import Array
 
@@ -29,6 +31,52 @@ def program(overlap, steps, **changes):
         max_actor_steps=steps,
         **settings,
     )
+
+
+def slow_ppo(before_step):
+    """PPO whose learner calls ``before_step()`` first, in each step."""
+
+    class Slow(PPO):
+        def for_lanes(self, num_lanes):
+            return Slow(self.config, num_lanes, self.num_learners)
+
+        def make_learner(self, networks, spec):
+            learner = super().make_learner(networks, spec)
+            step = learner.step
+            learner.step = lambda batch: (before_step(), step(batch))[1]
+            return learner
+
+    return Slow
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_actors", [1, 2])
+def test_the_last_whole_batch_is_learned_from(num_actors, overlap):
+    agent = slow_ppo(lambda: time.sleep(0.2))(PPOConfig(overlap=overlap, **CONFIG))
+    graph = make_program(
+        agent,
+        functools.partial(FakeEnvironment, episode_length=1_000),
+        num_actors=num_actors,
+        lanes_per_actor=3,
+        max_actor_steps=3 * num_actors * 8 * 4,
+        evaluate_every=None,
+    )
+    assert launch.launch(graph, engine="threads")["learner_steps"] == 4
+
+
+def test_the_last_evaluation_is_of_what_was_learned_last(tmp_path):
+    agent = slow_ppo(lambda: time.sleep(0.2))(PPOConfig(**CONFIG))
+    graph = make_program(
+        agent,
+        functools.partial(FakeEnvironment, episode_length=50),
+        lanes_per_actor=4,
+        max_actor_steps=4 * 8 * 5,
+        num_evaluation_episodes=1,
+        directory=tmp_path,
+    )
+    assert launch.launch(graph, engine="threads")["learner_steps"] == 5
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"]
+    assert [row["variables_version"] for row in rows] == [5]
 
 
 # 127 steps end in the third unroll; others leave one actor with some steps when the other has none left.
@@ -100,16 +148,7 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     """The learner waits for the test, between its first two steps."""
     monkeypatch.setattr(actor_worker, "_SAY_EVERY_S", 0.0)
     gate, said = threading.Event(), threading.Event()
-
-    class Slow(PPO):
-        def for_lanes(self, num_lanes):
-            return Slow(self.config, num_lanes, self.num_learners)
-
-        def make_learner(self, networks, spec):
-            learner = super().make_learner(networks, spec)
-            step = learner.step
-            learner.step = lambda batch: (gate.wait(30), step(batch))[1]
-            return learner
+    slow = slow_ppo(lambda: gate.wait(30))
 
     class Hears(logging.Handler):
         def emit(self, record):
@@ -119,7 +158,7 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     logger.addHandler(handler := Hears())
     try:
         graph = make_program(
-            Slow(PPOConfig(**CONFIG)), FakeEnvironment, max_actor_steps=100, evaluate_every=None
+            slow(PPOConfig(**CONFIG)), FakeEnvironment, max_actor_steps=100, evaluate_every=None
         )
         with launch.start(graph, engine="threads") as job:
             assert said.wait(30)
