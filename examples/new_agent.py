@@ -27,7 +27,8 @@ class SoftQConfig:
     """Settings of the agent."""
 
     discount: float = 0.99  # Per environment step.
-    learning_rate: float = 1e-3  # Of Adam.
+    n_step: int = 5  # Rewards summed before bootstrapping.
+    learning_rate: float = 5e-4  # Of Adam.
     temperature: float = 0.5  # Of the acting policy: higher explores more.
     batch_size: int = 64  # Transitions per learner step.
     samples_per_insert: float = 16.0  # Times a transition is drawn on average.
@@ -39,7 +40,7 @@ class SoftQNetworks(nn.Module):
 
     def __init__(self, spec: Any):
         super().__init__()
-        self.q_network = networks.QNetwork(spec.observations, int(spec.actions.num_values), (128, 128), False)
+        self.q_network = networks.QNetwork(spec.observations, int(spec.actions.num_values), (128, 128))
 
 
 class SoftQPolicy(core.Policy):
@@ -92,7 +93,7 @@ class SoftQ(core.Agent):
         ]
 
     def make_adder(self, client: Any, spec: Any) -> Any:
-        return adders.NStepTransitionAdder(client, n_step=1, discount=self.config.discount)
+        return adders.NStepTransitionAdder(client, self.config.n_step, self.config.discount)
 
     def make_dataset(self, client: Any) -> Any:
         return replay.Dataset(client, "priority_table", self.config.batch_size, device="cpu")
@@ -103,19 +104,21 @@ class SoftQ(core.Agent):
             self._loss,
             lambda parameters: torch.optim.Adam(parameters, lr=self.config.learning_rate),
             target_names=("q_network",),
-            target_update_rate=0.01,
+            target_update_rate=0.02,
         )
 
     def _loss(self, nets: SoftQNetworks, batch: Any, context: Any) -> LossOutput:
         data = batch.data
         with torch.no_grad():
             next_values = context.targets["q_network"](data.next_observation)
-        errors = losses.q_learning_errors(
+            next_selector = nets.q_network(data.next_observation)  # double Q-learning
+        errors = losses.double_q_errors(
             nets.q_network(data.observation),
             data.action,
             data.reward.float(),
             self.config.discount * data.discount.float(),
             next_values,
+            next_selector,
         )
         return LossOutput(losses.huber(errors, 1.0).mean(), {"td_error": errors.abs().mean()})
 
