@@ -29,8 +29,8 @@ from typing import Any
 
 import psutil
 
-from framework import disk
 from framework.checkpoint_state import load_state, save_state
+from framework.replay import disk
 
 FORMAT = 1
 MANIFEST = "manifest.json"

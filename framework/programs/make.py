@@ -113,7 +113,14 @@ def make_program(
     )
     if target_return is not None and evaluate_every is None:
         raise ValueError("target_return needs an evaluator: give evaluate_every (environment steps)")
-    _check_inference(inference, lanes_per_actor, inference_min_batch, inference_max_batch, inference_timeout)
+    _check_inference(
+        inference,
+        lanes_per_actor,
+        num_actors * lanes_per_actor,
+        inference_min_batch,
+        inference_max_batch,
+        inference_timeout,
+    )
     if not is_device(inference_device):
         raise ValueError(f"inference_device is {inference_device!r}; expected 'cpu', 'cuda:0' or the like")
     make_environment = functools.partial(_make_environment, agent, environment_factory, stepping)
@@ -179,13 +186,19 @@ def _check_positive(**values: int | None) -> None:
             raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
-def _check_inference(mode: str, lanes: int, min_batch: int, max_batch: int | None, timeout: float) -> None:
+def _check_inference(
+    mode: str, lanes: int, num_lanes: int, min_batch: int, max_batch: int | None, timeout: float
+) -> None:
     if mode not in INFERENCE:
         raise ValueError(f"inference is {mode!r}; expected one of {', '.join(INFERENCE)}")
     if mode.startswith("alternating") and lanes < 2:
         raise ValueError(
             f"inference is {mode!r}, which divides an actor's lanes in two; lanes_per_actor is {lanes}, "
             "expected at least 2"
+        )
+    if min_batch > num_lanes:
+        raise ValueError(
+            f"inference_min_batch is {min_batch}; expected at most the lanes of the program, {num_lanes}"
         )
     if max_batch is not None and max_batch < min_batch:
         raise ValueError(

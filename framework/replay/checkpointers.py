@@ -32,8 +32,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from framework import disk
-from framework.replay import saving
+from framework.replay import disk, saving
 from framework.replay.errors import CheckpointError, ReverbError, ServerClosed
 from framework.replay.store import RowStore
 from framework.replay.table import Table

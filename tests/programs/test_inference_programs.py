@@ -201,6 +201,10 @@ def test_a_broken_policy_is_one_clear_error(engine, mode):
         ({"mode": "remote"}, "inference is 'remote'"),
         ({"mode": "alternating", "lanes_per_actor": 1}, "lanes_per_actor is 1"),
         ({"mode": "server", "inference_min_batch": 0}, "inference_min_batch is 0"),
+        (
+            {"mode": "server", "inference_min_batch": 99},
+            "inference_min_batch is 99; expected at most the lanes",
+        ),
         ({"mode": "server", "inference_max_batch": 0}, "inference_max_batch is 0"),
         (
             {"mode": "server", "inference_min_batch": 4, "inference_max_batch": 3},
