@@ -48,7 +48,7 @@ class Categorical:
 
     def entropy(self) -> torch.Tensor:
         log_probs = self._log_probs()
-        return -(log_probs.exp() * log_probs).sum(-1)
+        return -entropies.expectation(log_probs, log_probs)
 
     def kl(self, other: Categorical) -> torch.Tensor:
         return entropies.categorical_kl(self.logits, other.logits)
