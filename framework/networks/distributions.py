@@ -123,7 +123,7 @@ class SquashedGaussian:
 
     Args:
       mean, log_std: ``[..., D]`` of the Gaussian before tanh.
-      low, high: ``[D]`` bounds of the actions.
+      low, high: ``[D]`` bounds of the actions, the one below the other.
     """
 
     # Actions at the very bounds have no finite preimage; they are pulled in by this much before atanh.
