@@ -69,11 +69,13 @@ class SACConfig:
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
     def __post_init__(self) -> None:
+        check.types(self, may_be_infinite=("max_gradient_norm",))
         check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
         check.at_least(self, 1, "learning_rate_decay_steps", "num_critics", "actor_delay", "hidden_sizes")
         check.at_least(self, 0, "actor_learning_rate", "critic_learning_rate", "temperature_learning_rate")
         check.above(self, 0, "reward_scale", "updates_per_step", "max_gradient_norm")
         check.above(self, 0, "temperature", "initial_temperature", "target_update_rate")
+        check.ordered(self, "min_replay_size", "max_replay_size")
         check.device(self, "device")
         check.fraction(self, "discount", "target_update_rate")
 

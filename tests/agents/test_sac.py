@@ -145,6 +145,13 @@ def test_every_field_changes_something(field):
 
 
 WRONG = [
+    ("hidden_sizes", 64),
+    ("hidden_sizes", (8.5,)),
+    ("target_entropy", math.nan),
+    ("num_critics", True),
+    ("layer_norm", 1),
+    ("temperature", math.inf),
+    ("min_replay_size", 10_000_000),
     ("device", "gpu"),
     ("n_step", 0),
     ("max_replay_size", 0),
