@@ -31,7 +31,8 @@ def types(config: Any, may_be_infinite: Collection[str] = ()) -> None:
       config: an instance of a dataclass.
       may_be_infinite: names of fields that may be inf too.
     """
-    for field, hint in _hints(type(config)).items():
+    config_class: Any = type(config)
+    for field, hint in _hints(config_class).items():
         value = getattr(config, field)
         if not _has_type(value, hint, field not in may_be_infinite):
             raise ValueError(
