@@ -76,12 +76,14 @@ class DQNConfig:
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
     def __post_init__(self) -> None:
+        check.types(self, may_be_infinite=("max_gradient_norm",))
         check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
         check.at_least(self, 1, "importance_sampling_steps", "learning_rate_decay_steps")
         check.at_least(self, 1, "target_update_period", "epsilon_decay_steps", "hidden_sizes")
         check.at_least(self, 0, "priority_exponent", "learning_rate", "adam_epsilon", "epsilon_ladder")
         check.above(self, 0, "reward_clip", "samples_per_insert", "max_gradient_norm", "huber_delta")
         check.above(self, 0, "target_update_rate")
+        check.ordered(self, "min_replay_size", "max_replay_size")
         check.device(self, "device")
         check.fraction(self, "discount", "importance_sampling_exponent", "learning_rate_end")
         check.fraction(self, "target_update_rate", "epsilon_start", "epsilon_end", "evaluation_epsilon")

@@ -81,6 +81,7 @@ class IMPALAConfig:
     actor_autocast: bool = False  # bfloat16 mixed precision in the actors; pays for images in batches.
 
     def __post_init__(self) -> None:
+        check.types(self, may_be_infinite=("clip_rho", "clip_c", "max_gradient_norm"))
         check.at_least(self, 2, "unroll_length")
         check.at_least(self, 1, "batch_size", "queue_batches", "hidden_sizes", "lstm_size")
         check.at_least(self, 1, "learning_rate_decay_steps")

@@ -65,6 +65,7 @@ class PPOConfig:
     device: str = "cpu"  # Of the learner.
 
     def __post_init__(self) -> None:
+        check.types(self, may_be_infinite=("max_gradient_norm",))
         check.at_least(self, 2, "unroll_length")
         check.at_least(self, 1, "epochs", "minibatch_size", "decay_steps", "hidden_sizes", "recurrent_size")
         check.at_least(self, 0, "initial_kl_coefficient", "value_coefficient", "entropy_coefficient")

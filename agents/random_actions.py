@@ -26,6 +26,7 @@ class RandomActionsConfig:
     samples_per_insert: float = 1.0  # Times an item is drawn on average.
 
     def __post_init__(self) -> None:
+        check.types(self)
         check.at_least(self, 1, "batch_size", "max_replay_size")
         check.above(self, 0, "samples_per_insert")
 

@@ -69,23 +69,25 @@ class SACConfig:
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
     def __post_init__(self) -> None:
+        check.types(self, may_be_infinite=("max_gradient_norm",))
         check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
         check.at_least(self, 1, "learning_rate_decay_steps", "num_critics", "actor_delay", "hidden_sizes")
         check.at_least(self, 0, "actor_learning_rate", "critic_learning_rate", "temperature_learning_rate")
         check.above(self, 0, "reward_scale", "updates_per_step", "max_gradient_norm")
         check.above(self, 0, "temperature", "initial_temperature", "target_update_rate")
+        check.ordered(self, "min_replay_size", "max_replay_size")
         check.device(self, "device")
         check.fraction(self, "discount", "target_update_rate")
 
 
 class Policy(nn.Module):
-    """Observation ``[..., *]`` to a ``SquashedGaussian`` or ``Categorical``."""
+    """Observation ``[..., *]`` to a ``SquashedGaussian`` or ``Categorical`` over ``head_spec``."""
 
-    def __init__(self, config: SACConfig, spec: Any):
+    def __init__(self, config: SACConfig, spec: Any, head_spec: Any):
         super().__init__()
         self.encoder = networks.ObservationEncoder(spec.observations)
         self.body = networks.MLP(self.encoder.output_size, config.hidden_sizes)
-        self.head = networks.make_policy_head(self.body.output_size, spec.actions, squash=True)
+        self.head = networks.make_policy_head(self.body.output_size, head_spec, squash=True)
 
     def forward(self, observation: Any) -> Any:
         return self.head(self.body(self.encoder(observation)))
@@ -130,34 +132,45 @@ class Exploration(nn.Module):
 
 
 class SACNetworks(nn.Module):
-    """The variables of SAC: ``policy``, ``critics``, ``temperature`` and ``exploration``."""
+    """The variables of SAC: ``policy``, ``critics``, ``temperature`` and ``exploration``.
+
+    Policy and critics are about the numbers that there is a choice of: actions flattened to ``[N, D]``, those
+    left out whose bounds are equal.
+    """
 
     centre: torch.Tensor
     scale: torch.Tensor
+    free: torch.Tensor
 
     def __init__(self, config: SACConfig, spec: Any):
         super().__init__()
         action = spec.actions
         self.discrete = isinstance(action, dm_specs.DiscreteArray)
         bounded = isinstance(action, dm_specs.BoundedArray) and np.issubdtype(action.dtype, np.floating)
-        if not (self.discrete or (bounded and len(action.shape) == 1)):
+        if not (self.discrete or (bounded and (action.minimum < action.maximum).any())):
             raise ValueError(
-                "SAC needs one discrete action, or bounded real numbers with one axis; the action spec is "
+                "SAC needs one discrete action, or bounded real numbers to choose from; the action spec is "
                 f"{action!r}. Wrap the environment, or use an agent for such actions."
             )
         self._action = action
         self.target_entropy = target_entropy(config, action)
-        self.policy = Policy(config, spec)
         if self.discrete:
+            self.policy = Policy(config, spec, action)
             self.critics: nn.Module = DiscreteCritics(config, spec)
         else:
-            low, high = (np.broadcast_to(b, action.shape) for b in (action.minimum, action.maximum))
+            low, high = _flat_bounds(action)
+            self._free = free = np.flatnonzero(low < high)
+            self._every, self._constants = len(free) == len(low), low
+            low, high = low[free], high[free]
+            head_spec = dm_specs.BoundedArray(free.shape, action.dtype, low, high)
+            self.policy = Policy(config, spec, head_spec)
             # Not persistent: they follow from the spec.
+            self.register_buffer("free", torch.tensor(free), False)
             self.register_buffer("centre", torch.tensor((low + high) / 2, dtype=torch.float32), False)
             self.register_buffer("scale", torch.tensor((high - low) / 2, dtype=torch.float32), False)
             self.critics = networks.Critics(
                 spec.observations,
-                action.shape[0],
+                len(free),
                 config.hidden_sizes,
                 config.num_critics,
                 layer_norm=config.layer_norm,
@@ -165,28 +178,46 @@ class SACNetworks(nn.Module):
         self.temperature = Temperature(config)
         self.exploration = Exploration(config.random_start)
 
-    def normalized(self, action: torch.Tensor) -> torch.Tensor:
-        """Actions of the environment to [-1, 1], which is what the critics see."""
-        return (action.float() - self.centre) / self.scale
+    def drawn(self, action: torch.Tensor) -> torch.Tensor:
+        """Actions of the environment ``[N, *shape]`` to those that the policy is about, ``[N, D]``."""
+        flat = action.reshape(len(action), -1)
+        return flat if self._every else flat[:, self.free]
 
-    def as_actions(self, action: torch.Tensor) -> np.ndarray:
+    def normalized(self, drawn: torch.Tensor) -> torch.Tensor:
+        """Actions ``[N, D]`` between their bounds to [-1, 1], which is what the critics see."""
+        return (drawn.float() - self.centre) / self.scale
+
+    def as_actions(self, drawn: torch.Tensor) -> np.ndarray:
         """What the environment takes: within the bounds, where rounding may have left them by a little."""
-        array = action.cpu().numpy().astype(self._action.dtype)
-        return array if self.discrete else array.clip(self._action.minimum, self._action.maximum)
+        array = drawn.cpu().numpy().astype(self._action.dtype)
+        if self.discrete:
+            return array
+        if not self._every:
+            chosen, array = array, np.tile(self._constants, (len(array), 1))
+            array[:, self._free] = chosen
+        return array.reshape(-1, *self._action.shape).clip(self._action.minimum, self._action.maximum)
+
+
+def _flat_bounds(action_spec: Any) -> list[np.ndarray]:
+    """The lowest and the highest of each number of the action, flattened."""
+    bounds = (action_spec.minimum, action_spec.maximum)
+    return [np.broadcast_to(bound, action_spec.shape).ravel() for bound in bounds]
 
 
 def target_entropy(config: SACConfig, action_spec: Any) -> float:
     """The entropy in nats that the learned temperature keeps, in the environment's units of action.
 
     Of D real numbers: ``config.target_entropy`` (by default -D, as in the paper) is that of actions in
-    [-1, 1]; wider bounds add the logarithm of their width, so that the choice means the same everywhere. Of
-    A discrete actions: by default half of the largest possible, log A.
+    [-1, 1]; wider bounds add the logarithm of their width, so that the choice means the same everywhere.
+    Numbers whose bounds are equal do not count. Of A discrete actions: by default half of the largest
+    possible, log A.
     """
     if isinstance(action_spec, dm_specs.DiscreteArray):
         if config.target_entropy is not None:
             return config.target_entropy
         return 0.5 * math.log(int(action_spec.num_values))
-    half_width = np.broadcast_to((action_spec.maximum - action_spec.minimum) / 2, action_spec.shape)
+    low, high = _flat_bounds(action_spec)
+    half_width = (high - low)[low < high] / 2
     wanted = -float(len(half_width)) if config.target_entropy is None else config.target_entropy
     return wanted + float(np.log(half_width).sum())
 
@@ -258,7 +289,7 @@ def make_loss(config: SACConfig) -> Any:
             )
             next_values = context.targets["critics"](data.next_observation, nets.normalized(next_action))
             next_soft = losses.soft_value(next_values.amin(0), next_log_prob, temperature)
-        values = nets.critics(data.observation, nets.normalized(data.action))
+        values = nets.critics(data.observation, nets.normalized(nets.drawn(data.action)))
         if not _actor_is_due(config, context):
             return values, next_soft, None, None
         action, log_prob = nets.policy(data.observation).rsample_with_log_prob(context.generator)

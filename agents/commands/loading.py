@@ -50,10 +50,11 @@ class LoadedPolicy:
         self._lanes = 0
 
     def __call__(self, observation: Any) -> Any:
-        """The actions for a nest of ``[B, ...]``. Recurrent ones remember until ``reset``."""
-        import tree
+        """The actions for a nest of ``[B, ...]``. Recurrent ones remember until ``reset``.
 
-        lanes = len(tree.flatten(observation)[0])
+        ValueError if a leaf has another shape than its spec says, behind the same B for all.
+        """
+        lanes = _lanes(observation, self.spec.observations)
         if self._state is None or lanes != self._lanes:
             self._lanes, self._state = lanes, self._policy.initial_state(lanes)
         action, _, self._state = self._policy.step(observation, self._state)
@@ -105,6 +106,26 @@ class LoadedPolicy:
         self.networks.load_state_dict(best["networks"])
         self.step = int(best["row"]["actor_steps"])
         self._normaliser = best["environment"]
+
+
+def _lanes(observation: Any, observation_spec: Any) -> int:
+    """B of a nest of ``[B, ...]`` that fits the spec."""
+    import numpy as np
+    import tree
+
+    shapes = [tuple(np.shape(leaf)) for leaf in tree.flatten(observation)]
+    expected = [tuple(spec.shape) for spec in tree.flatten(observation_spec)]
+    lanes = {shape[:1] for shape in shapes}
+    if [shape[1:] for shape in shapes] != expected or len(lanes) != 1 or () in lanes:
+        came = tree.map_structure(lambda leaf: str(list(np.shape(leaf))), observation)
+        wanted = tree.map_structure(
+            lambda spec: f"[{', '.join(map(str, ('B', *spec.shape)))}]", observation_spec
+        )
+        raise ValueError(
+            f"The observation has shape {came}; expected {wanted} for B lanes, the same B everywhere. "
+            "A single observation needs a batch dimension: observation[None], for each array of a nest."
+        )
+    return shapes[0][0]
 
 
 def load_policy(run: str | os.PathLike, checkpoint: str | int | os.PathLike | None = None) -> LoadedPolicy:

@@ -1,4 +1,7 @@
-"""Entropies and divergences of the policies' distributions, elementwise, with gradients. In nats."""
+"""Entropies and divergences of the policies' distributions, elementwise, with gradients. In nats.
+
+Logits may be -inf, as long as not all of a row are: such an action has probability 0 and no gradient.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,54 @@ import functools
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-# Logit of an action that must not be taken. Finite, so that gradients are; its probability is 0 in float32.
+# Logit of an action that must not be taken. Finite, so that differences are; its probability is 0 in float32.
 ILLEGAL_LOGIT = -1e9
 
 
 def mask_logits(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Logits ``[..., A]`` with those of illegal actions (``legal`` 0 or False) at ``ILLEGAL_LOGIT``."""
+    """Logits ``[..., A]`` with those of illegal actions (``legal`` 0 or False) at ``ILLEGAL_LOGIT``.
+
+    ``legal`` has the logits' shape or, for all rows alike, that of their last axes; ValueError if not. In a
+    dtype without such numbers (float16) illegal logits are at half of the least one.
+    """
     if legal is None:
         return logits
-    return torch.where(legal > 0, logits, torch.full_like(logits, ILLEGAL_LOGIT))
+    if legal.dim() == 0 or logits.shape[-legal.dim() :] != legal.shape:
+        raise ValueError(
+            f"legal has shape {tuple(legal.shape)}; expected {tuple(logits.shape)}, as the logits, or the "
+            "last axes of that."
+        )
+    fill = max(ILLEGAL_LOGIT, torch.finfo(logits.dtype).min / 2)
+    return torch.where(legal > 0, logits, torch.full_like(logits, fill))
+
+
+def expectation(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Sum of probability times value: ``[..., A]`` to ``[...]``.
+
+    What can not happen does not count, whatever its value, even NaN or inf: 0 log 0 is 0.
+    """
+    probs = log_probs.exp()
+    return (probs * torch.where(probs > 0, values, 0.0)).sum(-1)
 
 
 def categorical_entropy(logits: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
     """Entropy of softmax(logits): ``[..., A]`` to ``[...]``, over the legal actions only."""
     log_probs = mask_logits(logits, legal).log_softmax(-1)
-    return -(log_probs.exp() * log_probs).sum(-1)
+    return -expectation(log_probs, log_probs)
 
 
 def categorical_kl(
     logits: torch.Tensor, other_logits: torch.Tensor, legal: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """KL(softmax(logits) || softmax(other_logits)): ``[..., A]`` to ``[...]``."""
+    """KL(softmax(logits) || softmax(other_logits)): ``[..., A]`` to ``[...]``.
+
+    +inf where the other one rules out an action that this one takes.
+    """
     log_probs = mask_logits(logits, legal).log_softmax(-1)
     other = mask_logits(other_logits, legal).log_softmax(-1)
-    return (log_probs.exp() * (log_probs - other)).sum(-1)
+    return expectation(log_probs, log_probs - other)
 
 
 def multi_discrete_entropy(
@@ -57,13 +81,15 @@ def gaussian_kl(
     return 0.5 * (ratio + distance - 1.0 - 2.0 * (log_std - other_log_std)).sum(-1)
 
 
-def squashed_gaussian_entropy(mean: torch.Tensor, log_std: torch.Tensor, nodes: int = 64) -> torch.Tensor:
+def squashed_gaussian_entropy(mean: torch.Tensor, log_std: torch.Tensor, nodes: int = 128) -> torch.Tensor:
     """Entropy of tanh of a diagonal Gaussian: ``[..., D]`` to ``[...]``.
 
-    H = H(Gaussian) + E[log(1 - tanh(x)^2)]. The expectation has no closed form; Gauss-Hermite quadrature
-    gives it without the noise of a sampled estimate.
+    H = H(Gaussian) + E[log(1 - tanh(x)^2)]. The expectation has no closed form; the trapezoidal rule gives it
+    without the noise of a sampled estimate. Its error per dimension, in float64 with 128 nodes, is below 1e-6
+    nats up to ``log_std`` 2, 1e-3 at 3 and 0.03 at 4, where the integrand bends too sharply; twice the nodes
+    move that by 0.7. (Gauss-Hermite's nodes lie farther apart: 64 of them are 0.02 off at 2, 0.2 at 3.)
     """
-    points, weights = _hermite(nodes)
+    points, weights = _normal_grid(nodes)
     x = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * points.to(mean)
     correction = (log_one_minus_tanh_squared(x) * weights.to(mean)).sum(-1).sum(-1)
     return gaussian_entropy(log_std) + correction
@@ -75,7 +101,7 @@ def log_one_minus_tanh_squared(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.lru_cache
-def _hermite(nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and weights with which sums over them are means over a standard normal."""
-    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    return torch.from_numpy(points), torch.from_numpy(weights / weights.sum())
+def _normal_grid(nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points and weights with which sums over them are means over a standard normal, float64[nodes]."""
+    points = torch.linspace(-6.0, 6.0, nodes, dtype=torch.float64)
+    return points, (-0.5 * points**2).softmax(0)

@@ -181,11 +181,14 @@ def kl_penalty_surrogate(
     return Surrogate(loss, mean_kl.detach(), torch.zeros_like(mean_kl))
 
 
-def adapt_kl_coefficient(coefficient: torch.Tensor, kl: torch.Tensor, target_kl: float) -> torch.Tensor:
+def adapt_kl_coefficient(
+    coefficient: torch.Tensor | float, kl: torch.Tensor | float, target_kl: float
+) -> torch.Tensor:
     """Next penalty coefficient: times 1.5 if KL > 1.3 target, divided by 1.5 if KL < 0.7 target.
 
-    Tensors in and out, so that a GPU need not be waited for.
+    Tensors in (numbers will do) and out, so that a GPU need not be waited for.
     """
+    coefficient, kl = torch.as_tensor(coefficient), torch.as_tensor(kl)
     raised = torch.where(kl > 1.3 * target_kl, coefficient * 1.5, coefficient)
     return torch.where(kl < 0.7 * target_kl, coefficient / 1.5, raised)
 

@@ -24,8 +24,9 @@ def q_learning_errors(
         may be anything, even NaN.
       next_values: ``[N, A]`` values of the actions in the next state, usually of a target network.
     """
+    check_alike(actions=actions, rewards=rewards, discounts=discounts)
+    _check_values(actions, values=values, next_values=next_values)
     next_value = next_values.max(-1).values
-    check_alike(actions=actions, rewards=rewards, discounts=discounts, next_values=next_value)
     target = rewards + discounted(discounts, next_value)
     return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
@@ -44,11 +45,22 @@ def double_q_errors(
 
       next_selector: ``[N, A]`` values of the online network in the next state, which choose the action.
     """
+    check_alike(actions=actions, rewards=rewards, discounts=discounts)
+    _check_values(actions, values=values, next_values=next_values, next_selector=next_selector)
     best = next_selector.argmax(-1, keepdim=True)
     next_value = next_values.gather(-1, best).squeeze(-1)
-    check_alike(actions=actions, rewards=rewards, discounts=discounts, next_values=next_value)
     target = rewards + discounted(discounts, next_value)
     return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+
+def _check_values(actions: torch.Tensor, values: torch.Tensor, **others: torch.Tensor) -> None:
+    """All must be ``[*actions, A]``: gather() takes rows and columns too many without a word."""
+    check_alike(values=values, **others)
+    if values.shape[:-1] != actions.shape:
+        raise ValueError(
+            f"values has shape {tuple(values.shape)}; expected [*actions, A], and actions has "
+            f"{tuple(actions.shape)}."
+        )
 
 
 def huber(errors: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
@@ -69,5 +81,7 @@ def importance_weights(
         between the items of the batch.
       exponent: 0 gives no correction, 1 the full one.
     """
+    if isinstance(table_size, torch.Tensor) and table_size.dim():
+        check_alike(probabilities=probabilities, table_size=table_size)
     weights = (probabilities.double() * table_size).clamp(min=1e-30).pow(-exponent)
     return (weights / weights.max()).float()

@@ -35,7 +35,7 @@ def transition_mask(mask: torch.Tensor) -> torch.Tensor:
     That is ``mask`` without its last column, whose next observation lies beyond the sequence.
     """
     usable = mask.float().clone()
-    usable[:, -1] = 0.0
+    usable[:, -1:] = 0.0
     return usable
 
 
@@ -245,6 +245,8 @@ def _check(**tensors: torch.Tensor) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 2:
         raise ValueError(f"Shapes are {shapes}; expected [N, T], the same for all.")
+    if next(iter(shapes.values()))[1] == 0:
+        raise ValueError(f"Shapes are {shapes}; expected [N, T] with T at least 1, rows to learn from.")
 
 
 def _next(rows: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from framework.losses.entropy import expectation
 from framework.losses.masking import check_alike, discounted, where_counted
 from framework.losses.policy import masked_mean
 
@@ -23,6 +24,7 @@ def soft_value(
       log_probs: log pi of that action.
       temperature: weight of the entropy.
     """
+    check_alike(action_values=action_values, log_probs=log_probs)
     return action_values - temperature * log_probs
 
 
@@ -30,8 +32,9 @@ def discrete_soft_value(
     action_values: torch.Tensor, logits: torch.Tensor, temperature: torch.Tensor | float
 ) -> torch.Tensor:
     """Value of an observation, exact over all actions: ``[..., A]`` to ``[...]``."""
+    check_alike(action_values=action_values, logits=logits)
     log_probs = logits.log_softmax(-1)
-    return (log_probs.exp() * (action_values - temperature * log_probs)).sum(-1)
+    return expectation(log_probs, action_values - temperature * log_probs)
 
 
 def sac_critic_loss(

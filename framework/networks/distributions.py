@@ -48,7 +48,7 @@ class Categorical:
 
     def entropy(self) -> torch.Tensor:
         log_probs = self._log_probs()
-        return -(log_probs.exp() * log_probs).sum(-1)
+        return -entropies.expectation(log_probs, log_probs)
 
     def kl(self, other: Categorical) -> torch.Tensor:
         return entropies.categorical_kl(self.logits, other.logits)
@@ -123,7 +123,7 @@ class SquashedGaussian:
 
     Args:
       mean, log_std: ``[..., D]`` of the Gaussian before tanh.
-      low, high: ``[D]`` bounds of the actions.
+      low, high: ``[D]`` bounds of the actions, the one below the other.
     """
 
     # Actions at the very bounds have no finite preimage; they are pulled in by this much before atanh.

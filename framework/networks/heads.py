@@ -84,6 +84,11 @@ class SquashedGaussianHead(nn.Module):
             raise ValueError(
                 f"The action's bounds are {low} and {high}; a squashed Gaussian needs finite ones."
             )
+        if not (low < high).all():
+            raise ValueError(
+                f"The action's bounds are {low} and {high}; between equal ones a squashed Gaussian has no "
+                "density. Leave such dimensions out."
+            )
         self.both = nn.Linear(input_size, 2 * len(low))
         self._log_std_range = log_std_range
         self.register_buffer("low", torch.tensor(low, dtype=torch.float32))

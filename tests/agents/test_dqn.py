@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 from unittest import mock
 
 import config_fields
@@ -167,6 +168,13 @@ def test_every_field_changes_something(field):
 
 
 WRONG = [
+    ("hidden_sizes", 64),
+    ("n_step", 1.5),
+    ("double", "no"),
+    ("discount", "0.9"),
+    ("learning_rate", math.inf),
+    ("device", None),
+    ("min_replay_size", 10_000_000),
     ("device", "gpu"),
     ("n_step", 0),
     ("max_replay_size", 0),

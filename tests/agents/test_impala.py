@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 from unittest import mock
 
 import config_fields
@@ -174,6 +175,12 @@ def test_every_field_changes_something(field):
 
 
 WRONG = [
+    ("hidden_sizes", 64),
+    ("batch_size", 2.0),
+    ("autocast", "no"),
+    ("entropy_cost", math.inf),
+    ("clip_rho", math.nan),
+    ("lstm_size", "8"),
     ("device", "gpu"),
     ("unroll_length", 1),
     ("batch_size", 0),

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import math
 
 import config_fields
 import numpy as np
@@ -420,6 +421,12 @@ def test_every_field_changes_something(field):
 
 
 WRONG = [
+    ("epochs", 1.5),
+    ("hidden_sizes", 64),
+    ("normalize_advantages", "no"),
+    ("learning_rate", math.nan),
+    ("unroll_length", None),
+    ("recurrent", 1),
     ("device", "gpu"),
     ("unroll_length", 1),
     ("epochs", 0),

@@ -42,7 +42,7 @@ def make_batch(seed=0, size=16, actions=CONTINUOUS):
     if actions is DISCRETE:
         action = random.integers(0, 3, size)
     else:
-        action = random.uniform([-2, 0], [2, 1], (size, 2)).astype(np.float32)
+        action = random.uniform(actions.minimum, actions.maximum, (size, *actions.shape)).astype(np.float32)
     data = Transition(
         observation,
         action,
@@ -145,6 +145,13 @@ def test_every_field_changes_something(field):
 
 
 WRONG = [
+    ("hidden_sizes", 64),
+    ("hidden_sizes", (8.5,)),
+    ("target_entropy", math.nan),
+    ("num_critics", True),
+    ("layer_norm", 1),
+    ("temperature", math.inf),
+    ("min_replay_size", 10_000_000),
     ("device", "gpu"),
     ("n_step", 0),
     ("max_replay_size", 0),
@@ -289,6 +296,13 @@ def test_the_temperature_grows_when_the_entropy_is_too_small(wanted):
     [
         (CONTINUOUS, None, -2.0 + math.log(2.0) + math.log(0.5)),
         (CONTINUOUS, 1.0, 1.0 + math.log(2.0) + math.log(0.5)),
+        (dm_specs.BoundedArray((), np.float32, 0, 4), None, -1.0 + math.log(2.0)),
+        (dm_specs.BoundedArray((2, 3), np.float32, -1, 1), None, -6.0),
+        (
+            dm_specs.BoundedArray((3,), np.float32, [-2, 5, 0], [2, 5, 1]),
+            None,
+            -2.0 + math.log(2.0) + math.log(0.5),
+        ),
         (dm_specs.BoundedArray((3,), np.float32, -1, 1), None, -3.0),
         (DISCRETE, None, 0.5 * math.log(3)),
         (DISCRETE, 0.7, 0.7),
@@ -347,7 +361,7 @@ def test_actions_are_uniform_until_the_first_learner_step():
     ("actions", "message"),
     [
         (dm_specs.Array((2,), np.float32), r"bounded real numbers"),
-        (dm_specs.BoundedArray((2, 2), np.float32, -1, 1), r"one axis"),
+        (dm_specs.BoundedArray((2,), np.float32, 1, 1), r"to choose from"),
         (dm_specs.BoundedArray((2,), np.int64, 0, 4), r"one discrete action"),
         (dm_specs.BoundedArray((2,), np.float32, -np.inf, 1), r"finite"),
     ],
@@ -355,6 +369,48 @@ def test_actions_are_uniform_until_the_first_learner_step():
 def test_actions_that_do_not_fit_are_refused(actions, message):
     with pytest.raises(ValueError, match=message):
         SAC(SMALL).make_networks(make_spec(actions))
+
+
+SHAPES = {
+    "scalar": dm_specs.BoundedArray((), np.float32, -2, 1),
+    "matrix": dm_specs.BoundedArray((2, 3), np.float32, -1, [1, 2, 3]),
+    "float64": dm_specs.BoundedArray((2,), np.float64, -1, 1),
+    "a constant": dm_specs.BoundedArray((3,), np.float32, [-2, 5, 0], [2, 5, 1]),
+    "constants in a matrix": dm_specs.BoundedArray((2, 2), np.float32, [[-1, 0], [3, -1]], [[1, 0], [3, 1]]),
+}
+
+
+@pytest.mark.parametrize("actions", SHAPES.values(), ids=SHAPES)
+def test_learns_and_acts_with_every_shape_of_bounded_action(actions):
+    agent, learner = SAC(SMALL), make_learner(SMALL, actions)
+    for seed in range(3):
+        metrics = learner.step(make_batch(seed, actions=actions)).metrics
+        assert all(np.isfinite(float(value)) for value in metrics.values())
+    assert all(p.isfinite().all() for p in learner.networks.parameters())
+    nets = learner.networks
+    observation = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    for uniform in (True, False):
+        nets.exploration.uniform.fill_(uniform)
+        for evaluation in (True, False):
+            taken, _, _ = agent.make_policy(nets, evaluation).step(observation, ())
+            assert taken.shape == (64, *actions.shape) and taken.dtype == actions.dtype
+            for action in taken:
+                actions.validate(action)
+    moves = np.broadcast_to(actions.minimum < actions.maximum, actions.shape)
+    np.testing.assert_array_equal(taken.std(0) > 0, moves)
+
+
+def test_a_constant_among_the_actions_changes_nothing():
+    """The same as without it, to the last bit."""
+    learners = make_learner(SMALL), make_learner(SMALL, SHAPES["a constant"])
+    for seed in range(3):
+        batch = make_batch(seed)
+        action = np.insert(batch.data.action, 1, 5.0, axis=1)
+        wider = batch._replace(data=batch.data._replace(action=action))
+        results = [learner.step(each).metrics for learner, each in zip(learners, (batch, wider), strict=True)]
+        assert {name: float(value) for name, value in results[0].items()} == {
+            name: float(value) for name, value in results[1].items()
+        }
 
 
 def test_a_fixed_temperature_stays():

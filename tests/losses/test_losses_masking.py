@@ -234,6 +234,9 @@ def test_a_real_step_with_a_nan_is_not_hidden():
         lambda good, bad: losses.sac_critic_loss(good[None], good, bad, good),
         lambda good, bad: losses.sac_critic_loss(good[None], good, good, bad),
         lambda good, bad: losses.normalize_advantages(good, bad),
+        lambda good, bad: losses.soft_value(good, bad, 0.3),
+        lambda good, bad: losses.discrete_soft_value(good, bad, 0.3),
+        lambda good, bad: losses.importance_weights(good, bad, 0.3),
     ],
 )
 def test_shapes_that_would_broadcast_into_nonsense_are_errors(call):
@@ -249,3 +252,31 @@ def test_q_learning_refuses_shapes_that_would_broadcast(which):
         losses.q_learning_errors(values, actions, **named, next_values=values)
     with pytest.raises(ValueError, match=rf"'{which}': \(4, 1\)"):
         losses.double_q_errors(values, actions, **named, next_values=values, next_selector=values)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"values": (6, 3)},
+        {"values": (6, 3), "next_values": (6, 3), "next_selector": (6, 3)},
+        {"next_values": (4, 4)},
+        {"next_values": (4, 4), "next_selector": (4, 4)},
+        {"next_values": (6, 3), "next_selector": (6, 3)},
+        {"next_selector": (4, 2)},
+        {"next_selector": (3, 3)},
+        {"values": (4, 2, 3), "next_values": (4, 2, 3), "next_selector": (4, 2, 3)},
+    ],
+)
+def test_q_learning_refuses_values_of_other_rows_or_of_other_actions(shapes):
+    named = {key: torch.ones(shapes.get(key, (4, 3))) for key in ("values", "next_values", "next_selector")}
+    rows = {
+        "actions": torch.zeros(4, dtype=torch.int64),
+        "rewards": torch.ones(4),
+        "discounts": torch.ones(4),
+    }
+    with pytest.raises(ValueError, match=r"Shapes are|values has shape"):
+        losses.double_q_errors(**named, **rows)
+    del named["next_selector"]
+    if set(shapes) != {"next_selector"}:
+        with pytest.raises(ValueError, match=r"Shapes are|values has shape"):
+            losses.q_learning_errors(**named, **rows)

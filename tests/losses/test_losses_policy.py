@@ -111,6 +111,8 @@ def test_kl_penalty_with_the_cutoff_above_twice_the_target(kl, penalty, random):
 def test_the_kl_coefficient_moves_outside_of_the_band(kl, factor):
     coefficient = losses.adapt_kl_coefficient(torch.tensor(2.0), torch.tensor(kl), 0.01)
     assert coefficient.item() == pytest.approx(2.0 * factor)
+    assert losses.adapt_kl_coefficient(2.0, kl, 0.01).item() == pytest.approx(2.0 * factor)
+    assert losses.adapt_kl_coefficient(2.0, torch.tensor(kl), 0.01).item() == pytest.approx(2.0 * factor)
 
 
 def test_a_closing_row_with_an_infinite_ratio_changes_neither_loss_nor_gradient():

@@ -104,6 +104,10 @@ def test_wrong_shapes_are_named():
         losses.generalized_advantages(good, good, good[..., None], good, 0.9)
     with pytest.raises(ValueError, match="log_rhos"):
         losses.vtrace(good[:1], good, good, good, good)
+    none = torch.ones(2, 0)
+    with pytest.raises(ValueError, match=r"rewards': \(2, 0\).*T at least 1"):
+        losses.generalized_advantages(none, none, none, none, 0.9)
+    assert losses.transition_mask(none).shape == (2, 0)
     with pytest.raises(ValueError, match="n is 0"):
         losses.n_step_returns(good, good, good, good, 0)
 

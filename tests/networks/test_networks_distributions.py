@@ -159,3 +159,8 @@ def test_a_spec_without_a_head_is_named(spec, squash):
 def test_infinite_bounds_cannot_be_squashed():
     with pytest.raises(ValueError, match="finite"):
         networks.SquashedGaussianHead(3, np.array([-np.inf]), np.array([1.0]))
+
+
+def test_equal_bounds_leave_nothing_to_squash():
+    with pytest.raises(ValueError, match="between equal ones"):
+        networks.SquashedGaussianHead(3, np.array([-1.0, 2.0]), np.array([1.0, 2.0]))

@@ -1,0 +1,85 @@
+"""Fields of configs against their annotations and against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framework import config_checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    count: int = 1
+    rate: float = 0.5
+    limit: float | None = None
+    bound: float = 1.0
+    switch: bool = False
+    name: str = "a"
+    sizes: tuple[int, ...] = ()
+    names: tuple[str, ...] | None = None
+    anything: Any = None
+
+    def __post_init__(self):
+        config_checks.types(self, may_be_infinite=("bound",))
+        config_checks.ordered(self, "count", "bound")
+
+
+GOOD = [
+    ("count", np.int64(1)),
+    ("count", np.uint8(1)),
+    ("rate", 1),
+    ("rate", np.float32(0.5)),
+    ("rate", np.int32(2)),
+    ("limit", None),
+    ("limit", 3),
+    ("bound", math.inf),
+    ("switch", np.bool_(True)),
+    ("sizes", (1, np.int64(2))),
+    ("sizes", [1, 2]),
+    ("names", ("a",)),
+    ("names", None),
+    ("anything", object()),
+]
+
+WHOLES = "a tuple, each element of which is a whole number."
+WRONG = [
+    ("count", 1.0, "a whole number."),
+    ("count", True, "a whole number."),
+    ("count", None, "a whole number."),
+    ("count", "1", "a whole number."),
+    ("rate", "0.5", "a finite number."),
+    ("rate", None, "a finite number."),
+    ("rate", False, "a finite number."),
+    ("rate", math.nan, "a finite number."),
+    ("rate", -math.inf, "a finite number."),
+    ("rate", np.float32(np.inf), "a finite number."),
+    ("limit", math.nan, "a finite number or None."),
+    ("limit", "none", "a finite number or None."),
+    ("bound", math.nan, "a number."),
+    ("switch", "no", "True or False."),
+    ("switch", 1, "True or False."),
+    ("name", None, "a string."),
+    ("sizes", 64, WHOLES),
+    ("sizes", (64, 0.5), WHOLES),
+    ("sizes", (64, None), WHOLES),
+    ("sizes", None, WHOLES),
+    ("names", "a", "a tuple, each element of which is a string or None."),
+    ("count", 2, "at most bound, which is 1.0."),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), GOOD)
+def test_what_the_annotation_says_is_accepted(field, value):
+    assert getattr(Config(**{field: value}), field) is value
+
+
+@pytest.mark.parametrize(("field", "value", "expected"), WRONG)
+def test_what_it_does_not_say_is_refused(field, value, expected):
+    with pytest.raises(ValueError, match=re.escape(f"{field} is {value!r}; expected {expected}") + "$"):
+        Config(**{field: value})
