@@ -126,8 +126,11 @@ class RunFolder:
             beside.unlink(missing_ok=True)
 
     def make_agent(self) -> Any:
-        """The agent as it was configured."""
-        agent, config = agents.find(self.agent).load()
+        """The agent as it was configured; CommandError if there is none of its name any more."""
+        try:
+            agent, config = agents.find(self.agent).load()
+        except ValueError as error:
+            raise CommandError(f"{self.path}: {error}") from error
         return agent(from_plain(config, self.agent_config, str(self.path / "config.json")))
 
     @contextlib.contextmanager

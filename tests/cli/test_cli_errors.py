@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+import agents
+
 TRAIN = ("train", "random_actions")
 
 # Case: (arguments, exit code, what the error must say).
@@ -85,6 +87,14 @@ def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_ru
     for arguments in (("train", "--resume", folder.path), ("eval", folder.path)):
         code, _, err = repertory(*arguments)
         assert code == 1 and "no checkpoint" in err and "--checkpoint" not in err
+
+
+def test_a_run_of_an_agent_that_is_gone(repertory, make_run, monkeypatch):
+    folder = make_run(steps=[10])
+    monkeypatch.delitem(agents.REGISTRY, "random_actions")
+    for arguments in (("train", "--resume", folder.path), ("eval", folder.path)):
+        code, _, err = repertory(*arguments)
+        assert code == 1 and "Unknown agent 'random_actions'" in err and str(folder.path) in err
 
 
 def test_an_environment_whose_package_is_missing(repertory, tmp_path, monkeypatch):
