@@ -3,21 +3,27 @@
     python benchmarks/throughput.py [GROUP …] [--seconds 15]
         [--peers sb3=PYTHON rllib=PYTHON sample-factory=PYTHON]
 
-A row is one program in a process of its own, with torch on one thread and evaluation off: acting, replay and
-learning together. What counts are the steps and CPU seconds (of all its processes) of a window that opens
-``--warm-up`` seconds after the first steps, so that start-up is not in it. Groups are
+A row is one program in a process of its own, evaluation off and torch on one thread, unless its label says
+otherwise: acting, replay and learning together. What counts are the steps and CPU seconds (of all its
+processes) of a window that opens ``--warm-up`` seconds after the first steps, so that start-up is not in it.
+Groups are
 
     ppo          CartPole-v1: batches of 4,000 steps, 6 epochs of minibatches of 128, one hidden layer of 32
                  shared by policy and value, 8 lanes stepped one after the other
     impala       CartPole-v1: unrolls of 50, batches of 10, two hidden layers of 64, 2 actors x 8 lanes
     pong         ALE Pong, 84 x 84 x 4: unrolls of 40, batches of 8, the network of DQN (1.7M parameters),
-                 2 actors x 8 lanes, and x 16
+                 2 actors x 8 lanes, x 16 and x 32
     pong-lstm    the same with an LSTM of 256
+    ppo-pong     ALE Pong, the same pictures and network (shared by policy and value): 16 lanes x 128 steps,
+                 4 epochs of minibatches of 256, as the Zoo of Stable-Baselines3 has it but for the 16 lanes
 
 ``ppo`` has a loop written by hand with the same settings beside it: what a framework costs. Peers are run by
 the interpreters given, since their dependencies do not go together with each other's; rows whose peer is not
 given are left out, and said to be. Figures of one run can be compared with each other; across runs the
 machine's load changes them.
+
+PPO acts and learns in turns, so its windows go from the end of one learner step to that of another. A turn of
+``ppo-pong`` takes seconds: give it ``--seconds 40`` or more.
 """
 
 from __future__ import annotations
@@ -87,6 +93,15 @@ def pong(engine: str = "processes", lanes: int = 8, **config: Any) -> Ours:
     return Ours("impala", engine, {**settings, **config}, run, PONG)
 
 
+def ppo_pong(engine: str, actors: int = 1, lanes: int = 16, overlap: bool = False) -> Ours:
+    # No hidden layers: policy and value are heads of the convolutions' 512 features.
+    config = {
+        "unroll_length": 2048 // (actors * lanes), "epochs": 4, "minibatch_size": 256, "hidden_sizes": (),
+        "shared": True, "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01, "overlap": overlap,
+    }  # fmt: skip
+    return Ours("ppo", engine, config, _actors(actors, lanes, "inline"), PONG)
+
+
 def _actors(actors: int, lanes: int, stepping: str) -> dict[str, Any]:
     return {"num_actors": actors, "lanes_per_actor": lanes, "stepping": stepping}
 
@@ -117,6 +132,8 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "repertory IMPALA, bfloat16": pong(**BF16),
         "repertory IMPALA, float32, 16 lanes": pong(lanes=16),
         "repertory IMPALA, bfloat16, 16 lanes": pong(lanes=16, **BF16),
+        "repertory IMPALA, float32, 32 lanes": pong(lanes=32),
+        "repertory IMPALA, bfloat16, 32 lanes": pong(lanes=32, **BF16),
         "RLlib IMPALA": Peer("rllib-pong", "rllib"),
         "Sample Factory APPO": Peer("sample-factory-pong", "sample-factory"),
     },
@@ -126,6 +143,17 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "repertory IMPALA, float32, 16 lanes": pong(lanes=16, lstm_size=256),
         "repertory IMPALA, bfloat16, 16 lanes": pong(lanes=16, lstm_size=256, **BF16),
         "Sample Factory APPO": Peer("sample-factory-pong-lstm", "sample-factory"),
+    },
+    "ppo-pong": {
+        "repertory PPO, serial": ppo_pong("serial"),
+        "repertory PPO, processes, 2 actors x 8 lanes": ppo_pong("processes", 2, 8),
+        "the same, acting while learning": ppo_pong("processes", 2, 8, overlap=True),
+        "Stable-Baselines3 PPO": Peer("stable-baselines3-pong", "sb3"),
+        "Stable-Baselines3 PPO, 2 torch threads": Peer("stable-baselines3-pong-2-threads", "sb3"),
+        "Stable-Baselines3 PPO, 2 torch threads, a process per lane": Peer(
+            "stable-baselines3-pong-processes", "sb3"
+        ),
+        "RLlib PPO, 2 runners x 8": Peer("rllib-ppo-pong", "rllib"),
     },
 }
 
@@ -141,16 +169,24 @@ def measure_ours(row: Ours, window: Window) -> None:
     torch.set_num_threads(1)
     agent = agents.make(row.agent, **row.config)
     program = make_program(agent, row.environment, evaluate_every=None, log_every=10**9, **row.program)
+    in_turns = agent.synchrony() is not None
+    turns = 0
     with launch.start(program, row.engine) as job:
         going_on = True
         while going_on:
             if row.engine == "serial":
                 with contextlib.suppress(TimeoutError):
                     job.wait(timeout=0.2)  # the program runs in here
+            elif in_turns:
+                job.client("counter").wait_for("learner_steps", turns + 1, timeout=0.2)
             else:
                 # A count that is not reached: the wait ends with its time, or with the program.
                 job.client("counter").wait_for("actor_steps", 10**15, timeout=0.2)
-            going_on = window.at(int(job.client("counter").get_counts().get("actor_steps", 0)))
+            counts = job.client("counter").get_counts()
+            if in_turns and counts.get("learner_steps", 0) == turns:
+                continue  # a window that ended here would hold more acting than learning, or less
+            turns = int(counts.get("learner_steps", 0))
+            going_on = window.at(int(counts.get("actor_steps", 0)))
         job.stop()
 
 

@@ -23,6 +23,7 @@ from throughput_window import Window
 ENVIRONMENT = "CartPole-v1"
 LANES, UNROLL, EPOCHS, MINIBATCH, HIDDEN = 8, 500, 6, 128, 32
 PONG_UNROLL, PONG_BATCH_UNROLLS = 40, 8
+PONG_PPO_LANES, PONG_PPO_UNROLL, PONG_PPO_EPOCHS, PONG_PPO_MINIBATCH = 16, 128, 4, 256
 RUNNERS, BATCH_UNROLLS, IMPALA_UNROLL, IMPALA_HIDDEN = 2, 10, 50, 64
 
 
@@ -98,7 +99,6 @@ def stable_baselines3_ppo(window: Window) -> None:
     """Stable-Baselines3 with one shared hidden layer, lanes stepped in turn (its DummyVecEnv)."""
     import stable_baselines3 as sb3
     import torch
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
@@ -110,14 +110,6 @@ def stable_baselines3_ppo(window: Window) -> None:
         def forward(self, observation: Any) -> Any:
             return self.layers(observation)
 
-    class Stop(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
-
-        def _on_rollout_start(self) -> None:
-            if not window.at(self.num_timesteps):
-                raise KeyboardInterrupt
-
     model = sb3.PPO(
         "MlpPolicy",
         make_vec_env(ENVIRONMENT, LANES),
@@ -128,6 +120,62 @@ def stable_baselines3_ppo(window: Window) -> None:
         device="cpu",
         policy_kwargs={"features_extractor_class": Hidden, "net_arch": []},
     )
+    _stable_baselines3(model, window)
+
+
+def stable_baselines3_pong(window: Window, threads: int = 1, processes: bool = False) -> None:
+    """Stable-Baselines3 on Pong: its own Atari wrappers, the Zoo's settings, lanes in turn or a process each.
+
+    Lives and rewards are as in ours, and so are sticky actions, which are ALE's own.
+    """
+    import stable_baselines3 as sb3
+    import torch
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+
+    def make() -> Any:
+        import ale_py
+        import gymnasium
+
+        gymnasium.register_envs(ale_py)
+        return gymnasium.make(
+            "ALE/Pong-v5", frameskip=1, repeat_action_probability=0.25, disable_env_checker=True
+        )
+
+    torch.set_num_threads(threads)
+    environments = make_atari_env(
+        make,
+        PONG_PPO_LANES,
+        wrapper_kwargs={"terminal_on_life_loss": False, "clip_reward": False},
+        vec_env_cls=SubprocVecEnv if processes else DummyVecEnv,
+        vec_env_kwargs={"start_method": "fork"} if processes else {},  # starts sooner
+    )
+    model = sb3.PPO(
+        "CnnPolicy",
+        VecFrameStack(environments, 4),
+        n_steps=PONG_PPO_UNROLL,
+        batch_size=PONG_PPO_MINIBATCH,
+        n_epochs=PONG_PPO_EPOCHS,
+        learning_rate=2.5e-4,
+        clip_range=0.1,
+        ent_coef=0.01,
+        device="cpu",
+    )
+    _stable_baselines3(model, window)
+    environments.close()
+
+
+def _stable_baselines3(model: Any, window: Window) -> None:
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            if not window.at(self.num_timesteps):
+                raise KeyboardInterrupt
+
     with contextlib.suppress(KeyboardInterrupt):
         model.learn(10**9, callback=Stop())
 
@@ -189,11 +237,10 @@ def rllib_impala(window: Window) -> None:
     _rllib(config, window)
 
 
-def rllib_pong(window: Window) -> None:
-    """RLlib's IMPALA on Pong: its own Atari wrappers, two runners, the network of DQN."""
+def _rllib_on_pong(config: Any) -> Any:
+    """A config of RLlib with Pong in its own Atari wrappers, two runners and the network of DQN."""
     import ale_py
     import gymnasium
-    from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
     from ray.rllib.env.wrappers.atari_wrappers import wrap_atari_for_new_api_stack
     from ray.tune.registry import register_env
@@ -211,16 +258,40 @@ def rllib_pong(window: Window) -> None:
         head_fcnet_activation="relu",
         vf_share_layers=True,
     )
-    config = (
-        IMPALAConfig()
-        .environment("pong")
-        .env_runners(
-            num_env_runners=RUNNERS, num_envs_per_env_runner=LANES, rollout_fragment_length=PONG_UNROLL
-        )
-        .training(train_batch_size_per_learner=PONG_BATCH_UNROLLS * PONG_UNROLL, lr=4.8e-4)
+    return (
+        config.environment("pong")
+        .env_runners(num_env_runners=RUNNERS, num_envs_per_env_runner=LANES)
         .rl_module(model_config=model)
         .learners(num_learners=0)
+    )
+
+
+def rllib_pong(window: Window) -> None:
+    """RLlib's IMPALA on Pong."""
+    from ray.rllib.algorithms.impala import IMPALAConfig
+
+    config = (
+        _rllib_on_pong(IMPALAConfig())
+        .env_runners(rollout_fragment_length=PONG_UNROLL)
+        .training(train_batch_size_per_learner=PONG_BATCH_UNROLLS * PONG_UNROLL, lr=4.8e-4)
         .reporting(min_time_s_per_iteration=1)
+    )
+    _rllib(config, window)
+
+
+def rllib_ppo_pong(window: Window) -> None:
+    """RLlib's PPO on Pong, the lanes shared by its two runners."""
+    from ray.rllib.algorithms.ppo import PPOConfig
+
+    config = _rllib_on_pong(PPOConfig()).training(
+        train_batch_size_per_learner=PONG_PPO_UNROLL * PONG_PPO_LANES,
+        minibatch_size=PONG_PPO_MINIBATCH,
+        num_epochs=PONG_PPO_EPOCHS,
+        lr=2.5e-4,
+        clip_param=0.1,
+        entropy_coeff=0.01,
+        vf_loss_coeff=0.5,
+        grad_clip=0.5,
     )
     _rllib(config, window)
 
@@ -312,10 +383,14 @@ def sample_factory_pong(window: Window, lstm: bool = False) -> None:
 ROWS: dict[str, Callable[[Window], None]] = {
     "hand-written-ppo": hand_written_ppo,
     "stable-baselines3-ppo": stable_baselines3_ppo,
+    "stable-baselines3-pong": stable_baselines3_pong,
+    "stable-baselines3-pong-2-threads": lambda window: stable_baselines3_pong(window, 2),
+    "stable-baselines3-pong-processes": lambda window: stable_baselines3_pong(window, 2, processes=True),
     "rllib-ppo": rllib_ppo,
     "rllib-ppo-2-runners": lambda window: rllib_ppo(window, 2),
     "rllib-impala": rllib_impala,
     "rllib-pong": rllib_pong,
+    "rllib-ppo-pong": rllib_ppo_pong,
     "sample-factory-cartpole": sample_factory_cartpole,
     "sample-factory-pong": sample_factory_pong,
     "sample-factory-pong-lstm": lambda window: sample_factory_pong(window, lstm=True),
