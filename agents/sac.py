@@ -437,7 +437,7 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 20_000, "evaluate_every": 5_000},
     ),
-    # 5,508 and 4,737 at 60,000 steps on seeds 1 and 2.
+    # 7,951 to 8,400, greedy over 100 episodes, at 200,000 steps on seeds 1 to 3.
     "gymnasium:HalfCheetah-v5": Preset(
         agent={"min_replay_size": 5_000, "batch_size": 128},
         run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 200_000, "evaluate_every": 20_000},
