@@ -16,7 +16,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
-from framework.learners import LearnerGroup, distributed
+from framework.learners import LearnerGroup, LossContext, distributed
 from framework.programs.learner_group import Turnstile
 from framework.types import Step, Transition
 
@@ -40,7 +40,7 @@ PPO_CONFIG = PPOConfig(
 )
 AGENTS = {
     "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
-    # Without noise, and with a policy that is left out of every second step.
+    # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
     "ppo": (PPO(PPO_CONFIG, BATCH), DISCRETE),
     "ppo with a penalty": (
@@ -174,7 +174,7 @@ def assert_close(first, second, tolerance):
         np.testing.assert_allclose(first[key], second[key], rtol=0, atol=tolerance, err_msg=key)
 
 
-@pytest.mark.parametrize("name", [name for name in AGENTS if name != "sac"])
+@pytest.mark.parametrize("name", AGENTS)
 def test_two_learners_match_one_with_the_whole_batch(name, together):
     learner = make_learner(name)
     before = {k: v.numpy().copy() for k, v in learner.networks.state_dict().items()}
@@ -187,10 +187,19 @@ def test_two_learners_match_one_with_the_whole_batch(name, together):
     assert max(moved) > 1e-2
 
 
-def test_learners_with_noise_of_their_own_stay_the_same(together):
-    first, second = together["sac", 0], together["sac", 1]
-    assert_close(first["parameters"], second["parameters"], 0)
-    assert first["noise"] != second["noise"]
+@pytest.mark.parametrize("name", AGENTS)
+def test_learners_have_the_same_parameters_to_the_last_bit(name, together):
+    assert_close(together[name, 0]["parameters"], together[name, 1]["parameters"], 0)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3, 1), (5, 4, 2)])
+def test_several_learners_draw_parts_of_what_one_draws(shape):
+    def draw(rank, num_learners):
+        context = LossContext(None, None, torch.Generator().manual_seed(1), rank, num_learners)
+        items = torch.empty(12 // num_learners * shape[0], *shape[1:])
+        return torch.stack([context.normal_like(items) for _ in range(2)])
+
+    assert torch.equal(torch.cat([draw(rank, 4) for rank in range(4)], 1), draw(0, 1))
 
 
 def test_a_learner_notices_that_a_peer_has_gone(together):
