@@ -121,6 +121,12 @@ class LearnerGroup:
         dist.all_reduce(summed)
         return summed
 
+    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elementwise maximum of all learners' tensors, alike in shape and dtype; a new tensor."""
+        maximum = tensor.detach().clone()
+        dist.all_reduce(maximum, dist.ReduceOp.MAX)
+        return maximum
+
     def close(self) -> None:
         """Leaves the group; a peer that still waits for this one gets an error. Its losses end here too."""
         # A reducer that were the last to know of the group would end it, and wait for its thread, with the

@@ -48,6 +48,8 @@ class LossContext(NamedTuple):
       generator: random numbers on the learner's device; part of the checkpoint. Several learners have the
         same ones, so that what differs from item to item is drawn by ``normal_like``.
       rank, num_learners: which of how many learners this is, each with an equal part of the batch.
+      largest: the elementwise maximum of a tensor over the learners, all of which must call it; None if
+        there is one.
     """
 
     targets: nn.ModuleDict
@@ -55,6 +57,7 @@ class LossContext(NamedTuple):
     generator: torch.Generator
     rank: int = 0
     num_learners: int = 1
+    largest: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def normal_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Standard normals in the shape ``[N, ...]``, dtype and device of ``tensor``, whose rows are items.
@@ -340,7 +343,8 @@ class SGDLearner(core.Learner):
     def _loss(self, batch: Any) -> LossOutput:
         context = LossContext(self.targets, self._step_tensor, self._generator)
         if self._group is not None:
-            context = context._replace(rank=self._group.rank, num_learners=self._group.size)
+            group = self._group
+            context = context._replace(rank=group.rank, num_learners=group.size, largest=group.largest)
         if self._autocast_dtype is None:
             return self._loss_fn(self.networks, batch, context)
         with torch.autocast(self.device.type, dtype=self._autocast_dtype):

@@ -40,6 +40,10 @@ PPO_CONFIG = PPOConfig(
 )
 AGENTS = {
     "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
+    "prioritized dqn": (
+        DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH, prioritized=True, importance_sampling_steps=15)),
+        DISCRETE,
+    ),
     # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
     "ppo": (PPO(PPO_CONFIG, BATCH), DISCRETE),
@@ -77,7 +81,7 @@ def make_batch(step, name):
     data = Transition(
         observation, action, random.normal(size=BATCH).astype(np.float32), discount, next_observation
     )
-    return Sample(make_info(), data)
+    return Sample(make_info(random), data)
 
 
 def make_unrolls(step, agent, spec):
@@ -99,12 +103,13 @@ def make_unrolls(step, agent, spec):
     data = tree.map_structure(lambda *leaves: np.stack(leaves, 1), *rows)
     if isinstance(agent, IMPALA):  # keeps the state of the first row only
         data.extras["state"] = tuple(part[:, 0] for part in data.extras["state"])
-    return Sample(make_info(), data)
+    return Sample(make_info(random), data)
 
 
-def make_info():
-    ones = np.ones(BATCH)
-    return Info(np.arange(BATCH, dtype=np.uint64), ones / BATCH, (BATCH * ones).astype(int))
+def make_info(random):
+    """Items that were drawn from a table of 1000, the later ones of the batch with less of a chance."""
+    probability = random.uniform(0.5, 1.5, BATCH) * np.linspace(2e-3, 1e-4, BATCH)
+    return Info(np.arange(BATCH, dtype=np.uint64), probability, np.full(BATCH, 1000))
 
 
 def make_learner(name, rank=0, size=1):
@@ -124,6 +129,7 @@ def learn(name, learner, rank, size):
     return {
         "parameters": {k: v.numpy() for k, v in learner.networks.state_dict().items()},
         "targets": {k: v.numpy() for k, v in learner.targets.state_dict().items()},
+        "priorities": [] if result.priorities is None else result.priorities.tolist(),
         "norm": float(result.metrics["gradient_norm"]),
         "noise": torch.rand(3, generator=learner._generator).tolist(),
     }
@@ -183,6 +189,8 @@ def test_two_learners_match_one_with_the_whole_batch(name, together):
         assert_close(together[name, rank]["parameters"], alone["parameters"], 1e-5)
         assert_close(together[name, rank]["targets"], alone["targets"], 1e-5)
         assert together[name, rank]["norm"] == pytest.approx(alone["norm"], rel=1e-3)
+    priorities = [*together[name, 0]["priorities"], *together[name, 1]["priorities"]]
+    assert priorities == pytest.approx(alone["priorities"], abs=1e-5)
     moved = [np.abs(alone["parameters"][k] - v).max() for k, v in before.items() if v.dtype == np.float32]
     assert max(moved) > 1e-2
 
