@@ -109,11 +109,11 @@ class LearnerGroup:
         self._modules.append(module)
         return lambda networks, batch, context: module(batch, context)
 
-    def smallest(self, number: int) -> int:
-        """The smallest ``number`` of all learners."""
-        tensor = torch.tensor(number, device=self.device)
-        dist.all_reduce(tensor, dist.ReduceOp.MIN)
-        return int(tensor)
+    def counts(self, *mine: int) -> list[list[int]]:
+        """The numbers of all learners, rank by rank, which must be equally many."""
+        table = torch.zeros((self.size, len(mine)), dtype=torch.int64, device=self.device)
+        table[self.rank] = torch.tensor(mine)
+        return self.total(table).tolist()
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of all learners' tensors, which must be alike in shape and dtype; a new tensor."""

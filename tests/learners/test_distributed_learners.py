@@ -26,7 +26,7 @@ Sample = collections.namedtuple("Sample", "info data")
 STEPS, BATCH, UNROLL = 20, 16, 5
 DISCRETE = dm_specs.DiscreteArray(3, np.int64)
 CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
-# One minibatch: the rows of several are drawn from each learner's shard, not from the whole batch.
+# One minibatch an epoch.
 PPO_CONFIG = PPOConfig(
     hidden_sizes=(8, 8),
     unroll_length=UNROLL,
@@ -52,10 +52,24 @@ AGENTS = {
         CONTINUOUS,
     ),
     "ppo with a memory": (PPO(dataclasses.replace(PPO_CONFIG, recurrent="lstm"), BATCH), DISCRETE),
+    # So small (or of one lane, with a memory) that a learner often has nothing of a minibatch.
+    "ppo in small minibatches": (PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=2), BATCH), DISCRETE),
+    "ppo in minibatches": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=9, value_clip=0.5), BATCH),
+        DISCRETE,
+    ),
+    "ppo in minibatches with a penalty": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, target_kl=1e-3, discount=0.9), BATCH),
+        CONTINUOUS,
+    ),
+    "ppo in minibatches with a memory": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, recurrent="gru"), BATCH),
+        DISCRETE,
+    ),
     "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
     "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
 }
-ON_POLICY = ("ppo", "ppo with a penalty", "ppo with a memory", "impala")
+ON_POLICY = [name for name in AGENTS if "ppo" in name or name == "impala"]
 
 
 def make_spec(actions):
@@ -150,7 +164,7 @@ def peer(rank, ports, results):
             # The other one has gone, or goes now: no exchange may hang.
             with pytest.raises(RuntimeError):
                 for _ in range(1000):
-                    group.smallest(1)
+                    group.counts(1)
             results.put(("noticed", 0, {}))
         group.close()
 
@@ -189,6 +203,7 @@ def test_two_learners_match_one_with_the_whole_batch(name, together):
         assert_close(together[name, rank]["parameters"], alone["parameters"], 1e-5)
         assert_close(together[name, rank]["targets"], alone["targets"], 1e-5)
         assert together[name, rank]["norm"] == pytest.approx(alone["norm"], rel=1e-3)
+        assert together[name, rank]["noise"] == alone["noise"]  # As many draws, from the same generator.
     priorities = [*together[name, 0]["priorities"], *together[name, 1]["priorities"]]
     assert priorities == pytest.approx(alone["priorities"], abs=1e-5)
     moved = [np.abs(alone["parameters"][k] - v).max() for k, v in before.items() if v.dtype == np.float32]
@@ -198,6 +213,23 @@ def test_two_learners_match_one_with_the_whole_batch(name, together):
 @pytest.mark.parametrize("name", AGENTS)
 def test_learners_have_the_same_parameters_to_the_last_bit(name, together):
     assert_close(together[name, 0]["parameters"], together[name, 1]["parameters"], 0)
+
+
+def test_elements_of_several_learners_are_in_the_minibatch_where_one_would_have_them():
+    learner = make_learner("ppo")
+
+    def shuffled(data, before):
+        learner._generator.manual_seed(3)
+        return [part["row"].tolist() for _, part in learner._shuffled(data, 4, 11, before)]
+
+    rows = {"row": torch.arange(11)}
+    for sizes in ((6, 5), (10, 1), (0, 11), (4, 0, 7)):
+        starts = np.cumsum((0, *sizes[:-1])).tolist()
+        parts = zip(rows["row"].split(sizes), starts, strict=True)
+        each = [shuffled({"row": part}, start) for part, start in parts]
+        for whole, *pieces in zip(shuffled(rows, 0), *each, strict=True):
+            for piece, start, size in zip(pieces, starts, sizes, strict=True):
+                assert piece == [row for row in whole if start <= row < start + size]
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (3, 1), (5, 4, 2)])
