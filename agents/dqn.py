@@ -205,7 +205,9 @@ def make_loss(config: DQNConfig) -> Any:
             start = config.importance_sampling_exponent
             progress = (context.steps / config.importance_sampling_steps).clamp(max=1.0)
             exponent = start + (1.0 - start) * progress
-            weights = losses.importance_weights(batch.info.probability, batch.info.table_size, exponent)
+            weights = losses.importance_weights(
+                batch.info.probability, batch.info.table_size, exponent, context.largest
+            )
             each = weights * each
             metrics["importance_weight"] = weights.mean()
             # The small constant keeps items with no error at all within reach.

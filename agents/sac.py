@@ -281,18 +281,20 @@ def _frozen(module: nn.Module) -> Iterator[None]:
 def make_loss(config: SACConfig) -> Any:
     """The loss function of SAC on a ``ReplaySample`` of ``Transition``s."""
 
+    def drawn(nets: SACNetworks, observation: Any, context: LossContext) -> tuple[torch.Tensor, torch.Tensor]:
+        policy = nets.policy(observation)
+        return policy.rsample_with_log_prob(noise=context.normal_like(policy.base.mean))
+
     def continuous(nets: SACNetworks, data: Any, context: LossContext) -> tuple[Any, ...]:
         temperature = nets.temperature.log.exp()
         with torch.no_grad():
-            next_action, next_log_prob = nets.policy(data.next_observation).rsample_with_log_prob(
-                context.generator
-            )
+            next_action, next_log_prob = drawn(nets, data.next_observation, context)
             next_values = context.targets["critics"](data.next_observation, nets.normalized(next_action))
             next_soft = losses.soft_value(next_values.amin(0), next_log_prob, temperature)
         values = nets.critics(data.observation, nets.normalized(nets.drawn(data.action)))
         if not _actor_is_due(config, context):
             return values, next_soft, None, None
-        action, log_prob = nets.policy(data.observation).rsample_with_log_prob(context.generator)
+        action, log_prob = drawn(nets, data.observation, context)
         with _frozen(nets.critics):
             own_values = nets.critics(data.observation, nets.normalized(action)).amin(0)
         return values, next_soft, losses.sac_actor_loss(log_prob, own_values, temperature), log_prob

@@ -109,17 +109,23 @@ class LearnerGroup:
         self._modules.append(module)
         return lambda networks, batch, context: module(batch, context)
 
-    def smallest(self, number: int) -> int:
-        """The smallest ``number`` of all learners."""
-        tensor = torch.tensor(number, device=self.device)
-        dist.all_reduce(tensor, dist.ReduceOp.MIN)
-        return int(tensor)
+    def counts(self, *mine: int) -> list[list[int]]:
+        """The numbers of all learners, rank by rank, which must be equally many."""
+        table = torch.zeros((self.size, len(mine)), dtype=torch.int64, device=self.device)
+        table[self.rank] = torch.tensor(mine)
+        return self.total(table).tolist()
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of all learners' tensors, which must be alike in shape and dtype; a new tensor."""
         summed = tensor.detach().clone()
         dist.all_reduce(summed)
         return summed
+
+    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elementwise maximum of all learners' tensors, alike in shape and dtype; a new tensor."""
+        maximum = tensor.detach().clone()
+        dist.all_reduce(maximum, dist.ReduceOp.MAX)
+        return maximum
 
     def close(self) -> None:
         """Leaves the group; a peer that still waits for this one gets an error. Its losses end here too."""

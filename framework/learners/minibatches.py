@@ -20,7 +20,8 @@ class EpochContext(NamedTuple):
     Attributes:
       steps: learner steps (batches) before this one.
       rows: rows learned from before this step, each counted once however many epochs there were.
-      generator: random numbers on the learner's device; part of the checkpoint.
+      generator: random numbers on the learner's device; part of the checkpoint. Several learners have the
+        same ones.
       total: sums a tensor over the learners that have a shard of the batch each, all of which must call it;
         None if there is one.
       wants_metrics: whether the loss function's metrics are looked at; it may leave them out if not.
@@ -69,7 +70,8 @@ class MinibatchLearner(SGDLearner):
       optimizer_fn: as in ``SGDLearner``.
       epochs: passes over a batch.
       minibatch_size: rows of a minibatch; the batch is cut into so many parts that they come closest to it.
-        Several learners count the rows of all: each shuffles its shard, and has its share of a minibatch.
+        Several learners shuffle the rows of all alike and cut them as one would; each has those of a
+        minibatch that are in its shard. That may be none: the loss must then be finite, its weight 0.
       finish_fn: called after the last epoch; what it returns joins the metrics. None for nothing.
       learning_rate_schedule: rows learned from to a factor on the optimizer's learning rates.
 
@@ -123,26 +125,29 @@ class MinibatchLearner(SGDLearner):
             self._set_learning_rates(self.rows)
             with torch.no_grad():
                 prepared = self._prepare_fn(self.networks, batch, context)
-            rows = prepared.rows
-            if total is not None:
-                rows = int(total(torch.tensor(rows, device=self.device)))
-            parts = max(1, round(rows / self._minibatch_size))
+            rows, count, before = prepared.rows, len(tree.flatten(prepared.data)[0]), 0
             if self._group is not None:
-                # Gradients are exchanged per minibatch, so that all need equally many.
-                parts = self._group.smallest(min(parts, len(tree.flatten(prepared.data)[0])))
+                counts = self._group.counts(rows, count)
+                rows, count = (sum(column) for column in zip(*counts, strict=True))
+                before = sum(others for _, others in counts[: self._group.rank])
+            parts = min(max(1, round(rows / self._minibatch_size)), count)
             each: list[LossOutput] = []
+            sizes: list[int] = []
             norm = torch.zeros((), device=self.device)
             for epoch in range(self._epochs):
                 last = epoch == self._epochs - 1
                 in_epoch = context._replace(wants_metrics=last)
-                for minibatch in self._shuffled(prepared.data, parts):
+                for size, minibatch in self._shuffled(prepared.data, parts, count, before):
                     output = self._loss_fn(self.networks, minibatch, in_epoch)
                     norm = self._descend(output)
                     if last:
                         each.append(output)
+                        sizes.append(size)
             metrics = dict(prepared.metrics)
+            # Of a minibatch of which this learner has nothing they say nothing.
+            telling = [output for output, size in zip(each, sizes, strict=True) if size] or each
             for name in each[0].metrics:
-                metrics[name] = torch.stack([output.metrics[name].detach() for output in each]).mean()
+                metrics[name] = torch.stack([output.metrics[name].detach() for output in telling]).mean()
             if self._finish_fn is not None:
                 with torch.no_grad():
                     metrics.update(self._finish_fn(self.networks, batch, prepared, context))
@@ -161,12 +166,20 @@ class MinibatchLearner(SGDLearner):
         self.rows = int(state["rows"])
         super().restore(state)
 
-    def _shuffled(self, data: Nest, parts: int) -> Any:
-        """``data`` in a new order, in ``parts`` whose sizes differ by one at most."""
+    def _shuffled(self, data: Nest, parts: int, count: int, before: int) -> Any:
+        """Sizes and minibatches: ``count`` elements in a new order, in ``parts`` that differ by one at most.
+
+        ``data`` has those from ``before`` on, and all of them if there is one learner.
+        """
         leaves = tree.flatten(data)
-        count = len(leaves[0])
         order = torch.randperm(count, generator=self._generator, device=self.device)
+        size, larger = divmod(count, parts)
+        cuts = [size + 1] * larger + [size] * (parts - larger)
+        if len(leaves[0]) < count:
+            mine = (order >= before) & (order < before + len(leaves[0]))
+            cuts = torch.stack([part.sum() for part in mine.split(cuts)]).tolist()
+            order = order[mine] - before
         build = specs.unflattener(data)
         # Shuffled once per epoch: a minibatch is then a slice, without a copy of its own.
-        pieces = [leaf[order].tensor_split(min(parts, count)) for leaf in leaves]
-        return (build(list(piece)) for piece in zip(*pieces, strict=True))
+        pieces = [leaf[order].split(cuts) for leaf in leaves]
+        return ((size, build(list(piece))) for size, *piece in zip(cuts, *pieces, strict=True))

@@ -45,12 +45,31 @@ class LossContext(NamedTuple):
       targets: the target networks by the name of the child that they follow.
       steps: 0-d int64 tensor on the learner's device, how many steps came before this one. A tensor, so
         that a compiled loss is not compiled again at each step.
-      generator: random numbers on the learner's device; part of the checkpoint.
+      generator: random numbers on the learner's device; part of the checkpoint. Several learners have the
+        same ones, so that what differs from item to item is drawn by ``normal_like``.
+      rank, num_learners: which of how many learners this is, each with an equal part of the batch.
+      largest: the elementwise maximum of a tensor over the learners, all of which must call it; None if
+        there is one.
     """
 
     targets: nn.ModuleDict
     steps: torch.Tensor
     generator: torch.Generator
+    rank: int = 0
+    num_learners: int = 1
+    largest: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def normal_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Standard normals in the shape ``[N, ...]``, dtype and device of ``tensor``, whose rows are items.
+
+        Each of several learners draws those of the whole batch and takes its part, so that together they have
+        what one would draw.
+        """
+        if self.num_learners == 1:
+            return torch.empty_like(tensor).normal_(generator=self.generator)
+        count = len(tensor)
+        whole = tensor.new_empty((self.num_learners * count, *tensor.shape[1:]))
+        return whole.normal_(generator=self.generator)[self.rank * count : (self.rank + 1) * count]
 
 
 # The context is a ``LossContext``; learners that make more of a batch give more.
@@ -247,15 +266,12 @@ class SGDLearner(core.Learner):
 
         All must be in the same state, and then make the same steps, each on its shard of the batch. The
         loss must be a mean over the items, so that the mean over the shards is that over the batch; where
-        shards differ in what counts, ``LossOutput.weight`` says how much each has. Random numbers differ
-        from learner to learner. Buffers of the networks (statistics of data) are rank 0's.
+        shards differ in what counts, ``LossOutput.weight`` says how much each has. All draw the same random
+        numbers; see ``LossContext.normal_like``. Buffers of the networks (statistics of data) are rank 0's.
         """
         with self._lock:
             self._group = group
             self._average(group)
-            if group.rank:
-                seed = torch.randint(2**62, (), generator=self._generator, device=self.device)
-                self._generator.manual_seed(int(seed) + group.rank)
 
     def _average(self, group: LearnerGroup) -> None:
         """Makes the loss functions those of the whole group."""
@@ -326,6 +342,9 @@ class SGDLearner(core.Learner):
 
     def _loss(self, batch: Any) -> LossOutput:
         context = LossContext(self.targets, self._step_tensor, self._generator)
+        if self._group is not None:
+            group = self._group
+            context = context._replace(rank=group.rank, num_learners=group.size, largest=group.largest)
         if self._autocast_dtype is None:
             return self._loss_fn(self.networks, batch, context)
         with torch.autocast(self.device.type, dtype=self._autocast_dtype):

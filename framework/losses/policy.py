@@ -22,9 +22,9 @@ Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Mean of the elements, weighted by the mask; 0 if none counts."""
+    """Mean of the elements, weighted by the mask; 0 if none counts, or there is none."""
     if mask is None:
-        return values.mean()
+        return values.mean() if values.numel() else values.sum()
     if mask.shape != values.shape:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)}; expected {tuple(values.shape)}, as the values."
@@ -196,7 +196,7 @@ def adapt_kl_coefficient(
 def value_loss(values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Half the mean squared error to targets that are held constant."""
     check_alike(mask, values=values, targets=targets)
-    if mask is None:
+    if mask is None and values.numel():
         return 0.5 * torch.nn.functional.mse_loss(values, targets.detach())
     return 0.5 * masked_mean(where_counted(values - targets.detach(), mask) ** 2, mask)
 

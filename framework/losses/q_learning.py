@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from framework.losses.masking import check_alike, discounted
@@ -71,7 +73,10 @@ def huber(errors: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
 
 
 def importance_weights(
-    probabilities: torch.Tensor, table_size: torch.Tensor | int, exponent: torch.Tensor | float
+    probabilities: torch.Tensor,
+    table_size: torch.Tensor | int,
+    exponent: torch.Tensor | float,
+    largest: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Weights ``(1 / (size * p)) ** exponent`` divided by the batch's largest (Schaul et al., 2016, 3.4).
 
@@ -80,8 +85,11 @@ def importance_weights(
       table_size: ``[N]`` or scalar, items in the table at that time. It cancels unless it differs
         between the items of the batch.
       exponent: 0 gives no correction, 1 the full one.
+      largest: the maximum of a tensor over the learners that have a part of the batch each; None if one
+        has it all.
     """
     if isinstance(table_size, torch.Tensor) and table_size.dim():
         check_alike(probabilities=probabilities, table_size=table_size)
     weights = (probabilities.double() * table_size).clamp(min=1e-30).pow(-exponent)
-    return (weights / weights.max()).float()
+    maximum = weights.max()
+    return (weights / (maximum if largest is None else largest(maximum))).float()

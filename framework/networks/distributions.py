@@ -97,8 +97,12 @@ class DiagonalGaussian:
         self.mean = mean
         self.log_std = log_std.expand_as(mean)
 
-    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
+    def rsample(
+        self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Actions with a gradient; ``noise [..., D]``: the standard normals to make them of, None draws."""
+        if noise is None:
+            noise = torch.empty_like(self.mean).normal_(generator=generator)
         return self.mean + self.log_std.exp() * noise
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -142,10 +146,13 @@ class SquashedGaussian:
         self._scale = ((high - low) / 2).expand_as(mean[..., :])
 
     def rsample_with_log_prob(
-        self, generator: torch.Generator | None = None
+        self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """An action and its log density, exact near the bounds, where ``log_prob`` must invert tanh."""
-        x = self.base.rsample(generator)
+        """An action and its log density, exact near the bounds, where ``log_prob`` must invert tanh.
+
+        ``noise`` as in ``DiagonalGaussian.rsample``.
+        """
+        x = self.base.rsample(generator, noise)
         return self._squash(x), self._log_prob_of_preimage(x)
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:

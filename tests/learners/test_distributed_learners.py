@@ -16,7 +16,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
-from framework.learners import LearnerGroup, distributed
+from framework.learners import LearnerGroup, LossContext, distributed
 from framework.programs.learner_group import Turnstile
 from framework.types import Step, Transition
 
@@ -26,7 +26,7 @@ Sample = collections.namedtuple("Sample", "info data")
 STEPS, BATCH, UNROLL = 20, 16, 5
 DISCRETE = dm_specs.DiscreteArray(3, np.int64)
 CONTINUOUS = dm_specs.BoundedArray((2,), np.float32, -2, 1)
-# One minibatch: the rows of several are drawn from each learner's shard, not from the whole batch.
+# One minibatch an epoch.
 PPO_CONFIG = PPOConfig(
     hidden_sizes=(8, 8),
     unroll_length=UNROLL,
@@ -40,7 +40,11 @@ PPO_CONFIG = PPOConfig(
 )
 AGENTS = {
     "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
-    # Without noise, and with a policy that is left out of every second step.
+    "prioritized dqn": (
+        DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH, prioritized=True, importance_sampling_steps=15)),
+        DISCRETE,
+    ),
+    # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
     "ppo": (PPO(PPO_CONFIG, BATCH), DISCRETE),
     "ppo with a penalty": (
@@ -48,10 +52,24 @@ AGENTS = {
         CONTINUOUS,
     ),
     "ppo with a memory": (PPO(dataclasses.replace(PPO_CONFIG, recurrent="lstm"), BATCH), DISCRETE),
+    # So small (or of one lane, with a memory) that a learner often has nothing of a minibatch.
+    "ppo in small minibatches": (PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=2), BATCH), DISCRETE),
+    "ppo in minibatches": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=9, value_clip=0.5), BATCH),
+        DISCRETE,
+    ),
+    "ppo in minibatches with a penalty": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, target_kl=1e-3, discount=0.9), BATCH),
+        CONTINUOUS,
+    ),
+    "ppo in minibatches with a memory": (
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, recurrent="gru"), BATCH),
+        DISCRETE,
+    ),
     "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
     "sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH)), CONTINUOUS),
 }
-ON_POLICY = ("ppo", "ppo with a penalty", "ppo with a memory", "impala")
+ON_POLICY = [name for name in AGENTS if "ppo" in name or name == "impala"]
 
 
 def make_spec(actions):
@@ -77,7 +95,7 @@ def make_batch(step, name):
     data = Transition(
         observation, action, random.normal(size=BATCH).astype(np.float32), discount, next_observation
     )
-    return Sample(make_info(), data)
+    return Sample(make_info(random), data)
 
 
 def make_unrolls(step, agent, spec):
@@ -99,12 +117,13 @@ def make_unrolls(step, agent, spec):
     data = tree.map_structure(lambda *leaves: np.stack(leaves, 1), *rows)
     if isinstance(agent, IMPALA):  # keeps the state of the first row only
         data.extras["state"] = tuple(part[:, 0] for part in data.extras["state"])
-    return Sample(make_info(), data)
+    return Sample(make_info(random), data)
 
 
-def make_info():
-    ones = np.ones(BATCH)
-    return Info(np.arange(BATCH, dtype=np.uint64), ones / BATCH, (BATCH * ones).astype(int))
+def make_info(random):
+    """Items that were drawn from a table of 1000, the later ones of the batch with less of a chance."""
+    probability = random.uniform(0.5, 1.5, BATCH) * np.linspace(2e-3, 1e-4, BATCH)
+    return Info(np.arange(BATCH, dtype=np.uint64), probability, np.full(BATCH, 1000))
 
 
 def make_learner(name, rank=0, size=1):
@@ -124,6 +143,7 @@ def learn(name, learner, rank, size):
     return {
         "parameters": {k: v.numpy() for k, v in learner.networks.state_dict().items()},
         "targets": {k: v.numpy() for k, v in learner.targets.state_dict().items()},
+        "priorities": [] if result.priorities is None else result.priorities.tolist(),
         "norm": float(result.metrics["gradient_norm"]),
         "noise": torch.rand(3, generator=learner._generator).tolist(),
     }
@@ -144,7 +164,7 @@ def peer(rank, ports, results):
             # The other one has gone, or goes now: no exchange may hang.
             with pytest.raises(RuntimeError):
                 for _ in range(1000):
-                    group.smallest(1)
+                    group.counts(1)
             results.put(("noticed", 0, {}))
         group.close()
 
@@ -174,7 +194,7 @@ def assert_close(first, second, tolerance):
         np.testing.assert_allclose(first[key], second[key], rtol=0, atol=tolerance, err_msg=key)
 
 
-@pytest.mark.parametrize("name", [name for name in AGENTS if name != "sac"])
+@pytest.mark.parametrize("name", AGENTS)
 def test_two_learners_match_one_with_the_whole_batch(name, together):
     learner = make_learner(name)
     before = {k: v.numpy().copy() for k, v in learner.networks.state_dict().items()}
@@ -183,14 +203,43 @@ def test_two_learners_match_one_with_the_whole_batch(name, together):
         assert_close(together[name, rank]["parameters"], alone["parameters"], 1e-5)
         assert_close(together[name, rank]["targets"], alone["targets"], 1e-5)
         assert together[name, rank]["norm"] == pytest.approx(alone["norm"], rel=1e-3)
+        assert together[name, rank]["noise"] == alone["noise"]  # As many draws, from the same generator.
+    priorities = [*together[name, 0]["priorities"], *together[name, 1]["priorities"]]
+    assert priorities == pytest.approx(alone["priorities"], abs=1e-5)
     moved = [np.abs(alone["parameters"][k] - v).max() for k, v in before.items() if v.dtype == np.float32]
     assert max(moved) > 1e-2
 
 
-def test_learners_with_noise_of_their_own_stay_the_same(together):
-    first, second = together["sac", 0], together["sac", 1]
-    assert_close(first["parameters"], second["parameters"], 0)
-    assert first["noise"] != second["noise"]
+@pytest.mark.parametrize("name", AGENTS)
+def test_learners_have_the_same_parameters_to_the_last_bit(name, together):
+    assert_close(together[name, 0]["parameters"], together[name, 1]["parameters"], 0)
+
+
+def test_elements_of_several_learners_are_in_the_minibatch_where_one_would_have_them():
+    learner = make_learner("ppo")
+
+    def shuffled(data, before):
+        learner._generator.manual_seed(3)
+        return [part["row"].tolist() for _, part in learner._shuffled(data, 4, 11, before)]
+
+    rows = {"row": torch.arange(11)}
+    for sizes in ((6, 5), (10, 1), (0, 11), (4, 0, 7)):
+        starts = np.cumsum((0, *sizes[:-1])).tolist()
+        parts = zip(rows["row"].split(sizes), starts, strict=True)
+        each = [shuffled({"row": part}, start) for part, start in parts]
+        for whole, *pieces in zip(shuffled(rows, 0), *each, strict=True):
+            for piece, start, size in zip(pieces, starts, sizes, strict=True):
+                assert piece == [row for row in whole if start <= row < start + size]
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3, 1), (5, 4, 2)])
+def test_several_learners_draw_parts_of_what_one_draws(shape):
+    def draw(rank, num_learners):
+        context = LossContext(None, None, torch.Generator().manual_seed(1), rank, num_learners)
+        items = torch.empty(12 // num_learners * shape[0], *shape[1:])
+        return torch.stack([context.normal_like(items) for _ in range(2)])
+
+    assert torch.equal(torch.cat([draw(rank, 4) for rank in range(4)], 1), draw(0, 1))
 
 
 def test_a_learner_notices_that_a_peer_has_gone(together):

@@ -195,6 +195,11 @@ def test_importance_weights_are_at_most_1_and_undo_the_bias():
     assert losses.importance_weights(probabilities, 3, 0.0).tolist() == [1.0] * 3
     half = losses.importance_weights(probabilities, torch.full((3,), 3), torch.tensor(0.5))
     assert half.tolist() == pytest.approx([1.0, math.sqrt(0.5), math.sqrt(1 / 7)])
+    # Of a part of a batch, elsewhere in which there is a weight of 5.
+    part = losses.importance_weights(
+        probabilities, 3, 1.0, lambda largest: torch.maximum(largest, torch.tensor(5.0))
+    )
+    assert part.tolist() == pytest.approx((1 / (3 * probabilities) / 5.0).tolist())
 
 
 def test_sac_critic_bootstraps_after_a_truncation_only(random):
