@@ -13,8 +13,15 @@ from framework.programs import make_program
 from framework.programs.limiter_state import describe_room, describe_stock
 
 
-def test_too_many_lanes_for_the_queue_is_one_clear_error():
-    agent = IMPALA(IMPALAConfig(batch_size=4, queue_batches=2, unroll_length=5, hidden_sizes=(8,)))
+class Narrow(IMPALA):
+    """Its queue holds less than a batch."""
+
+    def make_tables(self, spec):
+        return [replay.Table.queue("priority_table", self.config.batch_size - 1)]
+
+
+def test_a_queue_that_never_holds_a_batch_is_one_clear_error():
+    agent = Narrow(IMPALAConfig(batch_size=4, unroll_length=5, hidden_sizes=(8,)))
     program = make_program(
         agent, functools.partial(FakeEnvironment), lanes_per_actor=9, max_actor_steps=500, evaluate_every=None
     )
@@ -22,8 +29,8 @@ def test_too_many_lanes_for_the_queue_is_one_clear_error():
         launch.launch(program, engine="serial")
     text = str(raised.value)
     assert "actor-0" in text and "a step of its 9 lanes" in text and "Use fewer lanes" in text
-    assert "table 'priority_table' holds 0 items and takes 8 more" in text
-    assert "holds 0 items and gives 0 samples" in text
+    assert "table 'priority_table' holds 3 items and takes 0 more" in text
+    assert "holds 3 items and gives 3 samples" in text
 
 
 ratio = replay.rate_limiters.SampleToInsertRatio
