@@ -1,0 +1,178 @@
+"""When what is staged is seen, and what adders do when a table is full."""
+
+import threading
+
+import numpy as np
+import pytest
+from adder_steps import FIRST, MID, TABLE, make_client, observations, step
+
+from framework import adders, replay
+
+
+def test_a_reader_sees_every_step_at_once():
+    client = make_client(
+        replay.Table(
+            TABLE, replay.selectors.Uniform(), replay.selectors.Fifo(), 50, replay.rate_limiters.MinSize(1)
+        )
+    )
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=1e9)
+    adder.add_first(step(FIRST, 0))
+    for i in range(1, 20):
+        adder.add(0, step(MID, i))
+        assert client.server_info()[TABLE].current_size == i
+
+
+@pytest.mark.parametrize(("bound", "most"), [(8, 8), (2, 2), (1, 2), (None, 200)], ids=str)
+def test_no_more_is_staged_than_may_be_in_flight_and_one_time_step_at_least(bound, most):
+    client = make_client()
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_in_flight_items=bound, max_delay=1e9)
+    client.unregister_pending(adder)  # else a look at the table would write what is staged
+    adder.add_first(step(FIRST, 0, lanes=2))
+    staged = []
+    for i in range(1, 101):
+        adder.add(np.zeros(2, np.int64), step(MID, i, lanes=2))
+        staged.append(2 * i - client.tables[TABLE].info.current_size)
+    assert max(staged) <= most
+    if bound is None:
+        assert max(staged) > 8
+
+
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_a_reader_never_waits_for_the_room_that_its_reading_makes(concurrent):
+    client = make_client(replay.Table.queue(TABLE, 3), concurrent=concurrent)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=1e9)
+    adder.add_first(step(FIRST, 0))
+    for i in range(1, 9):
+        adder.add(0, step(MID, i))
+    # Three of the eight go in; each sample makes room for more, in order.
+    assert client.server_info()[TABLE].current_size == 3
+    assert not adder.ready()
+    assert observations(client) == [[i, i + 1] for i in range(8)]
+    assert adder.ready()
+
+
+def test_ready_means_room_for_the_most_that_one_step_can_make():
+    client = make_client(replay.Table.queue(TABLE, 8), concurrent=False)
+    adder = adders.NStepTransitionAdder(client, 3, 0.9)
+    adder.add_first(step(FIRST, 0, lanes=2))
+    steps = 0
+    while adder.ready():
+        adder.add(np.zeros(2), step(MID, 1, lanes=2))
+        steps += 1
+    # Two items per step; six could come from the last one.
+    assert steps == 2
+    assert client.server_info()[TABLE].current_size == 4
+
+
+def test_where_nothing_else_runs_waiting_is_an_error_and_loses_nothing():
+    client = make_client(replay.Table.queue(TABLE, 2), concurrent=False)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder.add_first(step(FIRST, 0))
+    for i in range(1, 6):
+        adder.add(0, step(MID, i))
+    with pytest.raises(replay.WouldBlockError, match=r"ready\(\)"):
+        adder.flush()
+    assert observations(client) == [[i, i + 1] for i in range(5)]
+
+
+def test_where_nothing_else_runs_and_nobody_can_go_on_a_part_of_a_step_goes_in():
+    client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder.add_first(step(FIRST, 0, lanes=2))
+    adder.add(np.zeros(2), step(MID, 1, lanes=2))
+    assert not adder.ready(), "room for one of two"
+    assert adder.ready_if_stuck()
+    adder.add(np.zeros(2), step(MID, 2, lanes=2))
+    assert not adder.ready() and not adder.ready_if_stuck(), "one is kept"
+    assert client.server_info()[TABLE].current_size == 3
+    assert len(client.sample_batch(TABLE, 3).data.reward) == 3
+    assert adder.ready()
+    assert client.server_info()[TABLE].current_size == 1
+    adder.add(np.zeros(2), step(MID, 3, lanes=2))
+    adder.flush()
+    adder.add(np.zeros(2), step(MID, 4, lanes=2))
+    with pytest.raises(replay.WouldBlockError, match=r"ready\(\)"):  # it was not asked
+        adder.flush()
+
+
+def test_flush_and_close_say_what_found_no_room():
+    client = make_client(replay.Table.queue(TABLE, 2))
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=1e9)
+    adder.add_first(step(FIRST, 0))
+    for i in range(1, 6):
+        adder.add(0, step(MID, i))
+    with pytest.raises(replay.DeadlineExceededError, match="3 items"):
+        adder.flush(timeout=0.01)
+    assert adder.close(timeout=0.01) == 3
+    assert observations(client) == [[0, 1], [1, 2]]
+    assert all(stream.num_rows == 0 for stream in client.store.streams.values())
+
+
+def test_a_writer_that_waits_is_woken_by_a_reader_in_another_thread():
+    client = make_client(replay.Table.queue(TABLE, 4))
+    adder = adders.NStepTransitionAdder(client, 2, 0.9, max_delay=0.0)
+    count = 200
+
+    def write():
+        adder.add_first(step(FIRST, 0))
+        for i in range(1, count + 1):
+            adder.add(0, step(MID, i))
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    got = [client.sample_batch(TABLE, 1, timeout=30).data.next_observation[0] for _ in range(count)]
+    writer.join(timeout=30)
+    assert not writer.is_alive()
+    assert got == list(range(1, count + 1))
+
+
+def test_what_is_staged_is_written_without_another_call():
+    """The reader below looks past the hook for readers of this process, as one in another process would."""
+    table = replay.Table.queue(TABLE, 10)
+    client = make_client(table)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.001)
+    client.unregister_pending(adder)
+    adder.add_first(step(FIRST, 0))
+    adder.add(0, step(MID, 1))
+    adder.add(0, step(MID, 2))
+    assert client.sample_batch(TABLE, 2, timeout=30).data.next_observation.tolist() == [1, 2]
+    adder.close()
+
+
+def test_what_goes_wrong_meanwhile_is_raised_by_the_next_call():
+    failed = threading.Event()
+
+    def fail(items):
+        failed.set()
+        raise RuntimeError("no priority")
+
+    adder = adders.NStepTransitionAdder(make_client(), 1, 0.9, priority_fns={TABLE: fail}, max_delay=0.001)
+    adder.add_first(step(FIRST, 0))
+    adder.add(0, step(MID, 1))
+    assert failed.wait(30)
+    with pytest.raises(RuntimeError, match="no priority"):
+        adder.add(0, step(MID, 2))
+
+
+def test_an_interrupted_client_ends_the_wait():
+    client = make_client(replay.Table.queue(TABLE, 1))
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.0)
+    adder.add_first(step(FIRST, 0))
+    waiting = threading.Event()
+    errors = []
+
+    def write():
+        try:
+            for i in range(1, 10_000):
+                waiting.set()
+                adder.add(0, step(MID, i))
+        except replay.ServerClosed as error:
+            errors.append(error)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    assert waiting.wait(30)
+    client.interrupt()
+    writer.join(timeout=30)
+    assert len(errors) == 1
+    assert adder.close(timeout=1) >= 0
