@@ -80,7 +80,8 @@ def test_exact_steps_and_no_lane_mixed_up(engine, mode, tmp_path):
     result = launch.launch(program(mode, tmp_path), engine=engine)
     assert result["reason"] == "max_actor_steps" and result["actor_steps"] == 600
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
-    actors = [[row for row in rows if row["label"] == f"actor-{index}"][-1] for index in range(2)]
+    # The last row of each. On a busy machine one may have made all steps before the other has begun.
+    actors = list({row["label"]: row for row in rows if row["label"].startswith("actor-")}.values())
     assert sum(row["steps"] for row in actors) == 600
     assert all(row["episode_length"] == LENGTH for row in actors if "episode_length" in row)
     counts = Checkpointer(tmp_path / "checkpoints").restore().state("counter")["counts"]
