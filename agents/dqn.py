@@ -32,7 +32,7 @@ class DQNConfig:
     """Settings of DQN. A *learner step* is one batch; an *item* is one n-step transition."""
 
     # What is learned from.
-    discount: float = 0.99  # Per environment step. Higher looks further ahead, and learns slower.
+    discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
     n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
 
@@ -64,7 +64,7 @@ class DQNConfig:
     epsilon_start: float = 1.0  # Chance of a random action before learning begins.
     epsilon_end: float = 0.05  # And after the decay.
     epsilon_decay_steps: int = 2_000  # Learner steps from one to the other.
-    epsilon_ladder: float = 0.0  # Lane i of B explores with epsilon ** (1 + this * i / (B - 1)); Ape-X: 7.
+    epsilon_ladder: float = 0.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)); Ape-X: 7.
     evaluation_epsilon: float = 0.0  # Chance of a random action when evaluated.
 
     # Networks and device.
@@ -123,18 +123,18 @@ def _checked(values: torch.Tensor, nets: DQNNetworks) -> torch.Tensor:
     if values.ndim != 2 or values.shape[-1] != nets.num_actions:
         raise ValueError(
             f"q_network gave values of shape {tuple(values.shape)}; the action spec needs "
-            f"(lanes, {nets.num_actions}), one value per action. Fix the network's last layer."
+            f"(envs, {nets.num_actions}), one value per action. Fix the network's last layer."
         )
     return values
 
 
 class DQNPolicy(core.Policy):
-    """Greedy but for a lane's epsilon.
+    """Greedy but for an env's epsilon.
 
     Args:
       networks: read at each step, never changed.
-      ladder: spreads epsilon over the lanes; see ``DQNConfig.epsilon_ladder``.
-      epsilon: a fixed epsilon for all lanes instead, for evaluation.
+      ladder: spreads epsilon over the envs; see ``DQNConfig.epsilon_ladder``.
+      epsilon: a fixed epsilon for all envs instead, for evaluation.
     """
 
     def __init__(self, networks: DQNNetworks, ladder: float = 0.0, epsilon: float | None = None):
@@ -145,9 +145,9 @@ class DQNPolicy(core.Policy):
         self._device = networks.exploration.epsilon.device
 
     def initial_state(self, batch_size: int) -> Any:
-        """Each lane's exponent on the ladder, float64[B]; ``()`` if lanes are alike.
+        """Each env's exponent on the ladder, float64[B]; ``()`` if envs are alike.
 
-        It is what a lane keeps wherever it is acted for: in a batch of other actors' lanes, say.
+        It is what an env keeps wherever it is acted for: in a batch of other actors' envs, say.
         """
         if self._ladder == 0.0 or self._epsilon is not None:
             return ()
@@ -158,15 +158,15 @@ class DQNPolicy(core.Policy):
         tensors = networks.as_tensors(observation, self._device)
         values = _checked(self._networks.q_network(tensors), self._networks)
         actions = values.argmax(-1).cpu().numpy().astype(self._networks.action_dtype)
-        lanes = len(actions)
+        envs = len(actions)
         epsilon: Any = self._epsilon
         if epsilon is None:
             epsilon = self._networks.exploration.epsilon.item()
             if len(state):
                 epsilon = epsilon**state
-        explores = self._random.random(lanes) < epsilon
+        explores = self._random.random(envs) < epsilon
         if explores.any():
-            random = self._random.integers(self._networks.num_actions, size=lanes)
+            random = self._random.integers(self._networks.num_actions, size=envs)
             actions = np.where(explores, random, actions).astype(self._networks.action_dtype)
         return actions, (), state
 
@@ -218,7 +218,7 @@ def make_loss(config: DQNConfig) -> Any:
 
 
 class DQN(core.Agent):
-    """Deep Q-learning for one discrete action per lane.
+    """Deep Q-learning for one discrete action per env.
 
     ::
 
@@ -297,13 +297,13 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
             "samples_per_insert": 24.0,
-            "learning_rate_decay_steps": 9_300,  # 50,000 environment steps
+            "learning_rate_decay_steps": 9_300,  # 50,000 env steps
         },
         run={
-            "lanes_per_actor": 4,
-            "max_actor_steps": 100_000,
+            "envs_per_actor": 4,
+            "max_env_steps": 100_000,
             "target_return": 475.0,
-            "evaluate_every": 2_000,
+            "evaluate_period": 2_000,
         },
     ),
     # 14.1 to 19.0, greedy over 100 episodes, at 1,000,000 steps on seeds 1 to 5.
@@ -311,11 +311,11 @@ PRESETS: Mapping[str, Preset] = {
         agent={
             "n_step": 3,
             "batch_size": 32,
-            "samples_per_insert": 4.0,  # A learner step for every 8 environment steps; the paper's is 32.
+            "samples_per_insert": 4.0,  # A learner step for every 8 env steps; the paper's is 32.
             "insert_burst": 64,
             "min_replay_size": 5_000,
             "learning_rate": 3e-4,
-            "learning_rate_decay_steps": 125_000,  # 1,000,000 environment steps
+            "learning_rate_decay_steps": 125_000,  # 1,000,000 env steps
             "learning_rate_end": 0.1,
             "target_update_rate": 0.01,
             "epsilon_decay_steps": 12_000,
@@ -323,10 +323,10 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={
             "num_actors": 1,
-            "lanes_per_actor": 8,
-            "max_actor_steps": 1_000_000,
-            "evaluate_every": 50_000,
-            "learner_log_every": 1_000,
+            "envs_per_actor": 8,
+            "max_env_steps": 1_000_000,
+            "evaluate_period": 50_000,
+            "learner_log_period": 1_000,
         },
     ),
 }

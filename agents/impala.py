@@ -41,14 +41,14 @@ class IMPALAConfig:
     """Settings of IMPALA. A *learner step* is one batch; a *step* is one of the environment."""
 
     # What is learned from.
-    discount: float = 0.99  # Per environment step. Higher looks further ahead, and learns slower.
-    unroll_length: int = 20  # T, steps of a lane in an unroll. More bootstraps later; data gets older.
+    discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
+    unroll_length: int = 20  # T, steps of an env in an unroll. More bootstraps later; data gets older.
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
 
     # The queue between actors and learner.
     batch_size: int = 16  # N, unrolls in a learner step: N * T steps of the environment.
-    queue_batches: int = 2  # Batches that wait; then actors do. (This - 1) * N must hold an actor's lanes.
+    queue_batches: int = 2  # Batches that wait; then actors do. (This - 1) * N must hold an actor's envs.
     prefetch_batches: int = 1  # Batches that the learner's node holds ready beside those.
 
     # V-trace.
@@ -57,8 +57,8 @@ class IMPALAConfig:
     clip_c: float = 1.0  # Largest importance weight in a trace: higher passes rewards back faster, noisily.
 
     # Loss: the mean over the steps of a batch. (The paper sums them: its gradients are N * T times as large.)
-    value_cost: float = 0.5  # Weight of half the squared error of the values.
-    entropy_cost: float = 0.01  # Weight of the policy's entropy. More explores longer.
+    value_coefficient: float = 0.5  # Weight of half the squared error of the values.
+    entropy_coefficient: float = 0.01  # Weight of the policy's entropy. More explores longer.
 
     # Learning.
     optimizer: str = "rmsprop"  # Or "adam".
@@ -67,7 +67,7 @@ class IMPALAConfig:
     learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
     rmsprop_decay: float = 0.99  # How long RMSprop remembers squared gradients.
     rmsprop_momentum: float = 0.0  # Share of the last update that is made again.
-    optimizer_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
+    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks and device.
@@ -85,8 +85,10 @@ class IMPALAConfig:
         check.at_least(self, 2, "unroll_length")
         check.at_least(self, 1, "batch_size", "queue_batches", "hidden_sizes", "lstm_size")
         check.at_least(self, 1, "learning_rate_decay_steps")
-        check.at_least(self, 0, "prefetch_batches", "clip_rho", "clip_c", "value_cost", "entropy_cost")
-        check.at_least(self, 0, "learning_rate", "rmsprop_momentum", "optimizer_epsilon")
+        check.at_least(
+            self, 0, "prefetch_batches", "clip_rho", "clip_c", "value_coefficient", "entropy_coefficient"
+        )
+        check.at_least(self, 0, "learning_rate", "rmsprop_momentum", "adam_epsilon")
         check.above(self, 0, "reward_clip", "max_gradient_norm")
         check.device(self, "device")
         check.fraction(self, "discount", "vtrace_lambda", "learning_rate_end", "rmsprop_decay")
@@ -232,7 +234,7 @@ def make_loss(config: IMPALAConfig) -> Any:
         policy_loss = losses.policy_gradient_loss(log_probs, vtrace.advantages, counted)
         value_loss = losses.value_loss(values, vtrace.targets, counted)
         entropy = losses.masked_mean(policy.entropy().float(), counted)
-        loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy
+        loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
         with torch.no_grad():
             age = (context.steps - data.extras["learner_steps"]).float()
             metrics = {
@@ -257,7 +259,7 @@ class IMPALA(core.Agent):
     ::
 
         agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
-        program = programs.make_program(agent, environment_factory, num_actors=2, lanes_per_actor=8)
+        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
     """
 
     def __init__(self, config: IMPALAConfig | None = None):
@@ -290,7 +292,7 @@ class IMPALA(core.Agent):
         from framework import replay
 
         size = self.config.queue_batches * self.config.batch_size
-        return [replay.Table.queue("priority_table", size)]
+        return [replay.Table.queue("queue", size)]
 
     def make_adder(self, client: Any, spec: Any) -> Any:
         from framework import adders
@@ -303,7 +305,7 @@ class IMPALA(core.Agent):
 
         return replay.Dataset(
             client,
-            "priority_table",
+            "queue",
             self.config.batch_size,
             device=self.config.device,
             prefetch=self.config.prefetch_batches,
@@ -328,12 +330,12 @@ class IMPALA(core.Agent):
 
 def _make_optimizer(config: IMPALAConfig, parameters: Any) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
-        return learners.Adam(parameters, lr=config.learning_rate, eps=config.optimizer_epsilon)
+        return learners.Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon)
     return torch.optim.RMSprop(
         parameters,
         lr=config.learning_rate,
         alpha=config.rmsprop_decay,
-        eps=config.optimizer_epsilon,
+        eps=config.adam_epsilon,
         momentum=config.rmsprop_momentum,
         foreach=True,
     )
@@ -345,18 +347,18 @@ PRESETS: Mapping[str, Preset] = {
         agent={
             "optimizer": "adam",
             "learning_rate": 4e-3,
-            "learning_rate_decay_steps": 1_170,  # 150,000 environment steps
+            "learning_rate_decay_steps": 1_170,  # 150,000 env steps
             "unroll_length": 16,
             "batch_size": 8,
             "vtrace_lambda": 0.95,
-            "value_cost": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
+            "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
         },
         run={
-            "lanes_per_actor": 8,
-            "max_actor_steps": 150_000,
-            "evaluate_every": 25_000,
-            "publish_every": 1,
-            "learner_log_every": 50,
+            "envs_per_actor": 8,
+            "max_env_steps": 150_000,
+            "evaluate_period": 25_000,
+            "publish_period": 1,
+            "learner_log_period": 50,
         },
     ),
     # 1.0 at 200,000 steps on each of seeds 1 to 5. Only the last of ten actions is rewarded: a small discount
@@ -371,13 +373,13 @@ PRESETS: Mapping[str, Preset] = {
             "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
         },
         run={
-            "lanes_per_actor": 8,
-            "max_actor_steps": 200_000,
+            "envs_per_actor": 8,
+            "max_env_steps": 200_000,
             "target_return": 0.99,
-            "evaluate_every": 25_000,
+            "evaluate_period": 25_000,
             "num_evaluation_episodes": 100,
-            "publish_every": 1,
-            "learner_log_every": 50,
+            "publish_period": 1,
+            "learner_log_period": 50,
         },
     ),
     # 11.8 to 21.0, greedy over 100 episodes, at 2,000,000 steps on seeds 1 to 5. Many small batches: with
@@ -386,29 +388,29 @@ PRESETS: Mapping[str, Preset] = {
         agent={
             "optimizer": "adam",
             "learning_rate": 7e-4,
-            "learning_rate_decay_steps": 25_000,  # 2,000,000 environment steps
+            "learning_rate_decay_steps": 25_000,  # 2,000,000 env steps
             "learning_rate_end": 0.05,
             "discount": 0.97,
             "unroll_length": 10,
             "batch_size": 8,
             "vtrace_lambda": 0.95,
-            "value_cost": 0.25,
-            "entropy_cost": 0.02,
+            "value_coefficient": 0.25,
+            "entropy_coefficient": 0.02,
         },
         run={
-            "lanes_per_actor": 8,
-            "max_actor_steps": 2_000_000,
-            "evaluate_every": 100_000,
-            "publish_every": 1,
-            "learner_log_every": 50,
+            "envs_per_actor": 8,
+            "max_env_steps": 2_000_000,
+            "evaluate_period": 100_000,
+            "publish_period": 1,
+            "learner_log_period": 50,
         },
     ),
     # The paper sums its loss over a batch: epsilon and norm are its 0.01 and 40, divided by 320 steps.
     "atari:Pong": Preset(
         agent={
             "learning_rate": 4.8e-4,
-            "learning_rate_decay_steps": 31_250,  # 10,000,000 environment steps
-            "optimizer_epsilon": 3e-5,
+            "learning_rate_decay_steps": 31_250,  # 10,000,000 env steps
+            "adam_epsilon": 3e-5,
             "max_gradient_norm": 0.125,
             "torso": "nature",
             "unroll_length": 40,
@@ -417,12 +419,12 @@ PRESETS: Mapping[str, Preset] = {
             "previous_action_and_reward": True,
         },
         run={
-            "lanes_per_actor": 8,
-            "max_actor_steps": 10_000_000,
-            "evaluate_every": 500_000,
+            "envs_per_actor": 8,
+            "max_env_steps": 10_000_000,
+            "evaluate_period": 500_000,
             "num_evaluation_episodes": 8,
-            "publish_every": 1,
-            "learner_log_every": 50,
+            "publish_period": 1,
+            "learner_log_period": 50,
         },
     ),
 }

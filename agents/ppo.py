@@ -19,19 +19,19 @@ from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.learners import EpochContext, LossOutput, Prepared, distributed, schedules
 
-TABLE = "priority_table"
+TABLE = "queue"
 
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Settings of PPO. A learner step uses one unroll of every lane of the program, ``epochs`` times."""
+    """Settings of PPO. A learner step uses one unroll of every env of the program, ``epochs`` times."""
 
     # Data.
-    unroll_length: int = 128  # Steps of each lane between two learner steps; more: less bias, slower cycle.
+    unroll_length: int = 128  # Steps of each env between two learner steps; more: less bias, slower cycle.
     overlap: bool = False  # Act while learning, one iteration behind; False waits for the newest parameters.
 
     # Targets.
-    discount: float = 0.99  # Gamma per environment step.
+    discount: float = 0.99  # Gamma per env step.
     gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
     normalize_observations: bool = False  # To mean 0 and variance 1 by statistics of what was seen so far.
     normalize_rewards: bool = False  # To returns of variance 1, likewise; the mean stays.
@@ -49,7 +49,7 @@ class PPOConfig:
     epochs: int = 10  # Passes over a batch: more from the same data, until the policy has moved too far.
     minibatch_size: int = 64  # Real steps of a minibatch, about.
     learning_rate: float = 3e-4  # Of Adam.
-    decay_steps: int | None = None  # Environment steps of linear decay to the two ends below; None: no decay.
+    decay_steps: int | None = None  # Env steps of linear decay to the two ends below; None: no decay.
     learning_rate_end: float = 0.0  # Share of the rate that is left then.
     clip_end: float = 1.0  # Share of the clip that is left then.
     adam_epsilon: float = 1e-5  # More damps steps of parameters with small gradients.
@@ -333,31 +333,31 @@ class PPO(core.Agent):
     ::
 
         agent = PPO(PPOConfig(unroll_length=64))
-        program = programs.make_program(agent, environment_factory, num_actors=2, lanes_per_actor=8)
+        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
 
     Args:
       config: the settings.
-      num_lanes: lanes of the whole program; ``make_program`` sets it.
-      num_learners: learners, each of which learns from the unrolls of an equal part of the lanes; likewise.
+      num_envs: envs of the whole program; ``make_program`` sets it.
+      num_learners: learners, each of which learns from the unrolls of an equal part of the envs; likewise.
     """
 
-    def __init__(self, config: PPOConfig | None = None, num_lanes: int = 1, num_learners: int = 1):
+    def __init__(self, config: PPOConfig | None = None, num_envs: int = 1, num_learners: int = 1):
         self.config = config or PPOConfig()
-        self.num_lanes, self.num_learners = num_lanes, num_learners
+        self.num_envs, self.num_learners = num_envs, num_learners
 
-    def for_lanes(self, num_lanes: int) -> PPO:
-        return PPO(self.config, num_lanes, self.num_learners)
+    def for_envs(self, num_envs: int) -> PPO:
+        return PPO(self.config, num_envs, self.num_learners)
 
     def for_learner(self, rank: int, num_learners: int) -> PPO:
         if num_learners == 1:
             return self
-        if self.num_lanes % num_learners:
+        if self.num_envs % num_learners:
             raise ValueError(
-                f"The program has {self.num_lanes} lanes; with num_learners={num_learners} it must be a "
+                f"The program has {self.num_envs} envs; with num_learners={num_learners} it must be a "
                 "multiple of that, since each learner gets the unrolls of an equal part of them."
             )
         device = distributed.device_of(self.config.device, rank, num_learners)
-        return PPO(dataclasses.replace(self.config, device=device), self.num_lanes, num_learners)
+        return PPO(dataclasses.replace(self.config, device=device), self.num_envs, num_learners)
 
     def synchrony(self) -> core.Synchrony:
         return core.Synchrony(self.config.unroll_length, lag=int(self.config.overlap))
@@ -373,7 +373,7 @@ class PPO(core.Agent):
         from framework import replay
 
         # Each item is learned from once. Actors wait for versions, not for room: there is always some.
-        return [replay.Table.queue(TABLE, (2 + self.synchrony().lag) * self.num_lanes)]
+        return [replay.Table.queue(TABLE, (2 + self.synchrony().lag) * self.num_envs)]
 
     def make_adder(self, client: Any, spec: Any) -> Any:
         from framework import adders
@@ -385,7 +385,7 @@ class PPO(core.Agent):
 
         # What one learner fetches ahead would be missing for the others, of the only batch that there is.
         prefetch = 1 if self.num_learners == 1 else 0
-        size = self.num_lanes // self.num_learners
+        size = self.num_envs // self.num_learners
         return replay.Dataset(client, TABLE, size, device=self.config.device, prefetch=prefetch)
 
     def make_learner(self, networks: PPONetworks, spec: Any) -> learners.MinibatchLearner:
@@ -406,7 +406,7 @@ class PPO(core.Agent):
         )
 
 
-_RUN = {"num_actors": 1, "learner_log_every": 10}
+_RUN = {"num_actors": 1, "learner_log_period": 10}
 
 PRESETS: Mapping[str, Preset] = {
     # 492.7 to 500 of 500, greedy over 100 episodes, at 60,000 steps on seeds 1 to 5.
@@ -421,10 +421,10 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={
             **_RUN,
-            "lanes_per_actor": 8,
-            "max_actor_steps": 60_000,
+            "envs_per_actor": 8,
+            "max_env_steps": 60_000,
             "target_return": 475.0,
-            "evaluate_every": 10_000,
+            "evaluate_period": 10_000,
             "num_evaluation_episodes": 100,
         },
     ),
@@ -441,9 +441,9 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={
             **_RUN,
-            "lanes_per_actor": 16,
-            "max_actor_steps": 200_000,
-            "evaluate_every": 20_000,
+            "envs_per_actor": 16,
+            "max_env_steps": 200_000,
+            "evaluate_period": 20_000,
             "num_evaluation_episodes": 100,
         },
     ),
@@ -461,7 +461,7 @@ PRESETS: Mapping[str, Preset] = {
             "normalize_observations": True,
             "normalize_rewards": True,
         },
-        run={**_RUN, "lanes_per_actor": 16, "max_actor_steps": 200_000, "evaluate_every": 20_000},
+        run={**_RUN, "envs_per_actor": 16, "max_env_steps": 200_000, "evaluate_period": 20_000},
     ),
     "gymnasium:LunarLander-v3": Preset(
         agent={
@@ -478,10 +478,10 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={
             **_RUN,
-            "lanes_per_actor": 16,
-            "max_actor_steps": 1_000_000,
+            "envs_per_actor": 16,
+            "max_env_steps": 1_000_000,
             "target_return": 240.0,
-            "evaluate_every": 50_000,
+            "evaluate_period": 50_000,
         },
     ),
     "testing:Memory": Preset(
@@ -496,10 +496,10 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={
             **_RUN,
-            "lanes_per_actor": 32,
-            "max_actor_steps": 200_000,
+            "envs_per_actor": 32,
+            "max_env_steps": 200_000,
             "target_return": 0.99,
-            "evaluate_every": 20_000,
+            "evaluate_period": 20_000,
             "num_evaluation_episodes": 100,
         },
     ),

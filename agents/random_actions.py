@@ -45,11 +45,11 @@ class RandomPolicy(core.Policy):
         return ()
 
     def step(self, observation: Any, state: Any) -> tuple[Any, tuple[()], Any]:
-        lanes = len(tree.flatten(observation)[0])
-        return tree.map_structure(lambda spec: self._draw(spec, lanes), self._spec), (), state
+        envs = len(tree.flatten(observation)[0])
+        return tree.map_structure(lambda spec: self._draw(spec, envs), self._spec), (), state
 
-    def _draw(self, spec: Any, lanes: int) -> np.ndarray:
-        shape = (lanes, *spec.shape)
+    def _draw(self, spec: Any, envs: int) -> np.ndarray:
+        shape = (envs, *spec.shape)
         low: Any = -1.0
         high: Any = 1.0
         if isinstance(spec, dm_specs.BoundedArray):
@@ -124,7 +124,7 @@ class RandomActions(core.Agent):
         )
         return [
             replay.Table(
-                name="priority_table",
+                name="replay",
                 sampler=replay.selectors.Uniform(),
                 remover=replay.selectors.Fifo(),
                 max_size=config.max_replay_size,
@@ -140,12 +140,12 @@ class RandomActions(core.Agent):
     def make_dataset(self, client: Any) -> Any:
         from framework import replay
 
-        return replay.Dataset(client, "priority_table", self.config.batch_size)
+        return replay.Dataset(client, "replay", self.config.batch_size)
 
     def make_learner(self, networks: RandomNetworks, spec: Any) -> CountingLearner:
         return CountingLearner()
 
 
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:CartPole-v1": Preset(run={"max_actor_steps": 10_000}),
+    "gymnasium:CartPole-v1": Preset(run={"max_env_steps": 10_000}),
 }

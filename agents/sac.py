@@ -34,7 +34,7 @@ class SACConfig:
     """Settings of SAC. A *learner step* is one batch; an *item* is one n-step transition."""
 
     # What is learned from.
-    discount: float = 0.99  # Per environment step. Higher looks further ahead, and learns slower.
+    discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
     n_step: int = 1  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
     reward_scale: float = 1.0  # Rewards are multiplied by this in the learner; more weighs entropy less.
 
@@ -42,7 +42,7 @@ class SACConfig:
     max_replay_size: int = 1_000_000  # Items kept; the oldest go first.
     min_replay_size: int = 1_000  # Items there before learning begins.
     batch_size: int = 256  # Items per learner step.
-    updates_per_step: float = 1.0  # Learner steps per environment step. More learns from less data, slower.
+    updates_per_step: float = 1.0  # Learner steps per env step. More learns from less data, slower.
     insert_burst: int = 32  # Items that actors may be ahead or behind of it; each has as many on its way.
 
     # Learning.
@@ -351,7 +351,7 @@ class SAC(core.Agent):
     ::
 
         agent = SAC(SACConfig(updates_per_step=2.0))
-        program = programs.make_program(agent, "gymnasium:Pendulum-v1", max_actor_steps=20_000)
+        program = programs.make_program(agent, "gymnasium:Pendulum-v1", max_env_steps=20_000)
     """
 
     def __init__(self, config: SACConfig | None = None):
@@ -437,11 +437,11 @@ PRESETS: Mapping[str, Preset] = {
             "actor_learning_rate": 1e-3,
             "critic_learning_rate": 2e-3,
         },
-        run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 20_000, "evaluate_every": 5_000},
+        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000},
     ),
     # 7,951 to 8,400, greedy over 100 episodes, at 200,000 steps on seeds 1 to 3.
     "gymnasium:HalfCheetah-v5": Preset(
         agent={"min_replay_size": 5_000, "batch_size": 128},
-        run={"num_actors": 1, "lanes_per_actor": 1, "max_actor_steps": 200_000, "evaluate_every": 20_000},
+        run={"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 200_000, "evaluate_period": 20_000},
     ),
 }

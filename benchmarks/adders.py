@@ -1,8 +1,8 @@
 """Transitions per CPU-second into embedded replay: our adders beside the replay buffers that are installed.
 
-    python benchmarks/adders.py [--seconds 0.5] [--lanes 1 8 64 256]
+    python benchmarks/adders.py [--seconds 0.5] [--envs 1 8 64 256]
 
-Ours does the whole way of an environment step: time step and action in, n-step maths, rows and items in a
+Ours does the whole way of an env step: time step and action in, n-step maths, rows and items in a
 full table of 100,000 items (so each item also evicts one). Buffers of other libraries get arrays that are
 ready to be stored, which is the least they can be asked. Observations are float32[4]. Each figure is the best
 of three runs; ratios within one table are worth more than the figures, which move with the machine's load.
@@ -24,25 +24,25 @@ CAPACITY = 100_000
 EPISODE = 200
 FIRST, MID, LAST = dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.LAST
 
-# A contender: the number of lanes to a function that adds one step of all lanes, or None if it cannot.
+# A contender: the number of envs to a function that adds one step of all envs, or None if it cannot.
 Contender = Callable[[int], "Callable[[], object] | None"]
 
 
-def timesteps(lanes: int) -> Iterator[dm_env.TimeStep]:
-    """Endless time steps; lanes end out of phase and begin again after their LAST step."""
+def timesteps(envs: int) -> Iterator[dm_env.TimeStep]:
+    """Endless time steps; envs end out of phase and begin again after their LAST step."""
     rng = np.random.default_rng(0)
-    observations = rng.normal(size=(64, lanes, 4)).astype(np.float32)
-    phase = np.arange(lanes) * EPISODE // lanes
+    observations = rng.normal(size=(64, envs, 4)).astype(np.float32)
+    phase = np.arange(envs) * EPISODE // envs
     ages = np.arange(EPISODE + 1)[:, None] + phase
     kinds = np.where(ages % (EPISODE + 1) == 0, 0, np.where(ages % (EPISODE + 1) == EPISODE, 2, 1))
     steps = []
     for t, kind in enumerate(kinds):
         observation = observations[t % 64]
         discount = (kind != 2).astype(np.float32)
-        if lanes == 1:
+        if envs == 1:
             step = dm_env.TimeStep(dm_env.StepType(kind[0]), 1.0, float(discount[0]), observation[0])
         else:
-            step = dm_env.TimeStep(kind, np.ones(lanes, np.float32), discount, observation)
+            step = dm_env.TimeStep(kind, np.ones(envs, np.float32), discount, observation)
         steps.append(step)
     while True:
         yield from steps
@@ -51,7 +51,7 @@ def timesteps(lanes: int) -> Iterator[dm_env.TimeStep]:
 def ours(make: Callable[[replay.EmbeddedClient], adders.Adder], max_size: int = CAPACITY) -> Contender:
     """A contender from what makes an adder."""
 
-    def contender(lanes: int) -> Callable[[], object]:
+    def contender(envs: int) -> Callable[[], object]:
         table = replay.Table(
             adders.DEFAULT_TABLE,
             replay.selectors.Uniform(),
@@ -60,68 +60,68 @@ def ours(make: Callable[[replay.EmbeddedClient], adders.Adder], max_size: int = 
             replay.rate_limiters.MinSize(1),
         )
         adder = make(replay.EmbeddedClient([table]))
-        steps = timesteps(lanes)
+        steps = timesteps(envs)
         first = next(steps)
-        adder.add_first(first if lanes == 1 else first._replace(step_type=np.zeros(lanes, np.int64)))
-        action = 1 if lanes == 1 else np.ones(lanes, np.int64)
+        adder.add_first(first if envs == 1 else first._replace(step_type=np.zeros(envs, np.int64)))
+        action = 1 if envs == 1 else np.ones(envs, np.int64)
         return lambda: adder.add(action, next(steps))
 
     return contender
 
 
-def stable_baselines3(lanes: int) -> Callable[[], object]:
+def stable_baselines3(envs: int) -> Callable[[], object]:
     from gymnasium import spaces
     from stable_baselines3.common.buffers import ReplayBuffer
 
     box = spaces.Box(-9, 9, (4,), np.float32)
-    buffer = ReplayBuffer(CAPACITY, box, spaces.Discrete(2), device="cpu", n_envs=lanes)
-    observation = np.zeros((lanes, 4), np.float32)
-    row = np.zeros(lanes, np.float32)
-    action = np.zeros((lanes, 1), np.int64)
-    infos: list[dict] = [{} for _ in range(lanes)]
+    buffer = ReplayBuffer(CAPACITY, box, spaces.Discrete(2), device="cpu", n_envs=envs)
+    observation = np.zeros((envs, 4), np.float32)
+    row = np.zeros(envs, np.float32)
+    action = np.zeros((envs, 1), np.int64)
+    infos: list[dict] = [{} for _ in range(envs)]
     return lambda: buffer.add(observation, observation, action, row, row, infos)
 
 
-def tianshou(lanes: int) -> Callable[[], object]:
+def tianshou(envs: int) -> Callable[[], object]:
     from tianshou.data import Batch, VectorReplayBuffer
 
-    buffer = VectorReplayBuffer(CAPACITY, lanes)
-    observation = np.zeros((lanes, 4), np.float32)
-    row, flag = np.zeros(lanes, np.float32), np.zeros(lanes, bool)
+    buffer = VectorReplayBuffer(CAPACITY, envs)
+    observation = np.zeros((envs, 4), np.float32)
+    row, flag = np.zeros(envs, np.float32), np.zeros(envs, bool)
     batch = Batch(
         obs=observation, act=row, rew=row, terminated=flag, truncated=flag, obs_next=observation, info={}
     )
     return lambda: buffer.add(batch)
 
 
-def torchrl(lanes: int) -> Callable[[], object]:
+def torchrl(envs: int) -> Callable[[], object]:
     import torch
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, ReplayBuffer
 
     buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY))
     names = ("observation", "next_observation")
-    data = TensorDict({name: torch.zeros(lanes, 4) for name in names}, batch_size=[lanes])
+    data = TensorDict({name: torch.zeros(envs, 4) for name in names}, batch_size=[envs])
     for name in ("action", "reward", "done"):
-        data[name] = torch.zeros(lanes)
+        data[name] = torch.zeros(envs)
     return lambda: buffer.extend(data)
 
 
-def cpprb(lanes: int) -> Callable[[], object]:
+def cpprb(envs: int) -> Callable[[], object]:
     from cpprb import ReplayBuffer
 
     one = {"shape": ()}
     vector = {"shape": (4,)}
     buffer = ReplayBuffer(CAPACITY, {"obs": vector, "act": one, "rew": one, "next_obs": vector, "done": one})
-    observation, row = np.zeros((lanes, 4), np.float32), np.zeros(lanes, np.float32)
+    observation, row = np.zeros((envs, 4), np.float32), np.zeros(envs, np.float32)
     return lambda: buffer.add(obs=observation, act=row, rew=row, next_obs=observation, done=row)
 
 
-def dm_reverb(lanes: int) -> Callable[[], object] | None:
+def dm_reverb(envs: int) -> Callable[[], object] | None:
     import reverb
 
-    if lanes != 1:
-        return None  # a writer has one lane
+    if envs != 1:
+        return None  # a writer has one env
     table = reverb.Table(
         "t", reverb.selectors.Uniform(), reverb.selectors.Fifo(), CAPACITY, reverb.rate_limiters.MinSize(1)
     )
@@ -155,28 +155,28 @@ CONTENDERS: dict[str, Contender] = {
 }
 
 
-def rate(add: Callable[[], object], lanes: int, seconds: float) -> float:
+def rate(add: Callable[[], object], envs: int, seconds: float) -> float:
     """Transitions per CPU-second, the best of three runs after the table was filled once."""
     started = time.process_time()
-    for _ in range(2 * CAPACITY // lanes):
+    for _ in range(2 * CAPACITY // envs):
         add()
         if time.process_time() - started > 4 * seconds:
             break
-    return measure(add, lanes, seconds).cpu
+    return measure(add, envs, seconds).cpu
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.3, help="CPU seconds of one run")
-    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--envs", type=int, nargs="+", default=[1, 8, 64, 256])
     arguments = parser.parse_args()
-    print(f"{'transitions per CPU-second':<36}" + "".join(f"{n:>8} lanes" for n in arguments.lanes))
+    print(f"{'transitions per CPU-second':<36}" + "".join(f"{n:>8} envs" for n in arguments.envs))
     for name, contender in CONTENDERS.items():
         cells = []
         try:
-            for lanes in arguments.lanes:
-                add = contender(lanes)
-                cells.append("-" if add is None else f"{rate(add, lanes, arguments.seconds):,.0f}")
+            for envs in arguments.envs:
+                add = contender(envs)
+                cells.append("-" if add is None else f"{rate(add, envs, arguments.seconds):,.0f}")
         except ImportError as error:
             cells = [f"not installed ({error.name})"]
         print(f"{name:<36}" + "".join(f"{cell:>14}" for cell in cells), flush=True)

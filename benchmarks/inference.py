@@ -1,6 +1,6 @@
-"""Environment steps per second of whole actors under each way of inference, beside each other.
+"""Env steps per second of whole actors under each way of inference, beside each other.
 
-    python benchmarks/inference.py [--seconds 4] [--actors 2] [--lanes 8] [--hidden 64]
+    python benchmarks/inference.py [--seconds 4] [--actors 2] [--envs 8] [--hidden 64]
         [--environment gymnasium:CartPole-v1] [--step-ms 0] [--device cpu] [--modes local server ...]
 
 Actors act with IMPALA's network and throw their experience away: no replay, no learner, so that what is
@@ -35,14 +35,14 @@ class ActsOnly(IMPALA):
 
 
 class Waits:
-    """A batched environment whose step takes ``seconds`` longer for each lane, which cost no CPU."""
+    """A batched environment whose step takes ``seconds`` longer for each env, which cost no CPU."""
 
     def __init__(self, environment: Any, seconds: float):
         self._environment, self._seconds = environment, seconds
         self._never = threading.Event()
 
     def step(self, action: Any) -> Any:
-        self._never.wait(self._seconds * self._environment.num_lanes)
+        self._never.wait(self._seconds * self._environment.num_envs)
         return self._environment.step(action)
 
     def __getattr__(self, name: str) -> Any:
@@ -61,7 +61,7 @@ class WaitingActsOnly(ActsOnly):
 
 
 def measure(mode: str, options: argparse.Namespace) -> float:
-    """Environment steps per second of all actors together."""
+    """Env steps per second of all actors together."""
     config = IMPALAConfig(hidden_sizes=(options.hidden, options.hidden))
     seconds = options.step_ms / 1000
     agent = WaitingActsOnly(config, seconds) if seconds else ActsOnly(config)
@@ -69,22 +69,22 @@ def measure(mode: str, options: argparse.Namespace) -> float:
         agent,
         options.environment,
         num_actors=options.actors,
-        lanes_per_actor=options.lanes,
-        evaluate_every=None,
+        envs_per_actor=options.envs,
+        evaluate_period=None,
         inference=mode.partition(",")[0],
         inference_messages=mode.endswith("messages"),
         inference_device=options.device,
         inference_timeout=options.timeout_ms / 1000,
-        log_every=1_000_000,
+        log_period=1_000_000,
     )
     with launch.start(program, engine="processes") as job:
         counter = job.client("counter")
-        warm = 200 * options.actors * options.lanes
-        counter.wait_for("actor_steps", warm, timeout=120)
-        before, started = counter.get_counts()["actor_steps"], time.perf_counter()
+        warm = 200 * options.actors * options.envs
+        counter.wait_for("env_steps", warm, timeout=120)
+        before, started = counter.get_counts()["env_steps"], time.perf_counter()
         # A count that is not reached: the wait ends with its time.
-        counter.wait_for("actor_steps", 10**12, timeout=options.seconds)
-        after = counter.get_counts()["actor_steps"]
+        counter.wait_for("env_steps", 10**12, timeout=options.seconds)
+        after = counter.get_counts()["env_steps"]
         elapsed = time.perf_counter() - started
         job.stop()
     return (after - before) / elapsed
@@ -94,18 +94,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--actors", type=int, default=2)
-    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--environment", default="gymnasium:CartPole-v1")
     parser.add_argument("--hidden", type=int, default=64, help="units in each of two layers")
-    parser.add_argument(
-        "--step-ms", type=float, default=0.0, help="wait in each environment step, without CPU"
-    )
+    parser.add_argument("--step-ms", type=float, default=0.0, help="wait in each env step, without CPU")
     parser.add_argument("--device", default="cpu", help="of the inference server")
     parser.add_argument("--timeout-ms", type=float, default=1.0, help="of its batches")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--json", type=pathlib.Path, default=None)
     options = parser.parse_args()
-    print(f"{options.environment}, {options.actors} actors x {options.lanes} lanes", flush=True)
+    print(f"{options.environment}, {options.actors} actors x {options.envs} envs", flush=True)
     rows = []
     for mode in options.modes:
         rate = measure(mode, options)

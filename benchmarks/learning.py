@@ -96,7 +96,7 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     seconds = run(
         [
             *command, "train", row.agent, "--environment", row.environment, "--engine", "serial",
-            "--seed", str(seed), "--max-actor-steps", str(row.steps), "--target-return", "None",
+            "--seed", str(seed), "--max-env-steps", str(row.steps), "--target-return", "None",
             "--directory", str(directory), *row.flags,
         ]
     )  # fmt: skip

@@ -22,7 +22,7 @@ from typing import Any
 
 EPISODES = 100
 
-# By row: class, environment, lanes, steps, keyword arguments.
+# By row: class, environment, envs, steps, keyword arguments.
 STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "cartpole-ppo": (
         "PPO",
@@ -77,9 +77,9 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
 
-    kind, environment, lanes, steps, settings = STABLE_BASELINES3[row]
+    kind, environment, envs, steps, settings = STABLE_BASELINES3[row]
     torch.set_num_threads(1)
-    training = make_vec_env(environment, lanes, seed=seed)
+    training = make_vec_env(environment, envs, seed=seed)
     model = getattr(sb3, kind)("MlpPolicy", training, seed=seed, device="cpu", **settings)
     model.learn(steps)
     seconds = cpu_seconds()

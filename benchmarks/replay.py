@@ -48,20 +48,20 @@ def rows(quick: bool) -> list[Row]:
     n = 100_000
 
     table = [
-        Row("append + item, 1 lane", "Repertory TrajectoryWriter", ours.trajectory_writer),
-        Row("append + item, 1 lane", "Repertory batch writer", lambda: ours.batch_writer(1)),
-        Row("append + item, 1 lane", "dm-reverb TrajectoryWriter", lambda: peers.reverb_writer(2)),
-        Row("append + items, 64 lanes", "Repertory batch writer", lambda: ours.batch_writer(64)),
+        Row("append + item, 1 env", "Repertory TrajectoryWriter", ours.trajectory_writer),
+        Row("append + item, 1 env", "Repertory batch writer", lambda: ours.batch_writer(1)),
+        Row("append + item, 1 env", "dm-reverb TrajectoryWriter", lambda: peers.reverb_writer(2)),
+        Row("append + items, 64 envs", "Repertory batch writer", lambda: ours.batch_writer(64)),
     ]
     if kernels.load() is not None:
         for case, make in (
-            ("append + items, 256 lanes", lambda: ours.batch_writer(256)),
+            ("append + items, 256 envs", lambda: ours.batch_writer(256)),
             ("sample 256, float32[4]", lambda: ours.uniform((4,), "float32", n)),
             (f"prioritized sample 256 + update, {n // 1000}k", lambda: ours.prioritized(n)),
         ):
             table.append(Row(case, "Repertory without numba", lambda make=make: ours.numpy_only(make)))
     for name, module in (("Repertory", ours), *peers.BUFFERS.items()):
-        table.append(Row("append + items, 256 lanes", name, lambda m=module: m.batch_writer(256)))
+        table.append(Row("append + items, 256 envs", name, lambda m=module: m.batch_writer(256)))
     for name, module in (("Repertory", ours), *peers.BUFFERS.items()):
         table.append(Row("sample 256, float32[4]", name, lambda m=module: m.uniform((4,), "float32", n)))
     for name, module in (("Repertory", ours), *peers.BUFFERS.items()):

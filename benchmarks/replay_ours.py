@@ -116,12 +116,12 @@ def trajectory_writer() -> Run:
     return Run(call, 1, client.close)
 
 
-def batch_writer(lanes: int) -> Run:
+def batch_writer(envs: int) -> Run:
     """Into a full table: each item evicts one."""
     client = replay.EmbeddedClient([table(CAPACITY)])
     writer = fill(client, CAPACITY)
-    data = columns(lanes)
-    return Run(lambda: write(writer, data), lanes, client.close)
+    data = columns(envs)
+    return Run(lambda: write(writer, data), envs, client.close)
 
 
 def uniform(shape: Sequence[int], dtype: str, size: int) -> Run:

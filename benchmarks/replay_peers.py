@@ -18,24 +18,24 @@ os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # TorchRL reports every bu
 
 
 class StableBaselines3:
-    """Its buffer is filled one step of all lanes at a time."""
+    """Its buffer is filled one step of all envs at a time."""
 
     @staticmethod
-    def _buffer(size: int, shape: Sequence[int], dtype: str, lanes: int) -> Any:
+    def _buffer(size: int, shape: Sequence[int], dtype: str, envs: int) -> Any:
         from gymnasium import spaces
         from stable_baselines3.common.buffers import ReplayBuffer
 
         low, high = (0, 255) if dtype == "uint8" else (-9, 9)
         box = spaces.Box(low, high, tuple(shape), np.dtype(dtype).type)
-        buffer = ReplayBuffer(size, box, spaces.Discrete(2), device="cpu", n_envs=lanes)
+        buffer = ReplayBuffer(size, box, spaces.Discrete(2), device="cpu", n_envs=envs)
         return buffer
 
     @classmethod
-    def batch_writer(cls, lanes: int) -> Run:
-        buffer = cls._buffer(CAPACITY, (4,), "float32", lanes)
-        observation, row = np.zeros((lanes, 4), np.float32), np.zeros(lanes, np.float32)
-        action, infos = np.zeros((lanes, 1), np.int64), [{} for _ in range(lanes)]
-        return Run(lambda: buffer.add(observation, observation, action, row, row, infos), lanes)
+    def batch_writer(cls, envs: int) -> Run:
+        buffer = cls._buffer(CAPACITY, (4,), "float32", envs)
+        observation, row = np.zeros((envs, 4), np.float32), np.zeros(envs, np.float32)
+        action, infos = np.zeros((envs, 1), np.int64), [{} for _ in range(envs)]
+        return Run(lambda: buffer.add(observation, observation, action, row, row, infos), envs)
 
     @classmethod
     def uniform(cls, shape: Sequence[int], dtype: str, size: int) -> Run:
@@ -47,31 +47,31 @@ class StableBaselines3:
 
 
 class Tianshou:
-    """Filled one step of all lanes at a time."""
+    """Filled one step of all envs at a time."""
 
     FILLS_FAST = False
 
     @staticmethod
-    def _step(lanes: int, shape: Sequence[int], dtype: str) -> Any:
+    def _step(envs: int, shape: Sequence[int], dtype: str) -> Any:
         from tianshou.data import Batch
 
-        observation = np.ones((lanes, *shape), dtype)
-        row, flag = np.zeros(lanes, np.float32), np.zeros(lanes, bool)
+        observation = np.ones((envs, *shape), dtype)
+        row, flag = np.zeros(envs, np.float32), np.zeros(envs, bool)
         return Batch(
             obs=observation, act=row, rew=row, terminated=flag, truncated=flag, obs_next=observation, info={}
         )
 
     @classmethod
-    def batch_writer(cls, lanes: int) -> Run:
+    def batch_writer(cls, envs: int) -> Run:
         from tianshou.data import VectorReplayBuffer
 
-        buffer, step = VectorReplayBuffer(CAPACITY, lanes), cls._step(lanes, (4,), "float32")
-        return Run(lambda: buffer.add(step), lanes)
+        buffer, step = VectorReplayBuffer(CAPACITY, envs), cls._step(envs, (4,), "float32")
+        return Run(lambda: buffer.add(step), envs)
 
     @classmethod
-    def _filled(cls, buffer: Any, size: int, shape: Sequence[int], dtype: str, lanes: int) -> Any:
-        step = cls._step(lanes, shape, dtype)
-        for _ in range(size // lanes):
+    def _filled(cls, buffer: Any, size: int, shape: Sequence[int], dtype: str, envs: int) -> Any:
+        step = cls._step(envs, shape, dtype)
+        for _ in range(size // envs):
             buffer.add(step)
         return buffer
 
@@ -119,11 +119,11 @@ class TorchRL:
         return buffer
 
     @classmethod
-    def batch_writer(cls, lanes: int) -> Run:
+    def batch_writer(cls, envs: int) -> Run:
         from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-        buffer, data = ReplayBuffer(storage=LazyTensorStorage(CAPACITY)), cls._data(lanes, (4,), "float32")
-        return Run(lambda: buffer.extend(data), lanes)
+        buffer, data = ReplayBuffer(storage=LazyTensorStorage(CAPACITY)), cls._data(envs, (4,), "float32")
+        return Run(lambda: buffer.extend(data), envs)
 
     @classmethod
     def uniform(cls, shape: Sequence[int], dtype: str, size: int) -> Run:
@@ -169,13 +169,13 @@ class Cpprb:
         return buffer
 
     @classmethod
-    def batch_writer(cls, lanes: int) -> Run:
+    def batch_writer(cls, envs: int) -> Run:
         from cpprb import ReplayBuffer
 
         buffer = ReplayBuffer(CAPACITY, cls._columns((4,), "float32"))
-        observation, row = np.zeros((lanes, 4), np.float32), np.zeros(lanes, np.float32)
+        observation, row = np.zeros((envs, 4), np.float32), np.zeros(envs, np.float32)
         return Run(
-            lambda: buffer.add(obs=observation, act=row, rew=row, next_obs=observation, done=row), lanes
+            lambda: buffer.add(obs=observation, act=row, rew=row, next_obs=observation, done=row), envs
         )
 
     @classmethod

@@ -1,14 +1,14 @@
 """Where the CPU time of a training program goes: environment, inference, learner, and what is ours.
 
-    python benchmarks/shares.py [ROW …] [--seconds 5] [--lanes 64] [--stepping inline] [--detail]
+    python benchmarks/shares.py [ROW …] [--seconds 5] [--envs 64] [--stepping inline] [--detail]
 
 Runs presets on the serial engine, so that everything is one thread, and counts that thread's CPU seconds.
 Other load on the machine does not count as ours then, but makes every CPU second do less: shares are right,
 microseconds only on a quiet machine. What is timed is the environment's own ``step``, the networks' forward
 pass when acting, and the learner's step; the framework is everything else: loops, checks, drawing actions,
 adders, replay, datasets, counters, parameters. The hot path of the framework is its microseconds per
-environment step, ``ppo-64`` being the row with 64 lanes of CartPole in one actor. ``--detail`` divides it
-further. Timing a call costs 0.5 to 1 us, which counts as the framework's: noticeable where lanes are stepped
+env step, ``ppo-64`` being the row with 64 envs of CartPole in one actor. ``--detail`` divides it
+further. Timing a call costs 0.5 to 1 us, which counts as the framework's: noticeable where envs are stepped
 one by one.
 """
 
@@ -104,7 +104,7 @@ ROWS = {
     "impala": Row("impala"),
     "sac": Row("sac", "gymnasium:Pendulum-v1"),
     "impala-pong": Row("impala", "atari:Pong"),
-    "ppo-64": Row("ppo", config={"unroll_length": 64}, program={"lanes_per_actor": 64}),
+    "ppo-64": Row("ppo", config={"unroll_length": 64}, program={"envs_per_actor": 64}),
 }
 
 
@@ -120,15 +120,15 @@ def instrument(sections: Sections) -> None:
     from framework.environment_loop import EnvironmentLoop
     from framework.environments.base import BatchedEnvironment
     from framework.environments.inline import InlineEnvironment
-    from framework.environments.lanes import DmEnvLane, GymnasiumLane
+    from framework.environments.single import DmEnvAdapter, GymnasiumAdapter
     from framework.environments.vector import VectorEnvironment
     from framework.learners import MinibatchLearner, SGDLearner
     from framework.programs.actor_worker import ActorWorker
     from framework.programs.learner_worker import LearnerWorker
 
     assert BatchedEnvironment
-    for lane in (GymnasiumLane, DmEnvLane):
-        sections.environment(lane)
+    for env in (GymnasiumAdapter, DmEnvAdapter):
+        sections.environment(env)
     make = VectorEnvironment.__init__
 
     def make_vector(instance: Any, name: str, environment: Any, seed: Any) -> None:
@@ -170,34 +170,34 @@ def instrument(sections: Sections) -> None:
 
 
 def measure(row: Row, sections: Sections, options: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds per environment step by section."""
+    """Microseconds per env step by section."""
     import agents
     import launch
     from agents import presets
     from framework.programs import make_program
 
     preset = presets.find(row.agent, row.environment)
-    kinds = {"num_actors", "lanes_per_actor", "publish_every", "stepping"}
+    kinds = {"num_actors", "envs_per_actor", "publish_period", "stepping"}
     run = {key: value for key, value in preset.run.items() if key in kinds}
     run = {"stepping": options.stepping, **run, **row.program}
-    if options.lanes:
-        run["lanes_per_actor"] = options.lanes
+    if options.envs:
+        run["envs_per_actor"] = options.envs
     agent = agents.make(row.agent, **{**preset.agent, **row.config})
-    program = make_program(agent, row.environment, evaluate_every=None, log_every=10**9, **run)
+    program = make_program(agent, row.environment, evaluate_period=None, log_period=10**9, **run)
     with launch.start(program, "serial") as job:
         counts = {}
         for seconds in (options.warm_up, options.seconds):
-            before = job.client("counter").get_counts().get("actor_steps", 0) if counts else 0
+            before = job.client("counter").get_counts().get("env_steps", 0) if counts else 0
             sections.start()
             with contextlib.suppress(TimeoutError):
                 job.wait(timeout=seconds)
             sections.stop()
             counts = job.client("counter").get_counts()
-        steps = counts["actor_steps"] - before
+        steps = counts["env_steps"] - before
         job.stop()
     return {
         "steps": steps,
-        "lanes": run.get("lanes_per_actor", 1),
+        "envs": run.get("envs_per_actor", 1),
         "microseconds": {name: 1e6 * value / steps for name, value in sections.seconds.items()},
     }
 
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds that are not counted")
-    parser.add_argument("--lanes", type=int, help="of the actor; the preset's by default")
+    parser.add_argument("--envs", type=int, help="of the actor; the preset's by default")
     parser.add_argument("--stepping", default="auto", help="auto, inline, vector")
     parser.add_argument("--detail", action="store_true", help="where the framework's microseconds go")
     parser.add_argument("--json", type=pathlib.Path)
@@ -223,7 +223,7 @@ def main() -> None:
     instrument(sections)
     named = (ENVIRONMENT, INFERENCE, LEARNER)
     results = {}
-    titles = ("row", "lanes", "us per step", *named, "framework", "framework, us per step")
+    titles = ("row", "envs", "us per step", *named, "framework", "framework, us per step")
     print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|", flush=True)
     for name in options.rows or ROWS:
         result = results[name] = measure(ROWS[name], sections, options)
@@ -233,7 +233,7 @@ def main() -> None:
         shares = " | ".join(f"{parts.get(part, 0.0) / total:.0%}" for part in named)
         cells = (
             name,
-            result["lanes"],
+            result["envs"],
             f"{total:.1f}",
             shares,
             f"{framework / total:.0%}",

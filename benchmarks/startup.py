@@ -47,7 +47,7 @@ def run(actors: int) -> tuple[float, float, float]:
     """Seconds until the first actor, the last actor, and from the stop to the end."""
     with tempfile.TemporaryDirectory() as folder:
         environment = functools.partial(FirstStep, folder)
-        program = make_program(DQN(DQNConfig()), environment, num_actors=actors, evaluate_every=None)
+        program = make_program(DQN(DQNConfig()), environment, num_actors=actors, evaluate_period=None)
         begin = time.monotonic()
         with launch.start(program) as job:
             waiting = time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""Environment steps per second of whole training programs, ours and peers', beside each other.
+"""Env steps per second of whole training programs, ours and peers', beside each other.
 
     python benchmarks/throughput.py [GROUP …] [--seconds 15]
         [--peers sb3=PYTHON rllib=PYTHON sample-factory=PYTHON]
@@ -9,13 +9,13 @@ processes) of a window that opens ``--warm-up`` seconds after the first steps, s
 Groups are
 
     ppo          CartPole-v1: batches of 4,000 steps, 6 epochs of minibatches of 128, one hidden layer of 32
-                 shared by policy and value, 8 lanes stepped one after the other
-    impala       CartPole-v1: unrolls of 50, batches of 10, two hidden layers of 64, 2 actors x 8 lanes
+                 shared by policy and value, 8 envs stepped one after the other
+    impala       CartPole-v1: unrolls of 50, batches of 10, two hidden layers of 64, 2 actors x 8 envs
     pong         ALE Pong, 84 x 84 x 4: unrolls of 40, batches of 8, the network of DQN (1.7M parameters),
-                 2 actors x 8 lanes, x 16 and x 32
+                 2 actors x 8 envs, x 16 and x 32
     pong-lstm    the same with an LSTM of 256
-    ppo-pong     ALE Pong, the same pictures and network (shared by policy and value): 16 lanes x 128 steps,
-                 4 epochs of minibatches of 256, as the Zoo of Stable-Baselines3 has it but for the 16 lanes
+    ppo-pong     ALE Pong, the same pictures and network (shared by policy and value): 16 envs x 128 steps,
+                 4 epochs of minibatches of 256, as the Zoo of Stable-Baselines3 has it but for the 16 envs
 
 ``ppo`` has a loop written by hand with the same settings beside it: what a framework costs. Peers are run by
 the interpreters given, since their dependencies do not go together with each other's; rows whose peer is not
@@ -63,47 +63,45 @@ class Peer:
     interpreter: str
 
 
-def ppo(
-    engine: str, actors: int = 1, lanes: int = 8, stepping: str = "inline", overlap: bool = False
-) -> Ours:
+def ppo(engine: str, actors: int = 1, envs: int = 8, stepping: str = "inline", overlap: bool = False) -> Ours:
     config = {
-        "unroll_length": 4000 // (actors * lanes), "epochs": 6, "minibatch_size": 128, "hidden_sizes": (32,),
+        "unroll_length": 4000 // (actors * envs), "epochs": 6, "minibatch_size": 128, "hidden_sizes": (32,),
         "shared": True, "learning_rate": 1e-3, "overlap": overlap,
     }  # fmt: skip
-    return Ours("ppo", engine, config, _actors(actors, lanes, stepping))
+    return Ours("ppo", engine, config, _actors(actors, envs, stepping))
 
 
-def impala(engine: str, actors: int = 2, lanes: int = 8, stepping: str = "inline", **config: Any) -> Ours:
+def impala(engine: str, actors: int = 2, envs: int = 8, stepping: str = "inline", **config: Any) -> Ours:
     # The queue holds an actor's unrolls beside a batch; see IMPALAConfig.
     settings = {
         "unroll_length": 50, "batch_size": 10, "queue_batches": 3, "hidden_sizes": (64, 64),
         "optimizer": "adam", "learning_rate": 1e-3,
     }  # fmt: skip
-    run = {**_actors(actors, lanes, stepping), "publish_every": 1}
+    run = {**_actors(actors, envs, stepping), "publish_period": 1}
     return Ours("impala", engine, {**settings, **config}, run)
 
 
-def pong(engine: str = "processes", lanes: int = 8, **config: Any) -> Ours:
+def pong(engine: str = "processes", envs: int = 8, **config: Any) -> Ours:
     settings = {
-        "unroll_length": 40, "batch_size": 8, "queue_batches": 1 + lanes // 8, "torso": "nature",
+        "unroll_length": 40, "batch_size": 8, "queue_batches": 1 + envs // 8, "torso": "nature",
         "previous_action_and_reward": True, "learning_rate": 4.8e-4, "reward_clip": 1.0,
-        "optimizer_epsilon": 3e-5, "max_gradient_norm": 0.125,
+        "adam_epsilon": 3e-5, "max_gradient_norm": 0.125,
     }  # fmt: skip
-    run = {**_actors(2, lanes, "inline"), "publish_every": 1}
+    run = {**_actors(2, envs, "inline"), "publish_period": 1}
     return Ours("impala", engine, {**settings, **config}, run, PONG)
 
 
-def ppo_pong(engine: str, actors: int = 1, lanes: int = 16, overlap: bool = False) -> Ours:
+def ppo_pong(engine: str, actors: int = 1, envs: int = 16, overlap: bool = False) -> Ours:
     # No hidden layers: policy and value are heads of the convolutions' 512 features.
     config = {
-        "unroll_length": 2048 // (actors * lanes), "epochs": 4, "minibatch_size": 256, "hidden_sizes": (),
+        "unroll_length": 2048 // (actors * envs), "epochs": 4, "minibatch_size": 256, "hidden_sizes": (),
         "shared": True, "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01, "overlap": overlap,
     }  # fmt: skip
-    return Ours("ppo", engine, config, _actors(actors, lanes, "inline"), PONG)
+    return Ours("ppo", engine, config, _actors(actors, envs, "inline"), PONG)
 
 
-def _actors(actors: int, lanes: int, stepping: str) -> dict[str, Any]:
-    return {"num_actors": actors, "lanes_per_actor": lanes, "stepping": stepping}
+def _actors(actors: int, envs: int, stepping: str) -> dict[str, Any]:
+    return {"num_actors": actors, "envs_per_actor": envs, "stepping": stepping}
 
 
 BF16 = {"autocast": True, "actor_autocast": True}
@@ -111,11 +109,11 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
     "ppo": {
         "repertory PPO, serial": ppo("serial"),
         "a loop written by hand": Peer("hand-written-ppo", "hand"),
-        "repertory PPO, processes, 2 actors x 4 lanes": ppo("processes", 2, 4),
+        "repertory PPO, processes, 2 actors x 4 envs": ppo("processes", 2, 4),
         "the same, acting while learning": ppo("processes", 2, 4, overlap=True),
-        "repertory PPO, serial, 32 lanes computed together": ppo("serial", 1, 32, "vector"),
+        "repertory PPO, serial, 32 envs computed together": ppo("serial", 1, 32, "vector"),
         "repertory PPO, processes, 2 actors x 16 of them": ppo("processes", 2, 16, "vector"),
-        "the same, acting while learning (32 lanes)": ppo("processes", 2, 16, "vector", overlap=True),
+        "the same, acting while learning (32 envs)": ppo("processes", 2, 16, "vector", overlap=True),
         "Stable-Baselines3 PPO": Peer("stable-baselines3-ppo", "sb3"),
         "RLlib PPO, 1 runner x 8": Peer("rllib-ppo", "rllib"),
         "RLlib PPO, 2 runners x 4": Peer("rllib-ppo-2-runners", "rllib"),
@@ -125,32 +123,32 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "repertory IMPALA, processes": impala("processes"),
         "RLlib IMPALA": Peer("rllib-impala", "rllib"),
         "Sample Factory APPO": Peer("sample-factory-cartpole", "sample-factory"),
-        "repertory IMPALA, processes, lanes computed together": impala("processes", 2, 8, "vector"),
+        "repertory IMPALA, processes, envs computed together": impala("processes", 2, 8, "vector"),
     },
     "pong": {
         "repertory IMPALA, float32": pong(),
         "repertory IMPALA, bfloat16": pong(**BF16),
-        "repertory IMPALA, float32, 16 lanes": pong(lanes=16),
-        "repertory IMPALA, bfloat16, 16 lanes": pong(lanes=16, **BF16),
-        "repertory IMPALA, float32, 32 lanes": pong(lanes=32),
-        "repertory IMPALA, bfloat16, 32 lanes": pong(lanes=32, **BF16),
+        "repertory IMPALA, float32, 16 envs": pong(envs=16),
+        "repertory IMPALA, bfloat16, 16 envs": pong(envs=16, **BF16),
+        "repertory IMPALA, float32, 32 envs": pong(envs=32),
+        "repertory IMPALA, bfloat16, 32 envs": pong(envs=32, **BF16),
         "RLlib IMPALA": Peer("rllib-pong", "rllib"),
         "Sample Factory APPO": Peer("sample-factory-pong", "sample-factory"),
     },
     "pong-lstm": {
         "repertory IMPALA, float32": pong(lstm_size=256),
         "repertory IMPALA, bfloat16": pong(lstm_size=256, **BF16),
-        "repertory IMPALA, float32, 16 lanes": pong(lanes=16, lstm_size=256),
-        "repertory IMPALA, bfloat16, 16 lanes": pong(lanes=16, lstm_size=256, **BF16),
+        "repertory IMPALA, float32, 16 envs": pong(envs=16, lstm_size=256),
+        "repertory IMPALA, bfloat16, 16 envs": pong(envs=16, lstm_size=256, **BF16),
         "Sample Factory APPO": Peer("sample-factory-pong-lstm", "sample-factory"),
     },
     "ppo-pong": {
         "repertory PPO, serial": ppo_pong("serial"),
-        "repertory PPO, processes, 2 actors x 8 lanes": ppo_pong("processes", 2, 8),
+        "repertory PPO, processes, 2 actors x 8 envs": ppo_pong("processes", 2, 8),
         "the same, acting while learning": ppo_pong("processes", 2, 8, overlap=True),
         "Stable-Baselines3 PPO": Peer("stable-baselines3-pong", "sb3"),
         "Stable-Baselines3 PPO, 2 torch threads": Peer("stable-baselines3-pong-2-threads", "sb3"),
-        "Stable-Baselines3 PPO, 2 torch threads, a process per lane": Peer(
+        "Stable-Baselines3 PPO, 2 torch threads, a process per env": Peer(
             "stable-baselines3-pong-processes", "sb3"
         ),
         "RLlib PPO, 2 runners x 8": Peer("rllib-ppo-pong", "rllib"),
@@ -168,7 +166,7 @@ def measure_ours(row: Ours, window: Window) -> None:
 
     torch.set_num_threads(1)
     agent = agents.make(row.agent, **row.config)
-    program = make_program(agent, row.environment, evaluate_every=None, log_every=10**9, **row.program)
+    program = make_program(agent, row.environment, evaluate_period=None, log_period=10**9, **row.program)
     in_turns = agent.synchrony() is not None
     turns = 0
     with launch.start(program, row.engine) as job:
@@ -181,12 +179,12 @@ def measure_ours(row: Ours, window: Window) -> None:
                 job.client("counter").wait_for("learner_steps", turns + 1, timeout=0.2)
             else:
                 # A count that is not reached: the wait ends with its time, or with the program.
-                job.client("counter").wait_for("actor_steps", 10**15, timeout=0.2)
+                job.client("counter").wait_for("env_steps", 10**15, timeout=0.2)
             counts = job.client("counter").get_counts()
             if in_turns and counts.get("learner_steps", 0) == turns:
                 continue  # a window that ended here would hold more acting than learning, or less
             turns = int(counts.get("learner_steps", 0))
-            going_on = window.at(int(counts.get("actor_steps", 0)))
+            going_on = window.at(int(counts.get("env_steps", 0)))
         job.stop()
 
 

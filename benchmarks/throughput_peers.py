@@ -55,13 +55,13 @@ def hand_written_ppo(window: Window) -> None:
                 action = (logits.softmax(-1) / noise).argmax(-1).numpy()
             logits_of[t], actions[t] = logits.numpy(), action
             now = np.empty_like(now)
-            for lane, environment in enumerate(environments):
-                seen, rewards[t, lane], over, cut_off, _ = environment.step(action[lane])
-                going_on[t, lane], cut[t, lane] = not (over or cut_off), cut_off and not over
+            for env, environment in enumerate(environments):
+                seen, rewards[t, env], over, cut_off, _ = environment.step(action[env])
+                going_on[t, env], cut[t, env] = not (over or cut_off), cut_off and not over
                 if over or cut_off:
-                    after_cut[t, lane] = seen
+                    after_cut[t, env] = seen
                     seen, _ = environment.reset()
-                now[lane] = seen
+                now[env] = seen
         observations[UNROLL] = now
         with torch.no_grad():
             every = torch.from_numpy(observations)
@@ -96,7 +96,7 @@ def hand_written_ppo(window: Window) -> None:
 
 
 def stable_baselines3_ppo(window: Window) -> None:
-    """Stable-Baselines3 with one shared hidden layer, lanes stepped in turn (its DummyVecEnv)."""
+    """Stable-Baselines3 with one shared hidden layer, envs stepped in turn (its DummyVecEnv)."""
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.env_util import make_vec_env
@@ -124,7 +124,7 @@ def stable_baselines3_ppo(window: Window) -> None:
 
 
 def stable_baselines3_pong(window: Window, threads: int = 1, processes: bool = False) -> None:
-    """Stable-Baselines3 on Pong: its own Atari wrappers, the Zoo's settings, lanes in turn or a process each.
+    """Stable-Baselines3 on Pong: its own Atari wrappers, the Zoo's settings, envs in turn or a process each.
 
     Lives and rewards are as in ours, and so are sticky actions, which are ALE's own.
     """
@@ -203,7 +203,7 @@ def _model(hidden: int, layers: int) -> Any:
 
 
 def rllib_ppo(window: Window, runners: int = 1) -> None:
-    """RLlib's PPO with the same batch; 1 runner with all lanes, or 2 that share them."""
+    """RLlib's PPO with the same batch; 1 runner with all envs, or 2 that share them."""
     from ray.rllib.algorithms.ppo import PPOConfig
 
     config = (
@@ -280,7 +280,7 @@ def rllib_pong(window: Window) -> None:
 
 
 def rllib_ppo_pong(window: Window) -> None:
-    """RLlib's PPO on Pong, the lanes shared by its two runners."""
+    """RLlib's PPO on Pong, the envs shared by its two runners."""
     from ray.rllib.algorithms.ppo import PPOConfig
 
     config = _rllib_on_pong(PPOConfig()).training(

@@ -26,7 +26,7 @@ from framework.programs import make_program
 class SoftQConfig:
     """Settings of the agent."""
 
-    discount: float = 0.99  # Per environment step.
+    discount: float = 0.99  # Per env step.
     n_step: int = 5  # Rewards summed before bootstrapping.
     learning_rate: float = 5e-4  # Of Adam.
     temperature: float = 0.5  # Of the acting policy: higher explores more.
@@ -78,11 +78,11 @@ class SoftQ(core.Agent):
 
     def make_tables(self, spec: Any) -> list[Any]:
         config = self.config
-        # The buffer leaves room for a batch on one side and for a step of all lanes on the other.
+        # The buffer leaves room for a batch on one side and for a step of all envs on the other.
         error_buffer = 64 * config.samples_per_insert + config.batch_size
         return [
             replay.Table(
-                name="priority_table",
+                name="replay",
                 sampler=replay.selectors.Uniform(),
                 remover=replay.selectors.Fifo(),
                 max_size=50_000,
@@ -96,7 +96,7 @@ class SoftQ(core.Agent):
         return adders.NStepTransitionAdder(client, self.config.n_step, self.config.discount)
 
     def make_dataset(self, client: Any) -> Any:
-        return replay.Dataset(client, "priority_table", self.config.batch_size, device="cpu")
+        return replay.Dataset(client, "replay", self.config.batch_size, device="cpu")
 
     def make_learner(self, networks: SoftQNetworks, spec: Any) -> core.Learner:
         return learners.SGDLearner(
@@ -123,13 +123,13 @@ class SoftQ(core.Agent):
         return LossOutput(losses.huber(errors, 1.0).mean(), {"td_error": errors.abs().mean()})
 
 
-def main(max_actor_steps: int = 20_000, directory: str | None = None) -> dict[str, Any]:
+def main(max_env_steps: int = 20_000, directory: str | None = None) -> dict[str, Any]:
     program = make_program(
         SoftQ(),
         "gymnasium:CartPole-v1",
-        lanes_per_actor=8,
-        max_actor_steps=max_actor_steps,
-        evaluate_every=2_000,
+        envs_per_actor=8,
+        max_env_steps=max_env_steps,
+        evaluate_period=2_000,
         directory=directory,
         seed=1,
     )
@@ -138,4 +138,4 @@ def main(max_actor_steps: int = 20_000, directory: str | None = None) -> dict[st
 
 if __name__ == "__main__":
     result = main(directory=sys.argv[1] if len(sys.argv) > 1 else None)
-    print(f"greedy return after {result['actor_steps']:,} steps: {result['episode_return']:.1f}")
+    print(f"greedy return after {result['env_steps']:,} steps: {result['episode_return']:.1f}")

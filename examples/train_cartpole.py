@@ -13,13 +13,13 @@ def main() -> None:
         DQN(DQNConfig(samples_per_insert=24.0)),
         "gymnasium:CartPole-v1",
         num_actors=2,
-        lanes_per_actor=4,
-        max_actor_steps=100_000,
+        envs_per_actor=4,
+        max_env_steps=100_000,
         target_return=475.0,
-        evaluate_every=2_000,
+        evaluate_period=2_000,
     )
     result = launch.launch(program, engine="processes")
-    print(f"{result['reason']} after {result['actor_steps']:,} steps: {result['episode_return']:.1f}")
+    print(f"{result['reason']} after {result['env_steps']:,} steps: {result['episode_return']:.1f}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 One iteration of acting and one of learning, in the order in which the calls are made::
 
-    timestep = environment.reset()                      # [B, ...], every lane FIRST
+    timestep = environment.reset()                      # [B, ...], every env FIRST
     actor.observe_first(timestep)
     while True:
         action = actor.select_action(timestep.observation)
@@ -30,21 +30,21 @@ State = TypeVar("State")
 
 
 class Actor(abc.ABC):
-    """Acts for the B lanes of one batched environment at once."""
+    """Acts for the B envs of one batched environment at once."""
 
     @abc.abstractmethod
     def select_action(self, observation: Nest) -> Nest:
-        """Chooses one action per lane: nest of ``[B, ...]`` to nest of ``[B, ...]``."""
+        """Chooses one action per env: nest of ``[B, ...]`` to nest of ``[B, ...]``."""
 
     @abc.abstractmethod
     def observe_first(self, timestep: Any) -> None:
-        """Takes the time step of ``environment.reset()``; every lane is FIRST."""
+        """Takes the time step of ``environment.reset()``; every env is FIRST."""
 
     @abc.abstractmethod
     def observe(self, action: Nest, next_timestep: Any) -> None:
         """Takes what the environment answered to ``action``.
 
-        Lanes whose ``next_timestep`` is FIRST have just been reset: their action was ignored by the
+        Envs whose ``next_timestep`` is FIRST have just been reset: their action was ignored by the
         environment and is no transition.
         """
 
@@ -58,10 +58,10 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Nest:
-        """The recurrent state of ``batch_size`` lanes at the start of an episode; ``()`` if none.
+        """The recurrent state of ``batch_size`` envs at the start of an episode; ``()`` if none.
 
-        Row i is that of lane i of these. An inference server acts for lanes of several actors at once, so
-        what sets a lane apart (its share of exploration, say) belongs in here, not in its place in a batch.
+        Row i is that of env i of these. An inference server acts for envs of several actors at once, so
+        what sets an env apart (its share of exploration, say) belongs in here, not in its place in a batch.
         """
 
     @abc.abstractmethod
@@ -195,7 +195,7 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def make_adder(self, client: Any, spec: Any) -> Any:
-        """What turns the experience of B lanes into items of the tables."""
+        """What turns the experience of B envs into items of the tables."""
 
     @abc.abstractmethod
     def make_dataset(self, client: Any) -> Any:
@@ -205,8 +205,8 @@ class Agent(abc.ABC):
     def make_learner(self, networks: Any, spec: Any) -> Learner:
         """The learner that updates ``networks``."""
 
-    def for_lanes(self, num_lanes: int) -> Agent:
-        """This agent for a program of ``num_lanes`` lanes in all; itself, if it does not depend on them."""
+    def for_envs(self, num_envs: int) -> Agent:
+        """This agent for a program of ``num_envs`` envs in all; itself, if it does not depend on them."""
         return self
 
     def for_learner(self, rank: int, num_learners: int) -> Agent:

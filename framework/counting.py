@@ -1,18 +1,18 @@
-"""Counters that many nodes add to, and the exact budget of environment steps.
+"""Counters that many nodes add to, and the exact budget of env steps.
 
 Acme's tree of counters (``acme/utils/counting.py``): a child collects increments under its prefix, hands
 them to its parent now and then, and answers with the counts of all::
 
     counter = Counter(max_steps=50_000)                   # the root, in a node of its own
     actor = Counter(counter, prefix="actor")              # or a client of that node
-    actor.increment(steps=8, episodes=1)                  # {"actor_steps": 8, "actor_episodes": 1, …}
+    actor.increment(steps=8, episodes=1)                  # {"env_steps": 8, "actor_episodes": 1, …}
 
 The root also owns the budget. An actor asks for steps before it takes them, so that the actors of all
 processes together stop at exactly ``max_steps``::
 
     granted = counter.grant("actor/0", 256)
     while granted:
-        ...                                               # take ``granted`` environment steps
+        ...                                               # take ``granted`` env steps
         granted = counter.grant("actor/0", 256, spent=granted)
 """
 
@@ -51,7 +51,7 @@ class Counter(Saveable[dict[str, Any]]):
         return_only_prefixed: bool = False,
         *,
         max_steps: int | None = None,
-        steps_key: str = "actor_steps",
+        steps_key: str = "env_steps",
         clock: Callable[[], float] = time.monotonic,
     ):
         if max_steps is not None and max_steps < 0:

@@ -19,7 +19,7 @@ _DURATIONS = ("reset", "select_action", "step", "observe")
 
 
 class EnvironmentLoop:
-    """Steps an environment with an actor, and keeps the score of every lane.
+    """Steps an environment with an actor, and keeps the score of every env.
 
     ::
 
@@ -28,12 +28,12 @@ class EnvironmentLoop:
         loop.run(num_episodes=20)          # whole episodes, from a reset
         finished = loop.step()             # one batched step, for who drives the loop himself
 
-    A *step* is one transition of one lane. The call that begins a lane's next episode is no transition
+    A *step* is one transition of one env. The call that begins an env's next episode is no transition
     and is not counted.
 
     Returns are sums of ``environment.unscaled_reward``, so that normalising rewards does not change scores.
     For each finished episode the logger is given one row: ``episode_return``, ``episode_length``,
-    ``lane``, ``steps_per_second`` (of all lanes together, since the last row), the seconds spent since the
+    ``env``, ``steps_per_second`` (of all envs together, since the last row), the seconds spent since the
     last row in ``reset_duration_sec``, ``select_action_duration_sec``, ``step_duration_sec`` and
     ``observe_duration_sec`` (observing and ``actor.update()``), what observers measured, and the counter's
     counts. The counter is told of ``steps`` at each batched step and of ``episodes`` when they end.
@@ -52,8 +52,8 @@ class EnvironmentLoop:
         """Makes the loop; nothing is reset before the first step.
 
         Args:
-          environment: B lanes.
-          actor: acts for B lanes.
+          environment: B envs.
+          actor: acts for B envs.
           counter: has ``increment(**counts)`` and ``get_counts()``; None: nothing is counted outside.
           logger: has ``write(row)``; None: nothing is logged.
           observers: measure more of each episode.
@@ -67,10 +67,10 @@ class EnvironmentLoop:
         self._should_update = should_update
         self._timestep: dm_env.TimeStep | None = None  # None: reset before the next step
         zeros = [
-            np.zeros((environment.num_lanes, *leaf.shape)) for leaf in tree.flatten(environment.reward_spec())
+            np.zeros((environment.num_envs, *leaf.shape)) for leaf in tree.flatten(environment.reward_spec())
         ]
         self._returns = zeros  # float64[B, *shape] per leaf of the reward spec
-        self._lengths = np.zeros(environment.num_lanes, np.int64)
+        self._lengths = np.zeros(environment.num_envs, np.int64)
         self._nested_reward = tree.is_nested(environment.reward_spec())
         self._seconds = dict.fromkeys(_DURATIONS, 0.0)
         self._steps_since_row = 0
@@ -81,25 +81,25 @@ class EnvironmentLoop:
 
     @property
     def num_steps(self) -> int:
-        """Transitions made since the loop was made, over all lanes."""
+        """Transitions made since the loop was made, over all envs."""
         return self._num_steps
 
     @property
     def num_episodes(self) -> int:
-        """Episodes finished since the loop was made, over all lanes."""
+        """Episodes finished since the loop was made, over all envs."""
         return self._num_episodes
 
     def step(self, max_steps: int | None = None) -> dict[str, np.ndarray] | None:
-        """One step of every lane, after a reset if one is due.
+        """One step of every env, after a reset if one is due.
 
         Args:
-          max_steps: the most transitions to make, at least 1. If fewer than there are lanes to step, the
-            lanes beyond are handed to the actor as FIRST, which closes their open episode uncounted, and
-            the next call resets all lanes.
+          max_steps: the most transitions to make, at least 1. If fewer than there are envs to step, the
+            envs beyond are handed to the actor as FIRST, which closes their open episode uncounted, and
+            the next call resets all envs.
 
         Returns:
           ``episode_return`` (float64[k], or a nest like the reward spec), ``episode_length`` (int64[k]) and
-          ``lane`` (int64[k]) of the k episodes that ended, and what observers measured; None if none ended.
+          ``env`` (int64[k]) of the k episodes that ended, and what observers measured; None if none ended.
           ``num_steps`` tells how many steps were made.
         """
         if max_steps is not None and max_steps < 1:
@@ -132,7 +132,7 @@ class EnvironmentLoop:
         seconds["observe"] += clock() - stepped
 
         self._lengths += moved
-        # FIRST steps have reward 0, so adding all lanes is right.
+        # FIRST steps have reward 0, so adding all envs is right.
         reward = self._environment.unscaled_reward(timestep)
         if self._nested_reward:
             for total, part in zip(self._returns, tree.flatten(reward), strict=True):
@@ -188,21 +188,21 @@ class EnvironmentLoop:
     def run_episodes(self, num_episodes: int) -> dict[str, np.ndarray]:
         """Plays ``num_episodes`` whole episodes from a reset and returns their figures, as ``step`` does.
 
-        Each lane plays its share of the episodes, decided beforehand: taking whichever end first would
-        favour short ones. Episodes that a lane plays beyond its share while others finish theirs are
+        Each env plays its share of the episodes, decided beforehand: taking whichever end first would
+        favour short ones. Episodes that an env plays beyond its share while others finish theirs are
         not among the result and not logged; the next use of the loop starts from a reset.
         """
-        num_lanes = self._environment.num_lanes
-        share = np.full(num_lanes, num_episodes // num_lanes)
-        share[: num_episodes % num_lanes] += 1
+        num_envs = self._environment.num_envs
+        share = np.full(num_envs, num_episodes // num_envs)
+        share[: num_episodes % num_envs] += 1
         results: list[dict[str, np.ndarray]] = []
         self._timestep = None
         while share.any() and not self._stop:
             finished = self.step()
             if finished is None:
                 continue
-            wanted = share[finished["lane"]] > 0
-            share[finished["lane"][wanted]] -= 1
+            wanted = share[finished["env"]] > 0
+            share[finished["env"][wanted]] -= 1
             if wanted.any():
                 finished = {key: _rows(value, wanted) for key, value in finished.items()}
                 results.append(finished)
@@ -213,7 +213,7 @@ class EnvironmentLoop:
             return {
                 "episode_return": np.zeros(0),
                 "episode_length": np.zeros(0, np.int64),
-                "lane": np.zeros(0, np.int64),
+                "env": np.zeros(0, np.int64),
             }
         return {
             key: tree.map_structure(
@@ -249,23 +249,23 @@ class EnvironmentLoop:
         self._lengths[:] = 0
         self._timestep = timestep
 
-    def _finish(self, lanes: np.ndarray) -> dict[str, np.ndarray]:
-        returns = [total[lanes] for total in self._returns]
+    def _finish(self, envs: np.ndarray) -> dict[str, np.ndarray]:
+        returns = [total[envs] for total in self._returns]
         result: dict[str, Any] = {
             "episode_return": (
                 tree.unflatten_as(self._environment.reward_spec(), returns)
                 if self._nested_reward
                 else returns[0]
             ),
-            "episode_length": self._lengths[lanes],
-            "lane": lanes,
+            "episode_length": self._lengths[envs],
+            "env": envs,
         }
         for observer in self._observers:
-            result.update(observer.get_metrics(lanes))
+            result.update(observer.get_metrics(envs))
         for total in self._returns:
-            total[lanes] = 0.0
-        self._lengths[lanes] = 0
-        self._num_episodes += len(lanes)
+            total[envs] = 0.0
+        self._lengths[envs] = 0
+        self._num_episodes += len(envs)
         return result
 
     def log(self, finished: dict[str, np.ndarray]) -> None:
@@ -279,7 +279,7 @@ class EnvironmentLoop:
         }
         if self._counter is not None:
             common.update(self._counter.get_counts())
-        for index in range(len(finished["lane"])):
+        for index in range(len(finished["env"])):
             row = {key: _scalar(value, index) for key, value in finished.items()}
             self._logger.write({**row, **common})
         self._seconds = dict.fromkeys(_DURATIONS, 0.0)

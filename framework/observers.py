@@ -13,7 +13,7 @@ from framework.types import Nest
 
 
 class EnvironmentLoopObserver(abc.ABC):
-    """Watches all lanes of a loop and gives figures of the episodes that end."""
+    """Watches all envs of a loop and gives figures of the episodes that end."""
 
     @abc.abstractmethod
     def observe_first(self, environment: Any, timestep: dm_env.TimeStep) -> None:
@@ -23,12 +23,12 @@ class EnvironmentLoopObserver(abc.ABC):
     def observe(self, environment: Any, timestep: dm_env.TimeStep, action: Nest) -> None:
         """Called after each step; ``timestep`` is what the environment answered to ``action``.
 
-        Lanes of ``timestep`` that are FIRST have just begun an episode; their action was ignored.
+        Envs of ``timestep`` that are FIRST have just begun an episode; their action was ignored.
         """
 
     @abc.abstractmethod
-    def get_metrics(self, lanes: np.ndarray) -> dict[str, np.ndarray]:
-        """Called when the episodes of ``lanes`` (int64[k]) have ended: name to one figure per lane."""
+    def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
+        """Called when the episodes of ``envs`` (int64[k]) have ended: name to one figure per env."""
 
 
 class _Extremes(EnvironmentLoopObserver):
@@ -39,38 +39,38 @@ class _Extremes(EnvironmentLoopObserver):
         self._minimum = self._maximum = self._total = np.zeros((0, 0))
         self._count = np.zeros(0)
 
-    def _clear(self, num_lanes: int, width: int) -> None:
-        self._minimum = np.full((num_lanes, width), np.inf)
-        self._maximum = np.full((num_lanes, width), -np.inf)
-        self._total = np.zeros((num_lanes, width))
-        self._count = np.zeros(num_lanes)
+    def _clear(self, num_envs: int, width: int) -> None:
+        self._minimum = np.full((num_envs, width), np.inf)
+        self._maximum = np.full((num_envs, width), -np.inf)
+        self._total = np.zeros((num_envs, width))
+        self._count = np.zeros(num_envs)
 
-    def _forget(self, lanes: np.ndarray) -> None:
-        self._minimum[lanes], self._maximum[lanes] = np.inf, -np.inf
-        self._total[lanes], self._count[lanes] = 0.0, 0.0
+    def _forget(self, envs: np.ndarray) -> None:
+        self._minimum[envs], self._maximum[envs] = np.inf, -np.inf
+        self._total[envs], self._count[envs] = 0.0, 0.0
 
-    def _add(self, values: np.ndarray, lanes: np.ndarray) -> None:
-        """``values`` [B, width]; only ``lanes`` (bool[B]) count."""
+    def _add(self, values: np.ndarray, envs: np.ndarray) -> None:
+        """``values`` [B, width]; only ``envs`` (bool[B]) count."""
         if self._total.shape != values.shape:
             self._clear(*values.shape)
-        chosen = lanes[:, None]
+        chosen = envs[:, None]
         np.minimum(self._minimum, values, out=self._minimum, where=chosen)
         np.maximum(self._maximum, values, out=self._maximum, where=chosen)
         np.add(self._total, values, out=self._total, where=chosen)
-        self._count += lanes
+        self._count += envs
 
-    def get_metrics(self, lanes: np.ndarray) -> dict[str, np.ndarray]:
-        count = np.maximum(self._count[lanes], 1)[:, None]
+    def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
+        count = np.maximum(self._count[envs], 1)[:, None]
         return {
-            f"{self._prefix}_min": self._minimum[lanes].min(axis=1),
-            f"{self._prefix}_max": self._maximum[lanes].max(axis=1),
-            f"{self._prefix}_mean": (self._total[lanes] / count).mean(axis=1),
+            f"{self._prefix}_min": self._minimum[envs].min(axis=1),
+            f"{self._prefix}_max": self._maximum[envs].max(axis=1),
+            f"{self._prefix}_mean": (self._total[envs] / count).mean(axis=1),
         }
 
 
-def _flat(nest: Nest, num_lanes: int) -> np.ndarray:
-    """All numbers of each lane side by side, float64[B, width]."""
-    leaves = [np.asarray(leaf, np.float64).reshape(num_lanes, -1) for leaf in tree.flatten(nest)]
+def _flat(nest: Nest, num_envs: int) -> np.ndarray:
+    """All numbers of each env side by side, float64[B, width]."""
+    leaves = [np.asarray(leaf, np.float64).reshape(num_envs, -1) for leaf in tree.flatten(nest)]
     return np.concatenate(leaves, axis=1)
 
 
@@ -107,5 +107,5 @@ class ObservationObserver(_Extremes):
         self._observe(timestep)
 
     def _observe(self, timestep: dm_env.TimeStep) -> None:
-        num_lanes = len(timestep.step_type)
-        self._add(_flat(timestep.observation, num_lanes), np.ones(num_lanes, bool))
+        num_envs = len(timestep.step_type)
+        self._add(_flat(timestep.observation, num_envs), np.ones(num_envs, bool))

@@ -1,10 +1,10 @@
-"""Specs: the shape, dtype and range of everything that goes into and comes out of ONE lane of an environment.
+"""Specs: the shape, dtype and range of everything that goes into and comes out of ONE env of an environment.
 
 Specs are ``dm_env.specs`` (``Array``, ``BoundedArray``, ``DiscreteArray``) in nests of dicts and tuples::
 
-    environment = environments.make("gymnasium:CartPole-v1", num_lanes=8)
+    environment = environments.make("gymnasium:CartPole-v1", num_envs=8)
     spec = specs.make_environment_spec(environment)
-    spec.observations          # BoundedArray(shape=(4,), dtype=float32, ...): no lane dimension
+    spec.observations          # BoundedArray(shape=(4,), dtype=float32, ...): no env dimension
     spec.actions.num_values    # 2
 """
 
@@ -24,7 +24,7 @@ Path = tuple[Any, ...]
 
 
 class EnvironmentSpec(NamedTuple):
-    """What one lane of an environment gives and takes; each field is a nest of ``dm_env.specs.Array``."""
+    """What one env of an environment gives and takes; each field is a nest of ``dm_env.specs.Array``."""
 
     observations: Nest
     actions: Nest
@@ -203,7 +203,7 @@ def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
 
 
 def flat_size(spec: Nest) -> int:
-    """How many numbers one lane's value of this spec holds."""
+    """How many numbers one env's value of this spec holds."""
     return sum(math.prod(leaf.shape) for leaf in tree.flatten(spec))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from framework import adders, replay, specs
 
-TABLE = "priority_table"
+TABLE = "replay"
 
 
 def make_table(
@@ -37,7 +37,7 @@ def make_table(
 
 
 def make_adder(client: Any, spec: Any, *, n_step: int, discount: float, burst: int) -> Any:
-    """Writes n-step transitions of lanes of ``spec`` (an ``EnvironmentSpec``), stacked frames once."""
+    """Writes n-step transitions of envs of ``spec`` (an ``EnvironmentSpec``), stacked frames once."""
     return adders.NStepTransitionAdder(
         client,
         n_step,

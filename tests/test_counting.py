@@ -122,7 +122,7 @@ def test_save_and_restore_in_another_counter():
     counter.increment(foo=1)  # the snapshot does not see this
     other = Counter(max_steps=10)
     other.restore(state)
-    assert other.get_counts() == {"foo": 3, "actor_steps": 4}
+    assert other.get_counts() == {"foo": 3, "env_steps": 4}
     assert other.grant("a", 100) == 6  # the open grant of 2 is not part of the state
 
 
@@ -133,7 +133,7 @@ class TestBudget:
         assert counter.grant("b", 6) == 4
         assert counter.grant("b", 6, spent=4) == 0
         assert counter.grant("a", 6, spent=6) == 0
-        assert counter.get_counts() == {"actor_steps": 10}
+        assert counter.get_counts() == {"env_steps": 10}
         assert counter.remaining() == 0
 
     def test_unspent_steps_come_back(self):
@@ -149,7 +149,7 @@ class TestBudget:
         assert counter.grant("a", 1000) == 1000
         assert counter.grant("a", 5, spent=1000) == 5
         assert counter.remaining() is None
-        assert counter.get_counts() == {"actor_steps": 1000}
+        assert counter.get_counts() == {"env_steps": 1000}
 
     def test_other_name(self):
         counter = Counter(max_steps=3, steps_key="frames")
@@ -189,7 +189,7 @@ class TestBudget:
         for who in "abc":  # everybody spends what it has, then takes the rest
             held[who] = counter.grant(who, limit, held[who])
             counter.grant(who, 0, held[who])
-        assert counter.get_counts().get("actor_steps", 0) == limit
+        assert counter.get_counts().get("env_steps", 0) == limit
 
     def test_threads_stop_exactly(self):
         counter = Counter(max_steps=1003)
@@ -208,7 +208,7 @@ class TestBudget:
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert sum(taken) == 1003 == counter.get_counts()["actor_steps"]
+        assert sum(taken) == 1003 == counter.get_counts()["env_steps"]
 
 
 class TestWaitFor:
@@ -228,7 +228,7 @@ class TestWaitFor:
 
     def test_is_woken_by_a_grant(self):
         counter = Counter()
-        thread, result = self.wait_in_thread(counter, "actor_steps", 3)
+        thread, result = self.wait_in_thread(counter, "env_steps", 3)
         counter.grant("a", 3)
         counter.grant("a", 0, spent=3)
         thread.join(10)
@@ -253,7 +253,7 @@ def test_a_grant_adds_other_counts_in_the_same_call():
     counter = Counter(max_steps=10)
     assert counter.grant("a", 4) == 4
     assert counter.grant("a", 0, spent=3, actor_episodes=2) == 0
-    assert counter.get_counts() == {"actor_steps": 3, "actor_episodes": 2}
+    assert counter.get_counts() == {"env_steps": 3, "actor_episodes": 2}
     with pytest.raises(ValueError, match="holds a grant of 0"):
         counter.grant("a", 0, spent=1, actor_episodes=1)
     assert counter.get_counts()["actor_episodes"] == 2

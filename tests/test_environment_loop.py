@@ -1,4 +1,4 @@
-"""The environment loop: exact limits, per-lane figures, counters, logs and observers."""
+"""The environment loop: exact limits, per-env figures, counters, logs and observers."""
 
 import dm_env
 import numpy as np
@@ -58,26 +58,26 @@ def _copy(timestep):
     return dm_env.TimeStep(*[np.array(field) for field in timestep])
 
 
-def _make(num_lanes=1, episode_length=5, **options):
+def _make(num_envs=1, episode_length=5, **options):
     environment = environments.make(
-        testing.EchoEnvironment, num_lanes=num_lanes, options={"episode_length": episode_length, **options}
+        testing.EchoEnvironment, num_envs=num_envs, options={"episode_length": episode_length, **options}
     )
     actor, counter, logger = RecordingActor(), Counter(), Logger()
     return EnvironmentLoop(environment, actor, counter, logger), actor, counter, logger
 
 
-@pytest.mark.parametrize("num_lanes", [1, 3, 4, 64])
+@pytest.mark.parametrize("num_envs", [1, 3, 4, 64])
 @pytest.mark.parametrize("num_steps", [0, 1, 7, 15, 64, 101])
-def test_step_limits_are_exact(num_lanes, num_steps):
-    loop, actor, counter, _ = _make(num_lanes)
+def test_step_limits_are_exact(num_envs, num_steps):
+    loop, actor, counter, _ = _make(num_envs)
     assert loop.run(num_steps=num_steps) == num_steps
     assert loop.num_steps == num_steps == actor.transitions()
     assert counter.counts.get("steps", 0) == num_steps
 
 
-@pytest.mark.parametrize("num_lanes", [1, 4])
-def test_limits_stay_exact_over_many_calls(num_lanes):
-    loop, actor, counter, logger = _make(num_lanes)
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_limits_stay_exact_over_many_calls(num_envs):
+    loop, actor, counter, logger = _make(num_envs)
     rng = np.random.default_rng(0)
     total = 0
     for _ in range(50):
@@ -90,8 +90,8 @@ def test_limits_stay_exact_over_many_calls(num_lanes):
     assert {row["episode_length"] for row in logger.rows} == {5}
 
 
-def test_lanes_beyond_the_limit_are_closed_by_first_and_reset_later():
-    loop, actor, _, _ = _make(num_lanes=4)
+def test_envs_beyond_the_limit_are_closed_by_first_and_reset_later():
+    loop, actor, _, _ = _make(num_envs=4)
     loop.run(num_steps=6)
     last = actor.steps[-1]
     assert last.step_type.tolist() == [1, 1, FIRST, FIRST]
@@ -101,8 +101,8 @@ def test_lanes_beyond_the_limit_are_closed_by_first_and_reset_later():
     assert len(actor.firsts) == 2
 
 
-def test_a_limit_that_the_lanes_meet_needs_no_reset():
-    loop, actor, _, logger = _make(num_lanes=4)
+def test_a_limit_that_the_envs_meet_needs_no_reset():
+    loop, actor, _, logger = _make(num_envs=4)
     for _ in range(3):
         loop.run(num_steps=8)
     assert len(actor.firsts) == 1
@@ -125,15 +125,15 @@ def test_run_of_ten_episodes():
     assert actor.transitions() == 100
 
 
-def test_returns_and_lengths_are_per_lane():
-    # Lane i observes 0, 1, 2 ...; reward = 100 * observation + 1.
-    loop, _, _, _ = _make(num_lanes=3, episode_length=3)
+def test_returns_and_lengths_are_per_env():
+    # Env i observes 0, 1, 2 ...; reward = 100 * observation + 1.
+    loop, _, _, _ = _make(num_envs=3, episode_length=3)
     finished = None
     while finished is None:
         finished = loop.step()
     assert finished["episode_length"].tolist() == [3, 3, 3]
     assert finished["episode_return"].tolist() == [1 + 101 + 201] * 3
-    assert finished["lane"].tolist() == [0, 1, 2]
+    assert finished["env"].tolist() == [0, 1, 2]
     finished = None
     while finished is None:
         finished = loop.step()
@@ -142,7 +142,7 @@ def test_returns_and_lengths_are_per_lane():
 
 
 class Uneven(testing.EchoEnvironment):
-    """Lane 0 has episodes of 2 steps, lane 1 of 20."""
+    """Env 0 has episodes of 2 steps, env 1 of 20."""
 
     made = 0
 
@@ -153,7 +153,7 @@ class Uneven(testing.EchoEnvironment):
 
 def test_run_episodes_does_not_favour_short_episodes():
     Uneven.made = 0
-    environment = environments.make(Uneven, num_lanes=2)
+    environment = environments.make(Uneven, num_envs=2)
     logger = Logger()
     loop = EnvironmentLoop(environment, RecordingActor(), logger=logger)
     result = loop.run_episodes(6)
@@ -161,22 +161,22 @@ def test_run_episodes_does_not_favour_short_episodes():
     assert sorted(row["episode_length"] for row in logger.rows) == [2, 2, 2, 20, 20, 20]
 
 
-def test_run_episodes_starts_from_a_reset_and_with_fewer_episodes_than_lanes():
-    loop, actor, _, _ = _make(num_lanes=4)
+def test_run_episodes_starts_from_a_reset_and_with_fewer_episodes_than_envs():
+    loop, actor, _, _ = _make(num_envs=4)
     loop.run(num_steps=8)
     result = loop.run_episodes(3)
     assert len(actor.firsts) == 2
-    assert result["lane"].tolist() == [0, 1, 2]
+    assert result["env"].tolist() == [0, 1, 2]
     assert len(loop.run_episodes(0)["episode_return"]) == 0
 
 
 def test_rows_hold_figures_timings_and_counts():
-    loop, _, _, logger = _make(num_lanes=2)
+    loop, _, _, logger = _make(num_envs=2)
     loop.run(num_steps=10)
     assert len(logger.rows) == 2
     row = logger.rows[1]
-    assert row["lane"] == 1 and row["episode_length"] == 5
-    assert isinstance(row["episode_return"], float) and isinstance(row["lane"], int)
+    assert row["env"] == 1 and row["episode_length"] == 5
+    assert isinstance(row["episode_return"], float) and isinstance(row["env"], int)
     assert row["steps"] == 10 and row["episodes"] == 2
     assert row["steps_per_second"] > 0
     for name in ("reset", "select_action", "step", "observe"):
@@ -216,9 +216,9 @@ class StopAt(observers.EnvironmentLoopObserver):
         if self.calls.count("step") == self.at:
             self.loop.stop()
 
-    def get_metrics(self, lanes):
+    def get_metrics(self, envs):
         self.calls.append("metrics")
-        return {"seen": np.full(len(lanes), len(self.calls))}
+        return {"seen": np.full(len(envs), len(self.calls))}
 
 
 def test_run_without_a_limit_goes_on_until_stopped():
@@ -233,8 +233,8 @@ def test_run_without_a_limit_goes_on_until_stopped():
     assert loop.run(num_steps=3) == 3  # the stop is over
 
 
-def test_observers_measure_each_lane_and_episode():
-    environment = environments.make(testing.EchoEnvironment, num_lanes=2, options={"episode_length": 3})
+def test_observers_measure_each_env_and_episode():
+    environment = environments.make(testing.EchoEnvironment, num_envs=2, options={"episode_length": 3})
     watching = [observers.ActionObserver(), observers.ObservationObserver()]
     logger = Logger()
     EnvironmentLoop(environment, RecordingActor(), logger=logger, observers=watching).run(num_steps=12)
@@ -251,7 +251,7 @@ def test_nested_rewards_give_nested_returns():
         rewards={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},
         discounts={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},
     )
-    environment = environments.make(testing.FakeEnvironment, num_lanes=2, seed=0, options={"spec": spec})
+    environment = environments.make(testing.FakeEnvironment, num_envs=2, seed=0, options={"spec": spec})
     actor = RecordingActor()
     actor.observe = lambda action, timestep: actor.steps.append(np.array(timestep.reward["a"]))
     actor.observe_first = lambda timestep: None
@@ -265,7 +265,7 @@ def test_a_fault_of_the_environment_leaves_the_loop():
     environment = environments.make(testing.FaultyEnvironment, options={"fault": "raise", "at": 4})
     actor = RecordingActor()
     loop = EnvironmentLoop(environment, actor)
-    with pytest.raises(environments.EnvironmentFault, match="lane 0"):
+    with pytest.raises(environments.EnvironmentFault, match="env 0"):
         loop.run(num_steps=10)
     assert loop.num_steps == 3
     assert loop.run(num_steps=2) == 2  # from a reset
@@ -273,7 +273,7 @@ def test_a_fault_of_the_environment_leaves_the_loop():
 
 
 def test_last_steps_reach_the_actor():
-    loop, actor, _, _ = _make(num_lanes=2, truncate=True)
+    loop, actor, _, _ = _make(num_envs=2, truncate=True)
     loop.run(num_steps=20)
     lasts = [timestep for timestep in actor.steps if (timestep.step_type == LAST).any()]
     assert len(lasts) == 2 and all((timestep.discount == 1).all() for timestep in lasts)

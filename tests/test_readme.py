@@ -23,7 +23,7 @@ def test_the_ten_lines_train_an_agent(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     reason, episode_return = run.stdout.split()
-    assert reason == "max_actor_steps" and float(episode_return) > 5
+    assert reason == "max_env_steps" and float(episode_return) > 5
 
 
 def test_make_targets_of_the_readme_exist():

@@ -73,8 +73,8 @@ def test_an_environment_with_an_unsupported_space_is_refused_by_make():
         environments.make(Talker)
 
 
-def test_spec_of_an_environment_has_no_lane_dimension():
-    with environments.make("gymnasium:CartPole-v1", num_lanes=3, seed=0) as environment:
+def test_spec_of_an_environment_has_no_env_dimension():
+    with environments.make("gymnasium:CartPole-v1", num_envs=3, seed=0) as environment:
         spec = specs.make_environment_spec(environment)
     assert spec.observations.shape == (4,)
     assert spec.observations.dtype == np.float32

@@ -39,7 +39,7 @@ def environment_spec(options: RunOptions, agent: Any) -> Any:
 
     try:
         environment = environments.make(
-            options.environment, num_lanes=1, seed=options.seed, wrappers=agent.environment_wrappers()
+            options.environment, num_envs=1, seed=options.seed, wrappers=agent.environment_wrappers()
         )
         try:
             return specs.make_environment_spec(environment)
@@ -54,16 +54,16 @@ def check_agent(agent: Any, spec: Any) -> None:
     import numpy as np
     import tree
 
-    lanes = 2
+    envs = 2
     try:
         policy = agent.make_policy(agent.make_networks(spec))
         observation = tree.map_structure(
-            lambda leaf: np.zeros((lanes, *leaf.shape), leaf.dtype), spec.observations
+            lambda leaf: np.zeros((envs, *leaf.shape), leaf.dtype), spec.observations
         )
-        action, _, _ = policy.step(observation, policy.initial_state(lanes))
+        action, _, _ = policy.step(observation, policy.initial_state(envs))
     except (ValueError, TypeError, RuntimeError) as error:
         raise CommandError(f"{type(agent).__name__} cannot act in this environment: {error}") from error
-    fits = functools.partial(_check_action, type(agent).__name__, lanes)
+    fits = functools.partial(_check_action, type(agent).__name__, envs)
     tree.map_structure_up_to(spec.actions, fits, spec.actions, action)
 
 
@@ -97,16 +97,16 @@ def make_loggers(directory: str, csv: bool, tensorboard: bool) -> Any:
     return loggers.Dispatcher(made)
 
 
-def _check_action(agent: str, lanes: int, spec: Any, action: Any) -> None:
+def _check_action(agent: str, envs: int, spec: Any, action: Any) -> None:
     shape, dtype = getattr(action, "shape", None), getattr(action, "dtype", None)
-    wanted = (lanes, *spec.shape)
+    wanted = (envs, *spec.shape)
     if shape != wanted or dtype != spec.dtype:
         raise CommandError(
-            f"{agent} gives actions {spec.name!r} of shape {shape} and dtype {dtype} for {lanes} lanes; the "
+            f"{agent} gives actions {spec.name!r} of shape {shape} and dtype {dtype} for {envs} envs; the "
             f"environment expects {wanted} and {spec.dtype}. Make the network's output fit the action spec."
         )
-    for lane in action:
+    for env in action:
         try:
-            spec.validate(lane)
+            spec.validate(env)
         except ValueError as error:
             raise CommandError(f"{agent} gives an action that the environment forbids: {error}") from error

@@ -21,18 +21,18 @@ class EvalOptions:
 
     run: tyro.conf.Positional[str]  # Folder of the run.
     episodes: int = 100  # How many are played.
-    lanes: int = 20  # How many at the same time.
+    envs: int = 20  # How many at the same time.
     seed: int = 0  # Of the environments and of the policy's random choices.
     checkpoint: str = "latest"  # Or "best" (as evaluated during the run), "previous", or a step.
 
 
 def main(arguments: Sequence[str]) -> int:
     options = flags.parse(EvalOptions, arguments, prog="repertory eval")
-    for name in ("episodes", "lanes"):
+    for name in ("episodes", "envs"):
         if getattr(options, name) < 1:
             raise CommandError(f"--{name} is {getattr(options, name)}; expected 1 or more.")
     policy = load_policy(options.run, options.checkpoint)
-    result = evaluate(policy, options.episodes, min(options.lanes, options.episodes), options.seed)
+    result = evaluate(policy, options.episodes, min(options.envs, options.episodes), options.seed)
     RunFolder.open(options.run).write_json("evaluation.json", result)
     print(
         f"{result['episodes']} episodes with the checkpoint of step {result['step']:,}: "
@@ -43,13 +43,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def evaluate(policy: LoadedPolicy, episodes: int, lanes: int, seed: int) -> dict[str, Any]:
-    """Plays ``episodes`` episodes, ``lanes`` at a time; each lane its share, so that none is favoured."""
+def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[str, Any]:
+    """Plays ``episodes`` episodes, ``envs`` at a time; each env its share, so that none is favoured."""
     from framework.environment_loop import EnvironmentLoop
 
-    environment = policy.make_environment(lanes, seed)
+    environment = policy.make_environment(envs, seed)
     try:
-        loop = EnvironmentLoop(environment, policy.make_actor(lanes, seed), should_update=False)
+        loop = EnvironmentLoop(environment, policy.make_actor(envs, seed), should_update=False)
         played = loop.run_episodes(episodes)
     finally:
         environment.close()

@@ -17,7 +17,7 @@ class LoadedPolicy:
     ::
 
         policy = agents.load_policy("runs/cartpole")
-        environment = policy.make_environment(num_lanes=1, seed=0)
+        environment = policy.make_environment(num_envs=1, seed=0)
         timestep = environment.reset()
         action = policy(timestep.observation)               # [B, ...] to [B, ...]
 
@@ -25,7 +25,7 @@ class LoadedPolicy:
       agent: as it was configured.
       spec: the specs of its environment.
       networks: with the parameters of the checkpoint, on the CPU.
-      step: environment steps when the checkpoint was saved.
+      step: env steps when the checkpoint was saved.
       checkpoint: the folder it was read from.
     """
 
@@ -47,36 +47,36 @@ class LoadedPolicy:
             self._load(reader)
         self._policy = self.agent.make_policy(self.networks, evaluation=True)
         self._state: Any = None
-        self._lanes = 0
+        self._envs = 0
 
     def __call__(self, observation: Any) -> Any:
         """The actions for a nest of ``[B, ...]``. Recurrent ones remember until ``reset``.
 
         ValueError if a leaf has another shape than its spec says, behind the same B for all.
         """
-        lanes = _lanes(observation, self.spec.observations)
-        if self._state is None or lanes != self._lanes:
-            self._lanes, self._state = lanes, self._policy.initial_state(lanes)
+        envs = _envs(observation, self.spec.observations)
+        if self._state is None or envs != self._envs:
+            self._envs, self._state = envs, self._policy.initial_state(envs)
         action, _, self._state = self._policy.step(observation, self._state)
         return action
 
     def reset(self) -> None:
-        """Starts new episodes in all lanes."""
+        """Starts new episodes in all envs."""
         self._state = None
 
-    def make_actor(self, num_lanes: int, seed: int = 0) -> Any:
+    def make_actor(self, num_envs: int, seed: int = 0) -> Any:
         """A ``PolicyActor`` that stores nothing."""
         from framework.actors import PolicyActor
 
-        return PolicyActor(self._policy, num_lanes=num_lanes, seed=seed)
+        return PolicyActor(self._policy, num_envs=num_envs, seed=seed)
 
-    def make_environment(self, num_lanes: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
+    def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
         """The run's environment, with the normalisers' statistics of the checkpoint."""
         from framework import environments
 
         environment = environments.make(
             self._options.environment,
-            num_lanes=num_lanes,
+            num_envs=num_envs,
             seed=seed,
             stepping="inline" if render_mode else self._options.stepping,
             render_mode=render_mode,
@@ -104,25 +104,25 @@ class LoadedPolicy:
             )
         best = reader.state("best")
         self.networks.load_state_dict(best["networks"])
-        self.step = int(best["row"]["actor_steps"])
+        self.step = int(best["row"]["env_steps"])
         self._normaliser = best["environment"]
 
 
-def _lanes(observation: Any, observation_spec: Any) -> int:
+def _envs(observation: Any, observation_spec: Any) -> int:
     """B of a nest of ``[B, ...]`` that fits the spec."""
     import numpy as np
     import tree
 
     shapes = [tuple(np.shape(leaf)) for leaf in tree.flatten(observation)]
     expected = [tuple(spec.shape) for spec in tree.flatten(observation_spec)]
-    lanes = {shape[:1] for shape in shapes}
-    if [shape[1:] for shape in shapes] != expected or len(lanes) != 1 or () in lanes:
+    envs = {shape[:1] for shape in shapes}
+    if [shape[1:] for shape in shapes] != expected or len(envs) != 1 or () in envs:
         came = tree.map_structure(lambda leaf: str(list(np.shape(leaf))), observation)
         wanted = tree.map_structure(
             lambda spec: f"[{', '.join(map(str, ('B', *spec.shape)))}]", observation_spec
         )
         raise ValueError(
-            f"The observation has shape {came}; expected {wanted} for B lanes, the same B everywhere. "
+            f"The observation has shape {came}; expected {wanted} for B envs, the same B everywhere. "
             "A single observation needs a batch dimension: observation[None], for each array of a nest."
         )
     return shapes[0][0]

@@ -18,28 +18,28 @@ class RunOptions:
     restarts: int = 0  # How often each node may fail and be made anew before the run ends with its error.
 
     num_actors: int = 2  # Actor nodes; more collect faster while cores are free.
-    lanes_per_actor: int = 4  # Environments that each actor steps as one batch.
+    envs_per_actor: int = 4  # Environments that each env steps as one batch.
     num_learners: int = 1  # Learner nodes, each with its shard of every batch; more need engine processes.
-    stepping: str = "auto"  # How an actor steps its lanes: auto, inline, vector, processes.
+    stepping: str = "auto"  # How an env steps its envs: auto, inline, vector, processes.
 
     inference: str = "local"  # Where actions come from: local, server, alternating, alternating+server.
     inference_device: str = "cpu"  # Of the inference node.
-    inference_min_batch: int = 1  # Lanes that it acts for once the timeout has passed.
-    inference_max_batch: int | None = None  # Lanes that it acts for at once; None is all.
-    inference_timeout: float = 0.001  # Seconds that the first lane of a batch waits for others.
+    inference_min_batch: int = 1  # Envs that it acts for once the timeout has passed.
+    inference_max_batch: int | None = None  # Envs that it acts for at once; None is all.
+    inference_timeout: float = 0.001  # Seconds that the first env of a batch waits for others.
     inference_messages: bool = False  # Its arrays travel in messages, even where there is shared memory.
 
-    max_actor_steps: int | None = 100_000  # Environment steps of all actors together; exact.
+    max_env_steps: int | None = 100_000  # Env steps of all actors together; exact.
     max_learner_steps: int | None = None  # Learner steps; None is no limit.
     target_return: float | None = None  # End when the greedy mean return reaches this.
 
-    evaluate_every: int | None = 5_000  # Environment steps between evaluations; None for none.
+    evaluate_period: int | None = 5_000  # Env steps between evaluations; None for none.
     num_evaluation_episodes: int = 20  # Episodes of one evaluation.
-    checkpoint_every: int | None = 50_000  # Environment steps between checkpoints, beside the last one.
+    checkpoint_period: int | None = 50_000  # Env steps between checkpoints, beside the last one.
     keep_checkpoints: int = 3  # How many checkpoints stay.
-    publish_every: int = 10  # Learner steps between versions of the parameters that actors can pull.
-    log_every: int = 1_000  # Environment steps of an actor between its rows of metrics.
-    learner_log_every: int = 500  # Learner steps between its rows of metrics.
+    publish_period: int = 10  # Learner steps between versions of the parameters that actors can pull.
+    log_period: int = 1_000  # Env steps of an actor between its rows of metrics.
+    learner_log_period: int = 500  # Learner steps between its rows of metrics.
     replay: Literal["repertory", "reverb"] = "repertory"  # What serves the tables; reverb is dm-reverb.
 
     csv: bool = False  # Also write metrics.csv.

@@ -18,7 +18,7 @@ from framework.loggers.jsonl import read_jsonl
 
 _GRID = 200  # places on the x axis where the curves of several seeds are averaged
 # Settings that do not make it another experiment.
-_NOT_COMPARED = ("seed", "directory", "keep_checkpoints", "checkpoint_every", "csv", "tensorboard")
+_NOT_COMPARED = ("seed", "directory", "keep_checkpoints", "checkpoint_period", "csv", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PlotOptions:
 
     runs: tyro.conf.Positional[tuple[str, ...]]  # Folders of runs.
     output: str = "curves.png"  # The picture: png, svg or pdf.
-    metric: str = "episode_return"  # What is drawn against environment steps.
+    metric: str = "episode_return"  # What is drawn against env steps.
     label: str = "evaluator"  # Whose rows: evaluator, learner, actor.
 
 
@@ -77,7 +77,7 @@ def draw_run(folder: RunFolder) -> Path | None:
 
 
 def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
-    """The metric of a label's rows against environment steps; ``actor`` stands for all actors together."""
+    """The metric of a label's rows against env steps; ``actor`` stands for all actors together."""
     points: list[tuple[float, float]] = []
     if folder.metrics.exists():
         for row in read_jsonl(folder.metrics):
@@ -85,7 +85,7 @@ def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
             value = row.get(metric)
             if (of.rpartition("-")[0] != label and of != label) or not isinstance(value, int | float):
                 continue
-            steps = row.get("actor_steps")
+            steps = row.get("env_steps")
             if steps is None and isinstance(row.get("steps"), int):
                 # An actor counts its own steps only; the others are about as far.
                 steps = row["steps"] * (folder.options.num_actors if label == "actor" else 1)  # type: ignore[operator]
@@ -132,7 +132,7 @@ def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str =
         x, mean, deviation = average(members)
         (line,) = axes.plot(x, mean, label=f"{name} ({len(members)} seeds)")
         axes.fill_between(x, mean - deviation, mean + deviation, alpha=0.2, color=line.get_color())
-    axes.set_xlabel("environment steps")
+    axes.set_xlabel("env steps")
     axes.set_ylabel(metric.replace("_", " "))
     axes.set_title(title)
     axes.grid(alpha=0.3)

@@ -30,7 +30,7 @@ class ResumeOptions:
     checkpoint: str = "latest"  # Or "previous", or a step; newer ones are then set aside.
     engine: str | None = None  # What runs the program.
     restarts: int | None = None  # How often each node may fail and be made anew.
-    max_actor_steps: int | None = None  # A new limit of environment steps, counted from the run's beginning.
+    max_env_steps: int | None = None  # A new limit of env steps, counted from the run's beginning.
     target_return: float | None = None  # A new goal.
     environment: str | None = None  # Only checked: a run goes on in its own environment.
 
@@ -106,7 +106,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         )
     new = {
         name: value
-        for name in ("engine", "restarts", "max_actor_steps", "target_return")
+        for name in ("engine", "restarts", "max_env_steps", "target_return")
         if (value := getattr(given, name)) is not None
     }
     options = dataclasses.replace(folder.options, **new, directory=str(folder.path))
@@ -132,10 +132,10 @@ def choose_checkpoint(folder: RunFolder, which: str) -> None:
             f" Choose another with --checkpoint: {', '.join(p.name for p in checkpointer.checkpoints())}."
         )
         raise CommandError(f"{error}{advice if checkpointer.checkpoints() else ''}") from error
-    limit = folder.options.max_actor_steps
+    limit = folder.options.max_env_steps
     if limit is not None and reader.step >= limit:
         raise CommandError(
-            f"{folder.path} has made all of its {limit:,} environment steps. Give it more: --max-actor-steps "
+            f"{folder.path} has made all of its {limit:,} env steps. Give it more: --max-env-steps "
             f"{2 * limit}"
         )
     paths = checkpointer.checkpoints()
@@ -170,9 +170,7 @@ def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]
             program, options.engine, directory=folder.path, restarts=restarts if options.restarts else None
         ) as job,
         _stopping(job) as received,
-        ProgressDisplay(
-            options.max_actor_steps, options.target_return, below=NodesView(job.status)
-        ) as display,
+        ProgressDisplay(options.max_env_steps, options.target_return, below=NodesView(job.status)) as display,
     ):
         try:
             while not job.over:
@@ -235,8 +233,8 @@ def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
 
 def describe_result(result: dict[str, Any], options: RunOptions) -> str:
     """Why the run ended and what it reached, for people."""
-    steps = result.get("actor_steps")
-    after = f" after {steps:,} environment steps" if steps is not None else ""
+    steps = result.get("env_steps")
+    after = f" after {steps:,} env steps" if steps is not None else ""
     reached = result.get("episode_return")
     mean = (
         "" if reached is None else f"greedy mean return over {result.get('episodes')} episodes: {reached:.1f}"
@@ -244,11 +242,11 @@ def describe_result(result: dict[str, Any], options: RunOptions) -> str:
     reason = result.get("reason")
     if reason == "target_return":
         return f"Reached the target return of {options.target_return:g}{after}; {mean}."
-    if reason == "max_actor_steps":
+    if reason == "max_env_steps":
         short = ""
         if options.target_return is not None and (reached is None or reached < options.target_return):
             short = f" The target return of {options.target_return:g} was not reached."
-        spent = f"The budget of {options.max_actor_steps:,} environment steps is spent"
+        spent = f"The budget of {options.max_env_steps:,} env steps is spent"
         return f"{spent}{mean and '; '}{mean}.{short}"
     if reason == "max_learner_steps":
         return f"The budget of {options.max_learner_steps:,} learner steps is spent{after}."

@@ -2,11 +2,11 @@
 
 ::
 
-    actor = PolicyActor(agent.make_policy(networks), adder=adder, num_lanes=1)
+    actor = PolicyActor(agent.make_policy(networks), adder=adder, num_envs=1)
     loop = acme.EnvironmentLoop(dm_environment, AcmeActor(actor))
     loop.run(num_episodes=10)
 
-Acme drives one environment, without a batch dimension; our actors act for B lanes. So everything gets a
+Acme drives one environment, without a batch dimension; our actors act for B envs. So everything gets a
 leading axis of one on the way in, and loses it on the way out. Nothing of Acme is imported: its loop asks
 only for these four methods.
 """
@@ -27,7 +27,7 @@ class AcmeActor:
     """See the module.
 
     Args:
-      actor: for one lane.
+      actor: for one env.
     """
 
     def __init__(self, actor: core.Actor):

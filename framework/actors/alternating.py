@@ -1,4 +1,4 @@
-"""Two halves of an actor's lanes: one steps its environments while the actions of the other are computed.
+"""Two halves of an actor's envs: one steps its environments while the actions of the other are computed.
 
 ::
 
@@ -31,7 +31,7 @@ class AlternatingLoop:
     Args:
       loops: of the halves.
       actors: of the halves, in the same order.
-      offsets: number of the first lane of each half.
+      offsets: number of the first env of each half.
       hold_every: actions are not computed ahead for the step with this number, and each multiple of it (an
         unroll begins there, for which parameters may have to be awaited); None always computes ahead.
     """
@@ -54,7 +54,7 @@ class AlternatingLoop:
 
     @property
     def num_steps(self) -> int:
-        """Transitions made, over all lanes."""
+        """Transitions made, over all envs."""
         return sum(loop.num_steps for loop in self._loops)
 
     def step(self, max_steps: int | None = None) -> dict[str, np.ndarray] | None:
@@ -66,7 +66,7 @@ class AlternatingLoop:
             self._actors[self.turn].request()  # is computed while this half steps
         finished = self._loops[turn].step(max_steps)
         if finished is not None:
-            finished["lane"] = finished["lane"] + self._offsets[turn]
+            finished["env"] = finished["env"] + self._offsets[turn]
         return finished
 
     def take_seconds(self) -> dict[str, float]:

@@ -71,7 +71,7 @@ class Port(abc.ABC):
 
 
 class InferenceActor(core.Actor, core.Saveable):
-    """Acts for ``num_lanes`` lanes with actions that come from a port.
+    """Acts for ``num_envs`` envs with actions that come from a port.
 
     It may be told to ask early, when it has seen an observation and before anybody wants the action::
 
@@ -83,17 +83,17 @@ class InferenceActor(core.Actor, core.Saveable):
     Args:
       port: where actions come from.
       adder: takes the experience; None keeps none.
-      num_lanes: B.
+      num_envs: B.
     """
 
-    def __init__(self, port: Port, adder: Any = None, num_lanes: int = 1):
-        if num_lanes < 1:
-            raise ValueError(f"num_lanes is {num_lanes}; expected at least 1.")
+    def __init__(self, port: Port, adder: Any = None, num_envs: int = 1):
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
         self.port = port
-        self.num_lanes = num_lanes
+        self.num_envs = num_envs
         self._adder = adder
         self._observation: Nest = None
-        self._first = np.ones(num_lanes, np.bool_)
+        self._first = np.ones(num_envs, np.bool_)
         self._extras: Nest = ()
         self._requested = False
 
@@ -155,13 +155,13 @@ class InferenceActor(core.Actor, core.Saveable):
 
 
 class LocalPort(Port):
-    """A policy in this process, for some of the lanes of an actor.
+    """A policy in this process, for some of the envs of an actor.
 
     Several ports may share policy and parameters if they share ``run``, which must do one thing at a time.
 
     Args:
       policy: acts.
-      state: its initial recurrent state for the lanes of this port.
+      state: its initial recurrent state for the envs of this port.
       variables: a ``VariableClient``; None leaves parameters alone.
       run: ``run(fn, *args) -> Future``; at once on this thread if None.
     """
@@ -235,7 +235,7 @@ class ServerPort(Port):
     Args:
       server: a client of its node (or the server itself, in tests).
       name: of this client.
-      lanes, offset, total: see `Slots.connect`.
+      envs, offset, total: see `Slots.connect`.
       timeout: seconds without an answer that are an error.
     """
 
@@ -243,12 +243,12 @@ class ServerPort(Port):
         self,
         server: Any,
         name: str,
-        lanes: int,
+        envs: int,
         offset: int = 0,
         total: int | None = None,
         timeout: float = _LIMIT,
     ):
-        server.connect(name, lanes, offset, total, messages=True)
+        server.connect(name, envs, offset, total, messages=True)
         self._server, self._name, self._timeout = server, name, timeout
         self._futures = getattr(server, "futures", None)
         self._future: Future | None = None
@@ -284,7 +284,7 @@ class SharedMemoryPort(Port):
     Args:
       server: a client of its node.
       name: of this client.
-      spec: the ``EnvironmentSpec`` of one lane.
+      spec: the ``EnvironmentSpec`` of one env.
       connection: what ``server.connect`` answered.
       timeout: seconds without an answer that are an error.
     """
@@ -378,20 +378,20 @@ def connect(
     server: Any,
     name: str,
     spec: specs.EnvironmentSpec,
-    lanes: int,
+    envs: int,
     offset: int = 0,
     total: int | None = None,
     messages: bool = False,
 ) -> Port:
     """A port of ``server``: through shared memory where its columns can be reached, else by messages."""
     if not messages:
-        connection = server.connect(name, lanes, offset, total)
+        connection = server.connect(name, envs, offset, total)
         if connection.columns is not None:
             try:
                 return SharedMemoryPort(server, name, spec, connection)
             except FileNotFoundError:
                 server.disconnect(name)  # another machine, or another file system: by messages
-    return ServerPort(server, name, lanes, offset, total)
+    return ServerPort(server, name, envs, offset, total)
 
 
 def _silent(name: str, timeout: float) -> str:

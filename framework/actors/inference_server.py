@@ -1,4 +1,4 @@
-"""Acts for the lanes of many actors: the policy, its parameters and every lane's recurrent state are here.
+"""Acts for the envs of many actors: the policy, its parameters and every env's recurrent state are here.
 
 A batch is fired
 
@@ -18,7 +18,7 @@ No step of the policy is for more than ``max_batch`` rows: a client that has mor
 
 Three ways to a client, the same for it (see `framework.actors.inference_client`):
 
-- *direct* (engine ``serial``): a call acts, for the caller's lanes alone. No thread, no clock.
+- *direct* (engine ``serial``): a call acts, for the caller's envs alone. No thread, no clock.
 - *shared memory* (engine ``processes``): observations and answers stay in the columns of `Slots`; one byte
   through a private unix socket says that a request is there, a short message that its answer is. A closed
   socket is a dead peer.
@@ -89,8 +89,8 @@ class InferenceServer:
 
     Args:
       policy: acts; its parameters are what ``variables`` keeps fresh.
-      spec: the ``EnvironmentSpec`` of one lane.
-      capacity: lanes of all clients together.
+      spec: the ``EnvironmentSpec`` of one env.
+      capacity: envs of all clients together.
       variables: a ``VariableClient`` of the policy's networks; None leaves them alone.
       updates: ask for newer parameters after batches; False only in `update_variables`.
       min_batch: rows that are worth a batch once ``timeout`` has passed.
@@ -156,11 +156,11 @@ class InferenceServer:
     # What clients call.
 
     def connect(
-        self, name: str, lanes: int, offset: int = 0, total: int | None = None, messages: bool = False
+        self, name: str, envs: int, offset: int = 0, total: int | None = None, messages: bool = False
     ) -> Connection:
         """Gives client ``name`` its rows, see `Slots.connect`; with ``messages``, no shared memory."""
         with self._acting:
-            rows = self.slots.connect(name, lanes, offset, total)
+            rows = self.slots.connect(name, envs, offset, total)
         shared = self._path is not None and not messages
         with self._lock:
             self._clients[name] = _Client(name, rows)
@@ -291,7 +291,7 @@ class InferenceServer:
         """Seconds that the thread may sleep; None until something comes."""
         if not self._waiting:
             return None
-        rows = sum(client.rows.lanes for client in self._waiting)
+        rows = sum(client.rows.envs for client in self._waiting)
         limit = self._timeout if rows >= self._min_batch else PATIENCE
         return max(0.0, self._since + limit - time.monotonic())
 
@@ -299,17 +299,17 @@ class InferenceServer:
         """The clients to act for now; none if it pays to wait."""
         if not self._waiting:
             return []
-        rows = sum(client.rows.lanes for client in self._waiting)
+        rows = sum(client.rows.envs for client in self._waiting)
         everybody = len(self._waiting) >= len(self._clients) or self._stopping
         if rows < self._max_batch and not everybody and (self._patience() or 0.0) > 0.0:
             return []
         batch: list[_Client] = []
         size = 0
         for client in self._waiting:  # the first to come are the first to be served
-            if batch and size + client.rows.lanes > self._max_batch:
+            if batch and size + client.rows.envs > self._max_batch:
                 break
             batch.append(client)
-            size += client.rows.lanes
+            size += client.rows.envs
         del self._waiting[: len(batch)]
         return batch
 

@@ -1,4 +1,4 @@
-"""The rows of a batch of inference: every lane has one, for good, in preallocated columns.
+"""The rows of a batch of inference: every env has one, for good, in preallocated columns.
 
 As in SEED (Espeholt et al., 2020) a batch is never put together by concatenating requests: a client writes
 its observations into the rows it was given when it connected, and reads its actions there. Rows of clients
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
         return slice(self.begin, self.end)
 
     @property
-    def lanes(self) -> int:
+    def envs(self) -> int:
         return self.end - self.begin
 
 
@@ -49,8 +49,8 @@ class Slots:
 
     Args:
       policy: a pure step; its parameters are somebody else's business.
-      spec: the ``EnvironmentSpec`` of one lane.
-      capacity: rows, which is lanes of all clients together.
+      spec: the ``EnvironmentSpec`` of one env.
+      capacity: rows, which is envs of all clients together.
       allocate: ``(name, shape, dtype)`` to a zeroed array; private memory if None.
     """
 
@@ -62,7 +62,7 @@ class Slots:
         allocate: Allocate | None = None,
     ):
         if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; expected at least 1 lane.")
+            raise ValueError(f"capacity is {capacity}; expected at least 1 env.")
         allocate = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
         self.policy = policy
         self.capacity = capacity
@@ -86,37 +86,37 @@ class Slots:
         self._fresh = [_empty_like(leaf, capacity) for leaf in fresh]
         self._state = [_empty_like(leaf, capacity) for leaf in fresh]
 
-    def connect(self, name: str, lanes: int, offset: int = 0, total: int | None = None) -> Rows:
+    def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> Rows:
         """The rows of client ``name``: the same ones if it was here before (an actor that was restarted).
 
         Args:
           name: of the client.
-          lanes: rows it needs.
-          offset: which lane of its actor its first one is; policies may treat lanes differently.
-          total: lanes of its actor; ``lanes`` if None.
+          envs: rows it needs.
+          offset: which env of its actor its first one is; policies may treat envs differently.
+          total: envs of its actor; ``envs`` if None.
 
         Raises:
-          ValueError: no rows are left, or the client comes back with another number of lanes.
+          ValueError: no rows are left, or the client comes back with another number of envs.
         """
-        if lanes < 1:
-            raise ValueError(f"client {name!r} asks for {lanes} lanes; expected at least 1.")
+        if envs < 1:
+            raise ValueError(f"client {name!r} asks for {envs} envs; expected at least 1.")
         rows = self._clients.get(name)
-        if rows is not None and rows.lanes != lanes:
+        if rows is not None and rows.envs != envs:
             raise ValueError(
-                f"client {name!r} had {rows.lanes} lanes and comes back with {lanes}; use another name."
+                f"client {name!r} had {rows.envs} envs and comes back with {envs}; use another name."
             )
         if rows is None:
             begin = max((rows.end for rows in self._clients.values()), default=0)
-            if begin + lanes > self.capacity:
+            if begin + envs > self.capacity:
                 raise ValueError(
-                    f"client {name!r} asks for {lanes} lanes; {self.capacity - begin} of the "
+                    f"client {name!r} asks for {envs} envs; {self.capacity - begin} of the "
                     f"{self.capacity} that this inference server was made for are left."
                 )
-            rows = self._clients[name] = Rows(begin, begin + lanes)
-        initial = tree.flatten(self.policy.initial_state(offset + lanes if total is None else total))
+            rows = self._clients[name] = Rows(begin, begin + envs)
+        initial = tree.flatten(self.policy.initial_state(offset + envs if total is None else total))
         for fresh, state, leaf in zip(self._fresh, self._state, initial, strict=True):
-            fresh[rows.slice] = leaf[offset : offset + lanes]
-            state[rows.slice] = leaf[offset : offset + lanes]
+            fresh[rows.slice] = leaf[offset : offset + envs]
+            state[rows.slice] = leaf[offset : offset + envs]
         return rows
 
     def write(self, rows: Rows, observation: Nest, first: np.ndarray) -> None:
@@ -125,7 +125,7 @@ class Slots:
         self.first[rows.slice] = first
 
     def read(self, rows: Rows) -> tuple[Nest, Nest]:
-        """``(action, extras)`` of one client: copies, nests of ``[lanes, ...]``."""
+        """``(action, extras)`` of one client: copies, nests of ``[envs, ...]``."""
         actions = [column[rows.slice].copy() for column in self.actions]
         extras = [column[rows.slice].copy() for column in self.extras]
         return build_nest(self.action_nest, actions), build_nest(self.extras_nest, extras)
@@ -179,7 +179,7 @@ class Slots:
             if leaf.shape != (count, *column.shape[1:]) or leaf.dtype != column.dtype:
                 raise ValueError(
                     f"the policy gave {field} of shape {leaf.shape} and dtype {leaf.dtype} for {count} "
-                    f"lanes; expected {(count, *column.shape[1:])} and {column.dtype}, as at first."
+                    f"envs; expected {(count, *column.shape[1:])} and {column.dtype}, as at first."
                 )
             column[rows] = leaf
 
@@ -187,7 +187,7 @@ class Slots:
 def write_observation(
     columns: Sequence[np.ndarray], paths: Sequence[specs.Path], rows: Any, observation: Nest
 ) -> None:
-    """Copies a nest of ``[lanes, ...]`` into ``rows`` of one column per leaf."""
+    """Copies a nest of ``[envs, ...]`` into ``rows`` of one column per leaf."""
     for column, path in zip(columns, paths, strict=True):
         leaf = specs.pick(observation, path) if path else observation
         into = column[rows]
@@ -217,7 +217,7 @@ def _columns(field: str, nest: Nest, capacity: int, allocate: Allocate) -> list[
         leaf = np.asarray(leaf)
         if leaf.ndim == 0 or leaf.shape[0] != 1:
             raise ValueError(
-                f"the policy gave {field} of shape {leaf.shape} for 1 lane; expected a leading axis of 1."
+                f"the policy gave {field} of shape {leaf.shape} for 1 env; expected a leading axis of 1."
             )
         columns.append(allocate(f"{field}/{index}", (capacity, *leaf.shape[1:]), leaf.dtype))
     return columns
@@ -232,7 +232,7 @@ def _empty_like(leaf: Any, capacity: int) -> Any:
 def _join(clients: Sequence[Rows]) -> tuple[Any, int]:
     """One index for the rows of all clients: a slice where they are next to each other."""
     ordered = sorted(clients)
-    count = sum(rows.lanes for rows in ordered)
+    count = sum(rows.envs for rows in ordered)
     if ordered[-1].end - ordered[0].begin == count:
         return slice(ordered[0].begin, ordered[-1].end), count
     return np.concatenate([np.arange(rows.begin, rows.end) for rows in ordered]), count

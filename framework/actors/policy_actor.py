@@ -15,12 +15,12 @@ _FIRST = int(dm_env.StepType.FIRST)
 
 
 class PolicyActor(core.Actor, core.Saveable):
-    """Acts for ``num_lanes`` lanes by ``policy``, hands what happens to ``adder``, refreshes parameters.
+    """Acts for ``num_envs`` envs by ``policy``, hands what happens to ``adder``, refreshes parameters.
 
-    Each lane's recurrent state starts anew when its episode does. The extras that the policy gave with an
+    Each env's recurrent state starts anew when its episode does. The extras that the policy gave with an
     action are stored in the row of that action. Calls come in the order that ``framework.core`` shows::
 
-        actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_lanes=4, seed=1)
+        actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_envs=4, seed=1)
         actor.observe_first(timestep)
         action = actor.select_action(timestep.observation)
         actor.observe(action, environment.step(action))
@@ -30,7 +30,7 @@ class PolicyActor(core.Actor, core.Saveable):
       policy: chooses actions; a pure step.
       adder: takes the experience; None keeps none (an evaluator).
       variable_client: keeps the networks of the policy fresh; None leaves them alone.
-      num_lanes: B, the lanes of the environment.
+      num_envs: B, the envs of the environment.
       seed: seeds the policy's random choices; None leaves them as they are.
     """
 
@@ -39,13 +39,13 @@ class PolicyActor(core.Actor, core.Saveable):
         policy: core.Policy,
         adder: Any = None,
         variable_client: Any = None,
-        num_lanes: int = 1,
+        num_envs: int = 1,
         seed: int | None = None,
     ):
-        if num_lanes < 1:
-            raise ValueError(f"num_lanes is {num_lanes}; expected at least 1.")
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
         self.policy = policy
-        self.num_lanes = num_lanes
+        self.num_envs = num_envs
         self._adder = adder
         self._variable_client = variable_client
         self._state: Nest = None
@@ -59,7 +59,7 @@ class PolicyActor(core.Actor, core.Saveable):
         return self._adder is None or self._adder.ready()
 
     def observe_first(self, timestep: Any) -> None:
-        self._state = self.policy.initial_state(self.num_lanes)
+        self._state = self.policy.initial_state(self.num_envs)
         self._has_memory = bool(tree.flatten(self._state))
         self._extras = ()
         if self._adder is not None:
@@ -79,7 +79,7 @@ class PolicyActor(core.Actor, core.Saveable):
         if self._has_memory:
             first = np.asarray(next_timestep.step_type) == _FIRST
             if first.any():
-                self._reset_lanes(np.atleast_1d(first))
+                self._reset_envs(np.atleast_1d(first))
 
     def update(self, wait: bool = False) -> None:
         if self._variable_client is not None:
@@ -94,15 +94,15 @@ class PolicyActor(core.Actor, core.Saveable):
         self._state = None
         self._extras = ()
 
-    def _reset_lanes(self, first: np.ndarray) -> None:
-        """Puts the lanes that have just started an episode back to the initial state."""
+    def _reset_envs(self, first: np.ndarray) -> None:
+        """Puts the envs that have just started an episode back to the initial state."""
         leaves = tree.flatten(self._state)
-        fresh = tree.flatten(self.policy.initial_state(self.num_lanes))
-        lanes = np.flatnonzero(first)
+        fresh = tree.flatten(self.policy.initial_state(self.num_envs))
+        envs = np.flatnonzero(first)
         copies = []
         for old, new in zip(leaves, fresh, strict=True):
             # Copied, not written in place: extras may hold the old state.
             old = old.clone() if hasattr(old, "clone") else old.copy()
-            old[lanes] = new[lanes]
+            old[envs] = new[envs]
             copies.append(old)
         self._state = tree.unflatten_as(self._state, copies)

@@ -1,4 +1,4 @@
-"""What every adder promises: experience of B lanes in, replay items out."""
+"""What every adder promises: experience of B envs in, replay items out."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from typing import Any
 
 from framework.types import Nest
 
-# The table that adders write to, and agents read from, unless they say otherwise.
-DEFAULT_TABLE = "priority_table"
+# The tables that adders write to, and agents read from, unless they say otherwise: the one that is drawn from
+# again and again, and the one whose items are learned from once.
+REPLAY_TABLE = "replay"
+QUEUE_TABLE = "queue"
 
 
 class Adder(abc.ABC):
-    """Turns the experience of the B lanes of one batched environment into replay items.
+    """Turns the experience of the B envs of one batched environment into replay items.
 
-    The order of the calls, for lanes that reset themselves after their LAST step::
+    The order of the calls, for envs that reset themselves after their LAST step::
 
-        timestep = environment.reset()                  # every lane FIRST
+        timestep = environment.reset()                  # every env FIRST
         adder.add_first(timestep)
         while True:
             action, extras = policy(timestep.observation)
             timestep = environment.step(action)
-            adder.add(action, timestep, extras)         # lanes may be FIRST, MID or LAST
+            adder.add(action, timestep, extras)         # envs may be FIRST, MID or LAST
 
-    A lane whose ``next_timestep`` is FIRST has just been reset: its action was ignored by the environment,
+    An env whose ``next_timestep`` is FIRST has just been reset: its action was ignored by the environment,
     so it is no transition and starts an episode. Time steps have leaves ``[B, ...]`` and a ``step_type`` of
-    ``[B]``; a single ``dm_env.TimeStep`` (scalar ``step_type``, leaves without a lane axis) is a batch of
+    ``[B]``; a single ``dm_env.TimeStep`` (scalar ``step_type``, leaves without an env axis) is a batch of
     one, and may come as Acme's adders expect it: ``add_first`` again after each LAST step.
 
     Everything is copied before the call returns. Items may be staged for a moment so that they are written in
@@ -34,10 +36,10 @@ class Adder(abc.ABC):
 
     @abc.abstractmethod
     def add_first(self, timestep: Any) -> None:
-        """Starts an episode in every lane; episodes that are open are closed as if truncated there.
+        """Starts an episode in every env; episodes that are open are closed as if truncated there.
 
         Raises:
-          ValueError: if a lane's time step is not FIRST.
+          ValueError: if an env's time step is not FIRST.
         """
 
     @abc.abstractmethod
@@ -46,12 +48,12 @@ class Adder(abc.ABC):
 
         Args:
           action: nest of ``[B, ...]``.
-          next_timestep: what the environment answered. FIRST starts an episode in that lane.
+          next_timestep: what the environment answered. FIRST starts an episode in that env.
           extras: nest of ``[B, ...]`` that belongs to the time of ``action`` (a log-probability, a recurrent
             state before the action); ``()``, ``{}`` and None mean that there are none.
 
         Raises:
-          ValueError: before ``add_first``; in a lane whose episode is over and whose time step is not FIRST;
+          ValueError: before ``add_first``; in an env whose episode is over and whose time step is not FIRST;
             for a leaf with another shape or dtype than before. Nothing is added then.
         """
 

@@ -1,7 +1,7 @@
 """Staging of time steps in preallocated arrays, so that items are computed and written in blocks.
 
 Replay takes a block of many rows for hardly more than one row, and numpy computes a block of windows for
-hardly more than one. So an adder copies each time step into arrays ``[time, lane, ...]`` and turns them into
+hardly more than one. So an adder copies each time step into arrays ``[time, env, ...]`` and turns them into
 items only when the arrays are full, when somebody in this process reads, or after ``max_delay`` seconds.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.adders.base import DEFAULT_TABLE, Adder
+from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, is_absent
 from framework.adders.flusher import Flusher
 from framework.adders.outbox import Items, Outbox
@@ -29,16 +29,16 @@ NO_EXTRAS: Nest = ()
 PriorityFn = Callable[[Nest], Any]
 PriorityFns = Mapping[str, "PriorityFn | None"]
 
-# A block has at most this many time steps, rows (time steps x lanes) and bytes of observations.
+# A block has at most this many time steps, rows (time steps x envs) and bytes of observations.
 _MAX_BLOCK_STEPS = 256
 _MAX_BLOCK_ROWS = 2048
 _MAX_BLOCK_BYTES = 4 << 20
 
 
 class BlockAdder(Adder):
-    """What all adders share: lanes, checks, staging, visibility, end.
+    """What all adders share: envs, checks, staging, visibility, end.
 
-    Row ``t`` of lane ``b`` is the observation that the lane saw at time ``t`` and what its action led to.
+    Row ``t`` of env ``b`` is the observation that the env saw at time ``t`` and what its action led to.
     After ``add``, row ``_t`` is open: it has an observation and no action yet. ``_kinds[t, b]`` is the step
     type of the row's time step. A row closes its episode if it is LAST, or if the row after it is FIRST (an
     episode that was cut short); every other row but the open one is a transition. The first ``history`` rows
@@ -60,19 +60,17 @@ class BlockAdder(Adder):
         Args:
           client: any client of ``framework.replay``.
           history: how many rows back a window may reach.
-          items_per_step: the most items that one step of one lane can make.
+          items_per_step: the most items that one step of one env can make.
           priority_fns: ``{table: fn or None}``; see ``PriorityFn``.
           max_in_flight_items: how many items may wait for room in a table before ``add`` waits too.
           max_delay: seconds after which staged time steps are written at the latest, by a thread if need be.
             Has no effect on clients that are not concurrent: there nobody else could look.
-          max_staged: rows of all lanes that may be staged, one time step at least; None for as many as pay.
+          max_staged: rows of all envs that may be staged, one time step at least; None for as many as pay.
         """
         if priority_fns is None:
-            priority_fns = {DEFAULT_TABLE: None}
+            priority_fns = {REPLAY_TABLE: None}
         if not priority_fns:
-            raise ValueError(
-                "priority_fns: got no table, expected at least one, as {'priority_table': None}."
-            )
+            raise ValueError("priority_fns: got no table, expected at least one, as {'replay': None}.")
         self._client = client
         self._priority_fns = dict(priority_fns)
         self._writer = client.batch_writer(max_in_flight_items=max_in_flight_items)
@@ -90,8 +88,8 @@ class BlockAdder(Adder):
         self._open = False  # whether row _t exists
         self._t = history
         self._steps = 0  # time steps in a block
-        self._lanes: int | None = None  # None: single time steps
-        self._width = 1  # lanes, where a single time step has one
+        self._envs: int | None = None  # None: single time steps
+        self._width = 1  # envs, where a single time step has one
         self._kind = NO_ROW  # kind of row _t when time steps are single
         self._kinds: np.ndarray = np.zeros((0, 1), np.int8)
         self._kinds_of_one: np.ndarray = self._kinds
@@ -122,7 +120,7 @@ class BlockAdder(Adder):
             kinds = self._read_kinds(timestep)
             if np.any(kinds != FIRST):
                 raise ValueError(
-                    f"add_first: got step types {kinds.tolist()}, expected FIRST in every lane. Pass what "
+                    f"add_first: got step types {kinds.tolist()}, expected FIRST in every env. Pass what "
                     "environment.reset() returned, and later time steps to add()."
                 )
             self._start(timestep.observation)
@@ -135,8 +133,8 @@ class BlockAdder(Adder):
             t = self._t
             step_type = next_timestep.step_type
             kind: Any
-            if self._lanes is None and isinstance(step_type, int):
-                # One lane: no arrays of one element.
+            if self._envs is None and isinstance(step_type, int):
+                # One env: no arrays of one element.
                 kind = int(step_type)
                 if kind == FIRST:
                     self._start(next_timestep.observation)
@@ -153,7 +151,7 @@ class BlockAdder(Adder):
                 ended = self._kinds[t] == LAST
                 if np.count_nonzero(ended) and (over := ended & (kind != FIRST)).any():
                     raise ValueError(
-                        f"add: the episodes of lanes {np.flatnonzero(over).tolist()} are over, got step "
+                        f"add: the episodes of envs {np.flatnonzero(over).tolist()} are over, got step "
                         f"types {kind.reshape(-1)[over].tolist()}; expected FIRST there."
                     )
                 if not continued:
@@ -282,7 +280,7 @@ class BlockAdder(Adder):
     # --- what each adder does with a block ---
 
     def _emit(self, t: int) -> None:
-        """Writes the items of rows ``[history, t)`` and of lanes whose row ``t`` is LAST."""
+        """Writes the items of rows ``[history, t)`` and of envs whose row ``t`` is LAST."""
         raise NotImplementedError
 
     def _forget(self) -> None:
@@ -310,23 +308,23 @@ class BlockAdder(Adder):
             raise error
 
     def _read_kinds(self, timestep: Any) -> np.ndarray:
-        """The step types of all lanes as int8 ``[B]``."""
+        """The step types of all envs as int8 ``[B]``."""
         kinds = np.asarray(timestep.step_type)
         if self._observation is not None:
-            expected: tuple[int, ...] = () if self._lanes is None else (self._lanes,)
+            expected: tuple[int, ...] = () if self._envs is None else (self._envs,)
             if kinds.shape != expected:
                 raise ValueError(
                     f"step_type: got shape {kinds.shape}, expected {expected} as in the first time step. "
                     "Use one adder for each batch of environments."
                 )
         elif kinds.ndim > 1 or kinds.size == 0:
-            raise ValueError(f"step_type: got shape {kinds.shape}, expected [lanes] or a single one.")
+            raise ValueError(f"step_type: got shape {kinds.shape}, expected [envs] or a single one.")
         else:
-            self._lanes = len(kinds) if kinds.ndim else None
+            self._envs = len(kinds) if kinds.ndim else None
         return kinds.astype(np.int8)
 
     def _start(self, observation: Nest) -> None:
-        """Opens an episode in every lane with rows of kind FIRST; what was open ends there."""
+        """Opens an episode in every env with rows of kind FIRST; what was open ends there."""
         if self._observation is None:
             self._allocate(observation)
         assert self._observation is not None
@@ -346,7 +344,7 @@ class BlockAdder(Adder):
 
     def _advance(self, kind: Any) -> None:
         self._t = t = self._t + 1
-        if self._lanes is None:
+        if self._envs is None:
             self._kind = kind
             self._kinds_of_one[t] = kind
         else:
@@ -399,8 +397,8 @@ class BlockAdder(Adder):
             )
 
     def _allocate(self, observation: Nest) -> None:
-        width = self._lanes if self._lanes is not None else 1
-        probe = Field("observation", observation, self._lanes, length=1)
+        width = self._envs if self._envs is not None else 1
+        probe = Field("observation", observation, self._envs, length=1)
         step_bytes = max(1, sum(array.nbytes for array in probe.arrays))
         self._width = width
         steps = min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // width, _MAX_BLOCK_BYTES // step_bytes)
@@ -411,7 +409,7 @@ class BlockAdder(Adder):
         self._last = length - 1
         self._kinds = np.full((length, width), NO_ROW, np.int8)
         self._kinds_of_one = self._kinds.reshape(-1)
-        self._observation = Field("observation", observation, self._lanes, length - self._skip)
+        self._observation = Field("observation", observation, self._envs, length - self._skip)
         try:
             self._begin()
         except ValueError:
@@ -421,11 +419,11 @@ class BlockAdder(Adder):
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         length = self._history + self._steps + 1
         fields = (
-            Field("action", action, self._lanes, length),
-            Field("reward", timestep.reward, self._lanes, length, to_float=True),
-            Field("discount", timestep.discount, self._lanes, length, to_float=True),
+            Field("action", action, self._envs, length),
+            Field("reward", timestep.reward, self._envs, length, to_float=True),
+            Field("discount", timestep.discount, self._envs, length, to_float=True),
         )
-        extra = None if is_absent(extras) else Field("extras", extras, self._lanes, length)
+        extra = None if is_absent(extras) else Field("extras", extras, self._envs, length)
         self._action, self._reward, self._discount = fields
         self._extras = extra
 

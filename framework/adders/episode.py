@@ -13,7 +13,7 @@ from framework.types import Nest, Step
 
 PaddingFn = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
-# Rows for which each lane has room at first; doubled when an episode is longer.
+# Rows for which each env has room at first; doubled when an episode is longer.
 _FIRST_CAPACITY = 64
 
 
@@ -80,7 +80,7 @@ class EpisodeAdder(RowAdder):
         self._capacity = min(self._max, _FIRST_CAPACITY)
         self._episodes = np.full((self._width, self._capacity), -1, np.int64)
         self._values: dict[str, np.ndarray] = {}
-        # Rows of the open episode of each lane, the open row included.
+        # Rows of the open episode of each env, the open row included.
         self._counted = np.zeros(self._width, np.int64)
         self._longest = 0
 
@@ -95,13 +95,13 @@ class EpisodeAdder(RowAdder):
         over = (self._counted >= self._max) & (kind != FIRST)
         if over.any():
             raise ValueError(
-                f"max_sequence_length: the episodes of lanes {np.flatnonzero(over).tolist()} have "
+                f"max_sequence_length: the episodes of envs {np.flatnonzero(over).tolist()} have "
                 f"{self._max} observations already, which is the limit. Give a larger max_sequence_length or "
                 "limit the environment's steps; reset() or add_first() drops these episodes and goes on."
             )
 
     def _advance(self, kind: Any) -> None:
-        if self._lanes is None:
+        if self._envs is None:
             self._longest = 1 if kind == FIRST else self._longest + 1
             self._counted[0] = self._longest
         else:
@@ -128,21 +128,21 @@ class EpisodeAdder(RowAdder):
         if self._needs_data:
             columns.update(self._block_values(t, new, real))
         self._reserve(int(counts[new].max(initial=1)), columns)
-        # The rows of a lane's second episode in this block wait until the first one is taken out.
+        # The rows of an env's second episode in this block wait until the first one is taken out.
         ordinal = np.cumsum(closing, axis=0) - closing
         finished: list[tuple[int, int, dict[str, np.ndarray]]] = []
         for i in range(int(ordinal[new].max(initial=0)) + 1):
             now = new & (ordinal == i)
-            times, lanes = np.nonzero(now)
-            places = counts[times, lanes] - 1
+            times, envs = np.nonzero(now)
+            places = counts[times, envs] - 1
             for name, block in columns.items():
-                self._target(name)[lanes, places] = block[times, lanes]
-            for time, lane in zip(*np.nonzero(now & closing), strict=True):
-                count = int(counts[time, lane])
-                episode = {name: self._target(name)[lane, :count].copy() for name in columns}
-                self._episodes[lane] = -1
-                if count > 1 and self._kinds[time, lane] == LAST:
-                    finished.append((int(time), int(lane), episode))
+                self._target(name)[envs, places] = block[times, envs]
+            for time, env in zip(*np.nonzero(now & closing), strict=True):
+                count = int(counts[time, env])
+                episode = {name: self._target(name)[env, :count].copy() for name in columns}
+                self._episodes[env] = -1
+                if count > 1 and self._kinds[time, env] == LAST:
+                    finished.append((int(time), int(env), episode))
                 else:
                     self.num_dropped_episodes += count > 1
                     self._outbox.release(STREAM, episode[STREAM])

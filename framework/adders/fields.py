@@ -40,18 +40,18 @@ class Field:
     number types are converted, because environments mix them (0 and 0.5, float64 and float32).
     """
 
-    def __init__(self, name: str, example: Nest, lanes: int | None, length: int, to_float: bool = False):
-        """``example``: a value with lane axis if ``lanes`` is a number, of one lane if it is None."""
+    def __init__(self, name: str, example: Nest, envs: int | None, length: int, to_float: bool = False):
+        """``example``: a value with env axis if ``envs`` is a number, of one env if it is None."""
         self.name = name
         self.template = example
-        self._lanes = lanes
+        self._envs = envs
         self._to_float = to_float
         flat = tree.flatten_with_path(example)
         self.names = [column_name(name, path) for path, _ in flat]
         self._lone = len(flat) == 1 and flat[0][0] == ()
         self._flatten = _flattener(example)
         self.arrays: list[np.ndarray] = []
-        # What put() assigns to: arrays without the lane axis where the caller has none; shape and dtype of a
+        # What put() assigns to: arrays without the env axis where the caller has none; shape and dtype of a
         # value, and the types of scalars that fit as they are.
         self._slots: list[tuple[np.ndarray, tuple[int, ...], np.dtype, frozenset[type]]] = []
         for path, leaf in flat:
@@ -64,14 +64,14 @@ class Field:
                     "Encode it as an array of numbers."
                 )
             shape = np.shape(leaf)
-            if lanes is None:
+            if envs is None:
                 array = np.zeros((length, 1, *shape), dtype)
                 self._slots.append((array[:, 0], shape, dtype, _fitting_scalars(shape, dtype)))
             else:
-                if shape[:1] != (lanes,):
+                if shape[:1] != (envs,):
                     raise ValueError(
                         f"{column_name(name, path)}: got shape {shape}, expected a leading axis of "
-                        f"{lanes} lanes, as in the time step's step_type."
+                        f"{envs} envs, as in the time step's step_type."
                     )
                 array = np.zeros((length, *shape), dtype)
                 self._slots.append((array, shape, dtype, frozenset()))
@@ -136,7 +136,7 @@ class Field:
             array[:count] = array[first : first + count]
 
     def columns(self, first: int, last: int, where: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """Rows ``[first, last)`` as ``{column: [rows, *shape]}``, lanes of one time step beside each other.
+        """Rows ``[first, last)`` as ``{column: [rows, *shape]}``, envs of one time step beside each other.
 
         ``where``: bool ``[last - first, B]``, picks the rows to give; all of them if None.
         """
@@ -147,11 +147,11 @@ class Field:
         return columns
 
     def take(self, index: np.ndarray) -> list[np.ndarray]:
-        """Per leaf the rows with the flat indices ``time * B + lane``: ``[*index.shape, *shape]``."""
+        """Per leaf the rows with the flat indices ``time * B + env``: ``[*index.shape, *shape]``."""
         return [array.reshape(-1, *array.shape[2:]).take(index, axis=0) for array in self.arrays]
 
     def clear(self, first: int, where: np.ndarray) -> None:
-        """Sets the rows ``first + i`` of lanes ``b`` with ``where[i, b]`` to zero."""
+        """Sets the rows ``first + i`` of envs ``b`` with ``where[i, b]`` to zero."""
         for array in self.arrays:
             array[first : first + len(where)][where] = 0
 

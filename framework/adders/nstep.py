@@ -174,7 +174,7 @@ class NStepTransitionAdder(BlockAdder):
                 cell = np.concatenate([end - width, tail_cell])
                 end = np.concatenate([end, tail_end])
                 length = np.concatenate([length, tail_length])
-                # In the order of time, then lanes; windows of one lane and time the longest first.
+                # In the order of time, then envs; windows of one env and time the longest first.
                 order = np.lexsort((-length, cell))
                 end, length = end[order], length[order]
                 rewards = [np.concatenate(both)[order] for both in zip(rewards, tail_rewards, strict=True)]
@@ -218,7 +218,7 @@ class NStepTransitionAdder(BlockAdder):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray], list[np.ndarray]] | None:
         """The shorter windows of the episodes that end in this block.
 
-        Returns None if there are none, else cell, end (flat indices ``time * B + lane``), length, and per
+        Returns None if there are none, else cell, end (flat indices ``time * B + env``), length, and per
         leaf rewards and discounts.
         """
         history, width = self._history, self._width
@@ -227,29 +227,29 @@ class NStepTransitionAdder(BlockAdder):
         ends = cut | (after == LAST)
         if not ends.any():
             return None
-        steps, lanes = np.nonzero(ends)
+        steps, envs = np.nonzero(ends)
         times = steps + history
         # The episode's last transition: of an episode that is cut short it is the one before its open row.
-        last = times - cut[steps, lanes]
-        alive = real[last, lanes]
+        last = times - cut[steps, envs]
+        alive = real[last, envs]
         parts: list[tuple[np.ndarray, ...]] = []
         reward_parts: list[list[np.ndarray]] = []
         discount_parts: list[list[np.ndarray]] = []
-        rewards = [pair.first_reward((last, lanes)) for pair in self._pairs]
-        discounts = [pair.discount[last, lanes] for pair in self._pairs]
+        rewards = [pair.first_reward((last, envs)) for pair in self._pairs]
+        discounts = [pair.discount[last, envs] for pair in self._pairs]
         for j in range(1, self._n):
             # A window of j steps is a tail if a longer one ends here too; the longest is already an item.
-            alive = alive & real[last - j, lanes]
+            alive = alive & real[last - j, envs]
             if not alive.any():
                 break
-            end = (last + 1) * width + lanes
-            cell = times * width + lanes
+            end = (last + 1) * width + envs
+            cell = times * width + envs
             parts.append((cell[alive], end[alive], np.full(int(alive.sum()), j, np.int64)))
             reward_parts.append([reward[alive] for reward in rewards])
             discount_parts.append([discount[alive] for discount in discounts])
             for i, pair in enumerate(self._pairs):
-                factor = pair.discount[last - j, lanes] * pair.g
-                rewards[i] = pair.reward[last - j, lanes] + pair.expand(factor, 1) * rewards[i]
+                factor = pair.discount[last - j, envs] * pair.g
+                rewards[i] = pair.reward[last - j, envs] + pair.expand(factor, 1) * rewards[i]
                 discounts[i] = factor * discounts[i]
         if not parts:
             return None
@@ -265,7 +265,7 @@ class NStepTransitionAdder(BlockAdder):
     def _write(
         self, start: np.ndarray, end: np.ndarray, rewards: list[np.ndarray], discounts: list[np.ndarray]
     ) -> None:
-        """Items from the observation at ``start`` to that at ``end`` (flat indices ``time * B + lane``)."""
+        """Items from the observation at ``start`` to that at ``end`` (flat indices ``time * B + env``)."""
         assert self._observation is not None and self._action is not None
         actions = self._action.take(start)
         extras = [] if self._extras is None else self._extras.take(start)

@@ -39,7 +39,7 @@ class ObservationRows:
         self._rows[first : t + 1] = rows.reshape(-1, self._kinds.shape[1])
 
     def at(self, index: np.ndarray) -> np.ndarray:
-        """The rows of the observations with the flat indices ``time * B + lane``, ``[n]`` or ``[n, k]``."""
+        """The rows of the observations with the flat indices ``time * B + env``, ``[n]`` or ``[n, k]``."""
         return self._rows.reshape(-1, *self._parts())[index]
 
     def shift(self, by: int) -> None:
@@ -87,8 +87,8 @@ class StackedRows(ObservationRows):
             if time:
                 rows[time, :, :-1] = rows[time - 1, :, 1:]
             rows[time, :, -1] = newest[i]
-            for lane in np.flatnonzero(begun[i]):
-                self._fill(rows[time, lane], [array[i, lane] for array in pictures])
+            for env in np.flatnonzero(begun[i]):
+                self._fill(rows[time, env], [array[i, env] for array in pictures])
 
     def _fill(self, rows: np.ndarray, stack: list[np.ndarray]) -> None:
         """The older pictures of an episode's first observation, from the newest to the oldest."""
@@ -108,7 +108,7 @@ class StackedRows(ObservationRows):
             wrong = (now[:, :-1] != before[:, 1:]).reshape(len(now), -1).any(axis=1) & ~np.asarray(begun)
             if wrong.any():
                 raise ValueError(
-                    f"{name}: got observations that do not continue the stack of the step before in lanes "
+                    f"{name}: got observations that do not continue the stack of the step before in envs "
                     f"{np.flatnonzero(wrong).tolist()}, expected its pictures moved by one and a new one at "
                     "the end. Leave frame_stack out for observations of another kind; an environment whose "
                     "observation_spec() is specs.unstacked(...) does not ask for it."

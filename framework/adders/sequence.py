@@ -61,7 +61,7 @@ class RowAdder(BlockAdder):
     def _begin(self) -> None:
         # Ids of the rows in replay; -1 where there is none.
         self._rows = np.full(self._kinds.shape, -1, np.int64)
-        # Time index of row 0 of each lane's current count: the row at t is number t - origin + 1.
+        # Time index of row 0 of each env's current count: the row at t is number t - origin + 1.
         self._origin = np.full(self._width, self._history, np.int64)
         self._padding: np.ndarray | None = None
 
@@ -288,35 +288,35 @@ class SequenceAdder(RowAdder):
                 # The write point that the episode did not reach; the item starts ``length`` rows before it.
                 missing = np.where(counts < length, length - counts, -(counts - length) % period)
                 size[tails] = (length - missing)[tails]
-        steps, lanes = np.nonzero(size)
+        steps, envs = np.nonzero(size)
         if not len(steps):
             return
         # In the order in which add() completed the rows, whatever the size of the blocks: a LAST row is
         # complete with the row before it.
-        early = self._kinds[steps + history, lanes] == LAST
+        early = self._kinds[steps + history, envs] == LAST
         if early.any():
-            order = np.lexsort((steps, lanes, steps - early))
-            steps, lanes = steps[order], lanes[order]
-        sizes = size[steps, lanes]
+            order = np.lexsort((steps, envs, steps - early))
+            steps, envs = steps[order], envs[order]
+        sizes = size[steps, envs]
         first = steps + history - sizes + 1
         times = first[:, None] + np.arange(length)
         padded = np.arange(length) >= sizes[:, None]
         times[padded] = 0
-        kept = self._has_transition(times, padded, lanes, t)
+        kept = self._has_transition(times, padded, envs, t)
         if not kept.all():
-            times, padded, lanes, sizes = times[kept], padded[kept], lanes[kept], sizes[kept]
-        if len(lanes):
-            self._write(times * self._width + lanes[:, None], padded, sizes)
+            times, padded, envs, sizes = times[kept], padded[kept], envs[kept], sizes[kept]
+        if len(envs):
+            self._write(times * self._width + envs[:, None], padded, sizes)
 
-    def _has_transition(self, times: np.ndarray, padded: np.ndarray, lanes: np.ndarray, t: int) -> np.ndarray:
+    def _has_transition(self, times: np.ndarray, padded: np.ndarray, envs: np.ndarray, t: int) -> np.ndarray:
         """Which items have a row that is a transition."""
         kinds = self._kinds[: t + 1]
         all_real = np.zeros(kinds.shape, np.bool_)
         all_real[:-1] = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
-        return (all_real[times, lanes[:, None]] & ~padded).any(axis=1)
+        return (all_real[times, envs[:, None]] & ~padded).any(axis=1)
 
     def _write(self, index: np.ndarray, padded: np.ndarray, sizes: np.ndarray) -> None:
-        """Items of the rows with flat indices ``time * B + lane``, ``[items, L]``."""
+        """Items of the rows with flat indices ``time * B + env``, ``[items, L]``."""
         rows = self._rows.reshape(-1)[index]
         # A table of TRUNCATE is ragged throughout, also where an item happens to be whole.
         lengths = sizes if self._end is EndOfEpisodeBehavior.TRUNCATE else None
@@ -354,7 +354,7 @@ class SequenceAdder(RowAdder):
         values = {START: (kinds[index] == FIRST) & ~padded, MASK: real.astype(np.float32)}
         for field in (self._observation, self._action, self._reward, self._discount, self._extras):
             if field is not None:
-                # A lane's action after its LAST step was ignored; it stands in the array but not in the row.
+                # An env's action after its LAST step was ignored; it stands in the array but not in the row.
                 zero = padded if field is self._observation else ~real
                 for name, value in zip(field.names, field.take(index), strict=True):
                     value[zero] = 0

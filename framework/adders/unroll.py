@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.adders.base import QUEUE_TABLE
 from framework.adders.block import FIRST, NO_EXTRAS, PriorityFns
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
 from framework.types import Nest
@@ -15,14 +16,14 @@ _RETRY = 0.05  # seconds between two tries to get an unroll into a table that ha
 
 
 class UnrollAdder(SequenceAdder):
-    """Writes a ``Step`` item of ``unroll_length + 1`` rows per lane after each ``unroll_length`` steps.
+    """Writes a ``Step`` item of ``unroll_length + 1`` rows per env after each ``unroll_length`` steps.
 
-    A row of the environment's step type is there for each step, so that all lanes write at the same time::
+    A row of the environment's step type is there for each step, so that all envs write at the same time::
 
         calls of add     1     2     3     4   |   5     6     7     8   |
-        lane 0           o0    o1    o2    o3  (o4) o4   o5   o6    o7  (o8)      an episode that goes on
+        env 0           o0    o1    o2    o3  (o4) o4   o5   o6    o7  (o8)      an episode that goes on
         mask             1     1     1     1    0   1    1    1     1    0
-        lane 1           o0    o1    o2    o'0 (o'1) o'1 ...                      one of two steps, a reset
+        env 1           o0    o1    o2    o'0 (o'1) o'1 ...                      one of two steps, a reset
         mask             1     1     0     1    0   1
 
     The last row of an item (in brackets) is closing: it holds the newest observation, to bootstrap from,
@@ -61,7 +62,7 @@ class UnrollAdder(SequenceAdder):
             rows,
             EndOfEpisodeBehavior.CONTINUE,
             extras_of_first_row=extras_of_first_row,
-            priority_fns=priority_fns,
+            priority_fns={QUEUE_TABLE: None} if priority_fns is None else priority_fns,
             # An unroll waits until the one before is in the tables: what is learned from stays new, however
             # many items a writer could keep in flight.
             max_in_flight_items=1,

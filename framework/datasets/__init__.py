@@ -2,7 +2,7 @@
 
 ::
 
-    dataset = Dataset(client, "priority_table", batch_size=256, device="cuda")
+    dataset = Dataset(client, "replay", batch_size=256, device="cuda")
     for sample in dataset:                       # ReplaySample of torch tensors, [N, ...] or [N, T, ...]
         result = learner.step(sample)
         dataset.update_priorities(sample.info.key, result.priorities)

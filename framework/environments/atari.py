@@ -195,7 +195,7 @@ def _make_resize(size: int) -> Any:
         raise ImportError(
             "resizing Atari pictures needs OpenCV; pip install 'repertory[atari]' or set size=None"
         ) from error
-    # Its own threads cost more than they give on such small pictures, and fight with the other lanes.
+    # Its own threads cost more than they give on such small pictures, and fight with the other envs.
     cv2.setNumThreads(0)
     return lambda frame: cv2.resize(frame, (size, size), interpolation=cv2.INTER_AREA)
 

@@ -18,28 +18,28 @@ LAST = int(dm_env.StepType.LAST)
 
 
 class EnvironmentFault(RuntimeError):
-    """An environment (or the action it was given) broke the contract; names environment, lane and field."""
+    """An environment (or the action it was given) broke the contract; names environment, env and field."""
 
 
 class BatchedEnvironment(dm_env.Environment):
-    """B environments ("lanes") behind dm_env's interface, every array with a leading ``[B]``.
+    """B environments ("envs") behind dm_env's interface, every array with a leading ``[B]``.
 
     ::
 
-        timestep = environment.reset()                   # all lanes FIRST
+        timestep = environment.reset()                   # all envs FIRST
         while True:
             timestep = environment.step(action)          # action: nest of [B, ...]
             timestep.step_type                           # int64[B]: 0 FIRST, 1 MID, 2 LAST
             timestep.reward, timestep.discount           # float32[B]; on FIRST 0 and 1, never None
             timestep.observation                         # nest of [B, ...]
 
-    How one lane's episode ends and the next begins (a lane's action is ignored at ``*``)::
+    How one env's episode ends and the next begins (an env's action is ignored at ``*``)::
 
         step_type   FIRST  MID   MID   LAST  FIRST*  MID
         reward        0     r     r     r      0      r
         discount      1     1     1     d      1      1       d = 0: terminated; d > 0: truncated
 
-    The observation of LAST is the one the episode ended in. Specs describe ONE lane, without ``[B]``.
+    The observation of LAST is the one the episode ended in. Specs describe ONE env, without ``[B]``.
 
     Returned arrays may be buffers that the environment uses again: a time step is intact until the
     second ``step`` after it, so copy what is kept for longer. One thread may use an environment at a time.
@@ -48,36 +48,36 @@ class BatchedEnvironment(dm_env.Environment):
     #: What errors call this environment.
     name: str = "environment"
     #: B.
-    num_lanes: int = 1
-    #: Whether ``step_lanes`` works.
-    can_step_lanes: bool = False
+    num_envs: int = 1
+    #: Whether ``step_envs`` works.
+    can_step_envs: bool = False
     #: Whether ``end_episodes`` works.
     can_end_episodes: bool = False
 
     @abc.abstractmethod
     def reset(self) -> dm_env.TimeStep:
-        """Starts a new episode in every lane, whatever state it is in."""
+        """Starts a new episode in every env, whatever state it is in."""
 
     @abc.abstractmethod
     def step(self, action: Nest) -> dm_env.TimeStep:
-        """One step of every lane; lanes whose last step was LAST start a new episode and return FIRST.
+        """One step of every env; envs whose last step was LAST start a new episode and return FIRST.
 
         Raises:
           EnvironmentFault: an environment raised, or gave NaN, a wrong shape or dtype; or the action does
             not fit ``action_spec()``. The environment must then be reset or closed.
         """
 
-    def step_lanes(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        """Like ``step`` where ``active`` (bool[B]) is set; the other lanes keep their last values."""
+    def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
+        """Like ``step`` where ``active`` (bool[B]) is set; the other envs keep their last values."""
         raise NotImplementedError(
-            f"{self.name}: {type(self).__name__} cannot step some lanes only, which action repeat needs. "
+            f"{self.name}: {type(self).__name__} cannot step some envs only, which action repeat needs. "
             "Make the environment with stepping='inline' or 'processes' and put ActionRepeat innermost."
         )
 
-    def end_episodes(self, lanes: np.ndarray) -> None:
-        """Makes the next ``step`` start a new episode in ``lanes`` (bool[B]), as after LAST."""
+    def end_episodes(self, envs: np.ndarray) -> None:
+        """Makes the next ``step`` start a new episode in ``envs`` (bool[B]), as after LAST."""
         raise NotImplementedError(
-            f"{self.name}: {type(self).__name__} cannot end the episodes of some lanes, which a step limit "
+            f"{self.name}: {type(self).__name__} cannot end the episodes of some envs, which a step limit "
             "needs. Make the environment with stepping='inline' or 'processes'; gymnasium's environments "
             "take options={'max_episode_steps': n} as well."
         )
@@ -94,8 +94,8 @@ class BatchedEnvironment(dm_env.Environment):
     def discount_spec(self) -> Nest:
         return specs.BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount")
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        """A picture uint8[height, width, 3] of one lane; make the environment with ``render_mode``."""
+    def render(self, env: int = 0) -> np.ndarray:
+        """A picture uint8[height, width, 3] of one env; make the environment with ``render_mode``."""
         raise NotImplementedError(
             f"{self.name}: {type(self).__name__} cannot render; make the environment with "
             "render_mode='rgb_array' and stepping='inline'."
@@ -122,7 +122,7 @@ class BatchedEnvironment(dm_env.Environment):
 
 
 class Buffers:
-    """The arrays of the time steps of B lanes, twice over.
+    """The arrays of the time steps of B envs, twice over.
 
     Two slots are filled in turn, so that the previous time step is intact while the next one is made.
 
@@ -133,17 +133,17 @@ class Buffers:
 
     SLOTS = 2
 
-    def __init__(self, spec: specs.EnvironmentSpec, num_lanes: int, allocate: Any = None):
+    def __init__(self, spec: specs.EnvironmentSpec, num_envs: int, allocate: Any = None):
         """``allocate(shape, dtype)`` makes one array; ``numpy.zeros`` if not given."""
         allocate = allocate or np.zeros
 
         def columns(nest: Nest) -> list[np.ndarray]:
-            return [allocate((num_lanes, *leaf.shape), leaf.dtype) for leaf in tree.flatten(nest)]
+            return [allocate((num_envs, *leaf.shape), leaf.dtype) for leaf in tree.flatten(nest)]
 
         self.observations = [columns(spec.observations) for _ in range(self.SLOTS)]
         self.rewards = [columns(spec.rewards) for _ in range(self.SLOTS)]
         self.discounts = [columns(spec.discounts) for _ in range(self.SLOTS)]
-        self.step_types = [allocate((num_lanes,), np.dtype(np.int64)) for _ in range(self.SLOTS)]
+        self.step_types = [allocate((num_envs,), np.dtype(np.int64)) for _ in range(self.SLOTS)]
         self.current = 0
         # The time steps are views of the buffers: built once, handed out again and again.
         self._timesteps = [
@@ -169,14 +169,14 @@ class Buffers:
 class ActionChecker:
     """Turns what a policy gave into arrays ``[B, *shape]`` of the action spec's dtypes, or says why not."""
 
-    def __init__(self, name: str, spec: Nest, num_lanes: int):
+    def __init__(self, name: str, spec: Nest, num_envs: int):
         self._name = name
-        self._num_lanes = num_lanes
+        self._num_envs = num_envs
         self._spec = spec
         self._leaves = specs.leaves(spec)
         self._single = len(self._leaves) == 1 and self._leaves[0][0] == ()
         # A spec's properties are Python calls: read once, not at every step.
-        self._expected = [((num_lanes, *leaf.shape), leaf.dtype, leaf.dtype.kind) for _, leaf in self._leaves]
+        self._expected = [((num_envs, *leaf.shape), leaf.dtype, leaf.dtype.kind) for _, leaf in self._leaves]
         self._bounds = [
             (leaf.minimum, leaf.maximum) if isinstance(leaf, specs.BoundedArray) else None
             for _, leaf in self._leaves
@@ -202,7 +202,7 @@ class ActionChecker:
         path = self._leaves[index][0]
         if array.shape != expected:
             raise self._fault(
-                path, f"has shape {array.shape}, expected {expected}", "return one action per lane"
+                path, f"has shape {array.shape}, expected {expected}", "return one action per env"
             )
         if array.dtype != dtype:
             if kind in "iu" and array.dtype.kind not in "iub":
@@ -210,20 +210,20 @@ class ActionChecker:
             array = array.astype(dtype)
         if kind == "f":
             if not all_finite(array):
-                lane = _first_bad_lane(array)
+                env = _first_bad_env(array)
                 raise self._fault(
                     path,
-                    f"of lane {lane} is {array[lane]!r}, which is not finite",
+                    f"of env {env} is {array[env]!r}, which is not finite",
                     "check the policy's parameters and losses for NaN",
                 )
         elif (bounds := self._bounds[index]) is not None:
             minimum, maximum = bounds
             bad = (array < minimum) | (array > maximum)
             if np.count_nonzero(bad):
-                lane = int(np.nonzero(bad.reshape(self._num_lanes, -1).any(axis=1))[0][0])
+                env = int(np.nonzero(bad.reshape(self._num_envs, -1).any(axis=1))[0][0])
                 raise self._fault(
                     path,
-                    f"of lane {lane} is {array[lane]!r}, outside {minimum} ... {maximum}",
+                    f"of env {env} is {array[env]!r}, outside {minimum} ... {maximum}",
                     "size the policy's output by action_spec()",
                 )
         return array
@@ -238,19 +238,19 @@ def all_finite(array: np.ndarray) -> bool:
     return np.count_nonzero(np.isfinite(array)) == array.size
 
 
-def _first_bad_lane(array: np.ndarray) -> int:
+def _first_bad_env(array: np.ndarray) -> int:
     finite = np.isfinite(array.reshape(array.shape[0], -1)).all(axis=1)
     return int(np.nonzero(~finite)[0][0])
 
 
-def check_finite(name: str, field: str, path: specs.Path, array: np.ndarray, first_lane: int = 0) -> None:
-    """Raises if a float array ``[B, ...]`` holds NaN or infinity, naming the lane."""
+def check_finite(name: str, field: str, path: specs.Path, array: np.ndarray, first_env: int = 0) -> None:
+    """Raises if a float array ``[B, ...]`` holds NaN or infinity, naming the env."""
     if array.dtype.kind != "f" or all_finite(array):
         return
-    lane = _first_bad_lane(array)
-    what = "NaN" if np.isnan(array[lane]).any() else "infinity"
+    env = _first_bad_env(array)
+    what = "NaN" if np.isnan(array[env]).any() else "infinity"
     raise EnvironmentFault(
-        f"{name}, lane {first_lane + lane}: {specs.path_name(field, path)} holds {what}: {array[lane]!r}; "
+        f"{name}, env {first_env + env}: {specs.path_name(field, path)} holds {what}: {array[env]!r}; "
         "expected finite numbers. Find where the environment divides by zero or diverges, and end the "
         "episode there."
     )

@@ -11,7 +11,7 @@ import tree
 
 from framework import specs
 from framework.environments import suites, testing
-from framework.environments.lanes import call_factory
+from framework.environments.single import call_factory
 
 
 class Violation(NamedTuple):

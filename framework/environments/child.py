@@ -1,4 +1,4 @@
-"""The child process of ``ProcessEnvironment``: steps its group of lanes until told to stop."""
+"""The child process of ``ProcessEnvironment``: steps its group of envs until told to stop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import traceback
 
 from framework import specs
 from framework.environments import pipes
-from framework.environments.factory import build_lane
+from framework.environments.factory import build_env
 from framework.environments.inline import InlineEnvironment
-from framework.environments.lanes import Lane
+from framework.environments.single import SingleEnv
 
-# How long the lanes may take to close after the parent is done with them, in seconds.
+# How long the envs may take to close after the parent is done with them, in seconds.
 CLOSE_GRACE = 2.0
 
 
@@ -44,27 +44,27 @@ def _watch(lifeline_fd: int, finished: threading.Event) -> None:
 def _serve(connection: socket.socket) -> None:
     if connection.recv(1) != pipes.DATA:
         return
-    source, seeds, first_lane, num_lanes = pipes.receive_message(connection)
-    lanes: list[Lane] = []
+    source, seeds, first_env, num_envs = pipes.receive_message(connection)
+    envs: list[SingleEnv] = []
     environment = None
     try:
         try:
             for seed in seeds:
-                lanes.append(build_lane(source, seed))
-            _say_spec(connection, lanes[0].spec)
+                envs.append(build_env(source, seed))
+            _say_spec(connection, envs[0].spec)
             _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
             if not descriptors:
                 raise EOFError("the parent gave up")
-            spec = lanes[0].spec
-            arena = pipes.Arena(descriptors[0], pipes.shared_size(spec, num_lanes))
+            spec = envs[0].spec
+            arena = pipes.Arena(descriptors[0], pipes.shared_size(spec, num_envs))
             os.close(descriptors[0])
-            rows = slice(first_lane, first_lane + len(lanes))
-            shared = pipes.SharedArrays(spec, num_lanes, arena)
+            rows = slice(first_env, first_env + len(envs))
+            shared = pipes.SharedArrays(spec, num_envs, arena)
             environment = InlineEnvironment(
                 source.name,
-                [functools.partial(_hand_over, lane) for lane in lanes],
-                first_lane=first_lane,
-                allocate=lambda shape, dtype: arena.allocate((num_lanes, *shape[1:]), dtype)[rows],
+                [functools.partial(_hand_over, env) for env in envs],
+                first_env=first_env,
+                allocate=lambda shape, dtype: arena.allocate((num_envs, *shape[1:]), dtype)[rows],
             )
         except (EOFError, ConnectionError):
             raise
@@ -78,12 +78,12 @@ def _serve(connection: socket.socket) -> None:
         if environment is not None:
             environment.close()
         else:
-            for lane in lanes:
-                lane.close()
+            for env in envs:
+                env.close()
 
 
-def _hand_over(lane: Lane) -> Lane:
-    return lane
+def _hand_over(env: SingleEnv) -> SingleEnv:
+    return env
 
 
 def _say_spec(connection: socket.socket, spec: specs.EnvironmentSpec) -> None:
@@ -110,12 +110,12 @@ def _answer(
             if command == pipes.STEP:
                 environment.step(action)
             elif command == pipes.STEP_LANES:
-                environment.step_lanes(action, active)
+                environment.step_envs(action, active)
             elif command == pipes.RESET:
                 environment.reset()
             elif command == pipes.RENDER:
-                (lane,) = pipes.INDEX.unpack(pipes.receive_exactly(connection, pipes.INDEX.size))
-                pipes.send_message(connection, environment.render(lane))
+                (env,) = pipes.INDEX.unpack(pipes.receive_exactly(connection, pipes.INDEX.size))
+                pipes.send_message(connection, environment.render(env))
                 continue
             else:  # CLOSE, or b"": the parent is gone.
                 return

@@ -10,7 +10,7 @@ from framework import specs
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.inline import InlineEnvironment
-from framework.environments.lanes import Lane, call_factory, lane_seeds, make_lane
+from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env
 from framework.environments.vector import VectorEnvironment, autoreset_mode
 
 STEPPING = ("auto", "inline", "vector", "processes")
@@ -21,7 +21,7 @@ Wrapper = Callable[[BatchedEnvironment], BatchedEnvironment]
 def make(
     environment: str | Callable[..., Any],
     *,
-    num_lanes: int = 1,
+    num_envs: int = 1,
     seed: int | None = None,
     stepping: str = "auto",
     num_processes: int | None = None,
@@ -29,28 +29,28 @@ def make(
     wrappers: Sequence[Wrapper] = (),
     render_mode: str | None = None,
 ) -> BatchedEnvironment:
-    """Makes ``num_lanes`` environments and puts them behind one batched dm_env interface.
+    """Makes ``num_envs`` environments and puts them behind one batched dm_env interface.
 
     ::
 
-        make("gymnasium:CartPole-v1", num_lanes=64, seed=1)
+        make("gymnasium:CartPole-v1", num_envs=64, seed=1)
         make("dm_control:cartpole/balance", wrappers=[wrappers.SinglePrecision, wrappers.Flatten])
-        make("atari:Pong", num_lanes=8, options={"sticky_actions": 0.0}, stepping="processes")
-        make(MyEnvironment, num_lanes=4, options={"size": 9})
+        make("atari:Pong", num_envs=8, options={"sticky_actions": 0.0}, stepping="processes")
+        make(MyEnvironment, num_envs=4, options={"size": 9})
 
     Args:
       environment: ``gymnasium:ID``, ``dm_control:DOMAIN/TASK``, ``atari:GAME``, ``minatar:GAME``,
         ``testing:NAME``; or a callable that returns a new ``dm_env.Environment``, ``gymnasium.Env`` or (all
-        lanes at once) ``gymnasium.vector.VectorEnv``. A callable with a parameter ``seed`` is given the
-        lane's seed there.
-      num_lanes: B.
-      seed: of all lanes; each gets its own from it. None: different at every run.
-      stepping: how the lanes are stepped. ``inline``: one after the other in this thread. ``vector``: by
+        envs at once) ``gymnasium.vector.VectorEnv``. A callable with a parameter ``seed`` is given the
+        env's seed there.
+      num_envs: B.
+      seed: of all envs; each gets its own from it. None: different at every run.
+      stepping: how the envs are stepped. ``inline``: one after the other in this thread. ``vector``: by
         gymnasium's vector environment, computed together where the environment has such an implementation.
         ``processes``: by ``num_processes`` children, for slow environments. ``auto``: ``vector`` if there is
-        an implementation for all lanes together, with the same specs, num_lanes > 1 and no wrapper that
-        treats lanes apart (``ActionRepeat``, ``StepLimit``); else ``inline``.
-      num_processes: with ``processes``: how many, by default one per CPU core but at most one per lane.
+        an implementation for all envs together, with the same specs, num_envs > 1 and no wrapper that
+        treats envs apart (``ActionRepeat``, ``StepLimit``); else ``inline``.
+      num_processes: with ``processes``: how many, by default one per CPU core but at most one per env.
       options: keyword arguments of the environment's constructor (for Atari: of ``AtariOptions``).
       wrappers: applied in this order to the batched environment, the first innermost.
       render_mode: for ``render()``: ``rgb_array`` where the environment draws only on request.
@@ -59,18 +59,18 @@ def make(
       ValueError: an unknown name, or arguments that do not go together.
       ImportError: the package that the environment needs is not installed; says which extra installs it.
     """
-    if num_lanes < 1:
-        raise ValueError(f"num_lanes is {num_lanes}, expected at least 1")
+    if num_envs < 1:
+        raise ValueError(f"num_envs is {num_envs}, expected at least 1")
     if stepping not in STEPPING:
         raise ValueError(f"stepping is {stepping!r}, expected one of {', '.join(STEPPING)}")
     if num_processes is not None and stepping != "processes":
         raise ValueError(f"num_processes={num_processes} needs stepping='processes', got {stepping!r}")
     source = suites.find(environment, dict(options or {}), render_mode)
     batched: BatchedEnvironment | None = None
-    if stepping == "auto" and source.has_fast_vector and num_lanes > 1:
-        batched = None if any(map(_needs_lanes, wrappers)) else _fast_vector(source, num_lanes, seed)
+    if stepping == "auto" and source.has_fast_vector and num_envs > 1:
+        batched = None if any(map(_needs_envs, wrappers)) else _fast_vector(source, num_envs, seed)
     if batched is None:
-        batched = _batch(source, num_lanes, seed, stepping, num_processes)
+        batched = _batch(source, num_envs, seed, stepping, num_processes)
     try:
         for wrapper in wrappers:
             batched = wrapper(batched)
@@ -81,7 +81,7 @@ def make(
 
 
 def _batch(
-    source: suites.Source, num_lanes: int, seed: int | None, stepping: str, num_processes: int | None
+    source: suites.Source, num_envs: int, seed: int | None, stepping: str, num_processes: int | None
 ) -> BatchedEnvironment:
     if stepping == "vector":
         if source.make_vector is None:
@@ -89,52 +89,52 @@ def _batch(
                 f"{source.name}: stepping='vector' needs a gymnasium environment known by its id, or a "
                 "callable that returns a gymnasium.vector.VectorEnv; use 'inline' or 'processes'."
             )
-        return VectorEnvironment(source.name, source.make_vector(num_lanes), seed)
-    seeds = lane_seeds(seed, num_lanes)
+        return VectorEnvironment(source.name, source.make_vector(num_envs), seed)
+    seeds = env_seeds(seed, num_envs)
     if stepping == "processes":
         from framework.environments.processes import ProcessEnvironment
 
         return ProcessEnvironment(source, seeds, num_processes)
     first = call_factory(source.make_one, seeds[0], source.options)
     if suites.is_vector(first):
-        return _adopt_vector(source.name, first, num_lanes, seed)
-    makers: list[Callable[[], Lane]] = [functools.partial(make_lane, first, seeds[0])]
-    makers += [functools.partial(build_lane, source, lane_seed) for lane_seed in seeds[1:]]
+        return _adopt_vector(source.name, first, num_envs, seed)
+    makers: list[Callable[[], SingleEnv]] = [functools.partial(make_env, first, seeds[0])]
+    makers += [functools.partial(build_env, source, env_seed) for env_seed in seeds[1:]]
     return InlineEnvironment(source.name, makers)
 
 
-def _needs_lanes(wrapper: Any) -> bool:
-    return bool(getattr(getattr(wrapper, "func", wrapper), "needs_lanes", False))
+def _needs_envs(wrapper: Any) -> bool:
+    return bool(getattr(getattr(wrapper, "func", wrapper), "needs_envs", False))
 
 
-def _fast_vector(source: suites.Source, num_lanes: int, seed: int | None) -> VectorEnvironment | None:
+def _fast_vector(source: suites.Source, num_envs: int, seed: int | None) -> VectorEnvironment | None:
     """The environment's own vector version, if it is the same environment in all that can be seen."""
-    lane = build_lane(source, None)
-    lane.close()
+    env = build_env(source, None)
+    env.close()
     assert source.make_vector is not None
     try:
-        environment = source.make_vector(num_lanes)
+        environment = source.make_vector(num_envs)
     except TypeError:
         return None  # it does not know one of the options
     if autoreset_mode(environment) == "NextStep":
         vector = VectorEnvironment(source.name, environment, seed)
         # ALE's, for one, gives other pictures than the single environment does.
-        if specs.make_environment_spec(vector) == lane.spec:
+        if specs.make_environment_spec(vector) == env.spec:
             return vector
     environment.close()
     return None
 
 
-def _adopt_vector(name: str, environment: Any, num_lanes: int, seed: int | None) -> VectorEnvironment:
-    if environment.num_envs != num_lanes:
+def _adopt_vector(name: str, environment: Any, num_envs: int, seed: int | None) -> VectorEnvironment:
+    if environment.num_envs != num_envs:
         environment.close()
         raise ValueError(
-            f"{name}: the factory returned a vector environment of {environment.num_envs} lanes, expected "
-            f"num_lanes={num_lanes}; make the two agree."
+            f"{name}: the factory returned a vector environment of {environment.num_envs} envs, expected "
+            f"num_envs={num_envs}; make the two agree."
         )
     return VectorEnvironment(name, environment, seed)
 
 
-def build_lane(source: suites.Source, seed: int | None) -> Lane:
-    """One lane of ``source``."""
-    return make_lane(call_factory(source.make_one, seed, source.options), seed)
+def build_env(source: suites.Source, seed: int | None) -> SingleEnv:
+    """One env of ``source``."""
+    return make_env(call_factory(source.make_one, seed, source.options), seed)

@@ -71,7 +71,7 @@ class RunningStatistics(Saveable):
 class NormalizeObservation(EnvironmentWrapper):
     """Floating observations as float32 (x - mean) / std, clipped; integers (pictures) stay as they are.
 
-    Every lane's observations count, each once. For evaluation give another environment the training
+    Every env's observations count, each once. For evaluation give another environment the training
     environment's ``save()`` by ``restore``, and ``freeze()`` it.
     """
 
@@ -170,8 +170,8 @@ class NormalizeReward(EnvironmentWrapper):
         self._clip = clip
         self._epsilon = epsilon
         self.statistics = RunningStatistics()
-        self._returns = np.zeros(self.num_lanes)
-        self._unscaled = np.zeros(self.num_lanes, np.float32)
+        self._returns = np.zeros(self.num_envs)
+        self._unscaled = np.zeros(self.num_envs, np.float32)
 
     def reset(self) -> dm_env.TimeStep:
         self._returns[:] = 0.0

@@ -26,7 +26,7 @@ RESET, STEP, STEP_LANES, RENDER, CLOSE = b"r", b"s", b"l", b"v", b"c"
 # Child to parent. FAILED and DATA are followed by a message.
 DONE, FAILED, DATA = b"k", b"e", b"d"
 
-# The lane to render.
+# The env to render.
 INDEX = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
 _ALIGNMENT = 64
@@ -75,21 +75,21 @@ class Arena:
 
 
 class SharedArrays:
-    """The actions and masks of all B lanes, in memory that the parent and its children map."""
+    """The actions and masks of all B envs, in memory that the parent and its children map."""
 
-    def __init__(self, spec: specs.EnvironmentSpec, num_lanes: int, arena: Arena):
+    def __init__(self, spec: specs.EnvironmentSpec, num_envs: int, arena: Arena):
         self.actions = [
-            arena.allocate((num_lanes, *leaf.shape), leaf.dtype) for leaf in tree.flatten(spec.actions)
+            arena.allocate((num_envs, *leaf.shape), leaf.dtype) for leaf in tree.flatten(spec.actions)
         ]
-        self.active = arena.allocate((num_lanes,), np.bool_)
-        self.ended = arena.allocate((num_lanes,), np.bool_)
+        self.active = arena.allocate((num_envs,), np.bool_)
+        self.ended = arena.allocate((num_envs,), np.bool_)
 
 
-def shared_size(spec: specs.EnvironmentSpec, num_lanes: int) -> int:
+def shared_size(spec: specs.EnvironmentSpec, num_envs: int) -> int:
     """How many bytes ``SharedArrays`` and ``Buffers`` take."""
     arena = Arena(None)
-    SharedArrays(spec, num_lanes, arena)
-    Buffers(spec, num_lanes, arena.allocate)
+    SharedArrays(spec, num_envs, arena)
+    Buffers(spec, num_envs, arena.allocate)
     return max(arena.used, 1)
 
 

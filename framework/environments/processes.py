@@ -25,9 +25,9 @@ from framework.types import Nest
 class _Child:
     """One process and this side of its connection."""
 
-    def __init__(self, first_lane: int, num_lanes: int):
-        self.first_lane = first_lane
-        self.num_lanes = num_lanes
+    def __init__(self, first_env: int, num_envs: int):
+        self.first_env = first_env
+        self.num_envs = num_envs
         self.connection, theirs = socket.socketpair()
         read_end, self.lifeline = os.pipe()
         code = (
@@ -56,14 +56,14 @@ class _Child:
             os.close(read_end)
 
     @property
-    def lanes(self) -> str:
-        """How errors name the lanes."""
-        last = self.first_lane + self.num_lanes - 1
-        return f"lane {last}" if self.num_lanes == 1 else f"lanes {self.first_lane} to {last}"
+    def envs(self) -> str:
+        """How errors name the envs."""
+        last = self.first_env + self.num_envs - 1
+        return f"env {last}" if self.num_envs == 1 else f"envs {self.first_env} to {last}"
 
 
 class ProcessEnvironment(BatchedEnvironment):
-    """Steps groups of lanes in child processes; observations come back through shared memory.
+    """Steps groups of envs in child processes; observations come back through shared memory.
 
     An exception in a child is raised here as an ``EnvironmentFault`` with the child's traceback. A
     child that dies is an ``EnvironmentFault`` of the present or next call. Children end with ``close()``,
@@ -72,7 +72,7 @@ class ProcessEnvironment(BatchedEnvironment):
     POSIX only: descriptors are handed to the children.
     """
 
-    can_step_lanes = True
+    can_step_envs = True
     can_end_episodes = True
 
     def __init__(
@@ -89,14 +89,14 @@ class ProcessEnvironment(BatchedEnvironment):
 
         Args:
           source: a ``suites.Source``; it is sent to the children by cloudpickle.
-          seeds: one per lane.
-          num_processes: how many children; by default one per usable core, at most one per lane.
+          seeds: one per env.
+          num_processes: how many children; by default one per usable core, at most one per env.
           start_timeout: seconds that building the environments may take.
           step_timeout: seconds that one call may take; None: as long as the children live.
           close_timeout: seconds that children have to close their environments before they are killed.
         """
         self.name = source.name
-        self.num_lanes = len(seeds)
+        self.num_envs = len(seeds)
         if not hasattr(socket, "send_fds"):
             raise ValueError(f"{self.name}: stepping='processes' needs a POSIX system; use stepping='inline'")
         wanted = num_processes if num_processes is not None else _usable_cores()
@@ -108,13 +108,13 @@ class ProcessEnvironment(BatchedEnvironment):
         self._broken: str | None = None
         self._finalizer = weakref.finalize(self, _shut_down, self._children, self._selector, close_timeout)
         try:
-            for group in np.array_split(np.arange(self.num_lanes), min(wanted, self.num_lanes)):
+            for group in np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs)):
                 child = _Child(int(group[0]), len(group))
                 self._children.append(child)
                 self._selector.register(child.connection, selectors.EVENT_READ, child)
-                lanes = slice(child.first_lane, child.first_lane + child.num_lanes)
+                envs = slice(child.first_env, child.first_env + child.num_envs)
                 pipes.send_message(
-                    child.connection, (source, list(seeds[lanes]), child.first_lane, self.num_lanes)
+                    child.connection, (source, list(seeds[envs]), child.first_env, self.num_envs)
                 )
             self._share(start_timeout)
         except BaseException:
@@ -128,10 +128,10 @@ class ProcessEnvironment(BatchedEnvironment):
         for child, spec in zip(self._children, found, strict=True):
             if spec != self.spec:
                 raise EnvironmentFault(
-                    f"{self.name}, {child.lanes}: the spec is {spec}, but {self._children[0].lanes} have "
-                    f"{self.spec}; all lanes must be alike."
+                    f"{self.name}, {child.envs}: the spec is {spec}, but {self._children[0].envs} have "
+                    f"{self.spec}; all envs must be alike."
                 )
-        size = pipes.shared_size(self.spec, self.num_lanes)
+        size = pipes.shared_size(self.spec, self.num_envs)
         descriptor = pipes.make_memory(size)
         try:
             arena = pipes.Arena(descriptor, size)
@@ -139,9 +139,9 @@ class ProcessEnvironment(BatchedEnvironment):
                 socket.send_fds(child.connection, [b"m"], [descriptor])
         finally:
             os.close(descriptor)
-        self._shared = pipes.SharedArrays(self.spec, self.num_lanes, arena)
-        self._buffers = Buffers(self.spec, self.num_lanes, arena.allocate)
-        self._check_action = ActionChecker(self.name, self.spec.actions, self.num_lanes)
+        self._shared = pipes.SharedArrays(self.spec, self.num_envs, arena)
+        self._buffers = Buffers(self.spec, self.num_envs, arena.allocate)
+        self._check_action = ActionChecker(self.name, self.spec.actions, self.num_envs)
         self._collect("building", timeout)
 
     def observation_spec(self) -> Nest:
@@ -169,26 +169,26 @@ class ProcessEnvironment(BatchedEnvironment):
         self._collect("step()", self._step_timeout)
         return self._buffers.timestep()
 
-    def step_lanes(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
+    def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
         self._put_action(action)
         self._shared.active[:] = active
         self._command(pipes.STEP_LANES)
         self._collect("step()", self._step_timeout)
         return self._buffers.timestep()
 
-    def end_episodes(self, lanes: np.ndarray) -> None:
-        self._shared.ended |= lanes  # the children look at it before their next step
+    def end_episodes(self, envs: np.ndarray) -> None:
+        self._shared.ended |= envs  # the children look at it before their next step
 
     def _put_action(self, action: Nest) -> None:
         for column, array in zip(self._shared.actions, self._check_action(action), strict=True):
             column[...] = array
 
-    def render(self, lane: int = 0) -> np.ndarray:
+    def render(self, env: int = 0) -> np.ndarray:
         for child in self._children:
-            if child.first_lane <= lane < child.first_lane + child.num_lanes:
-                self._command(pipes.RENDER + pipes.INDEX.pack(lane - child.first_lane), [child])
+            if child.first_env <= env < child.first_env + child.num_envs:
+                self._command(pipes.RENDER + pipes.INDEX.pack(env - child.first_env), [child])
                 return self._collect("render()", self._step_timeout, [child])[0]
-        raise IndexError(f"{self.name}: lane {lane} of {self.num_lanes}")
+        raise IndexError(f"{self.name}: env {env} of {self.num_envs}")
 
     def _command(self, command: bytes, children: Sequence[_Child] | None = None) -> None:
         if self._broken is not None:
@@ -213,7 +213,7 @@ class ProcessEnvironment(BatchedEnvironment):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = self._selector.select(left)
             if not ready:
-                late = ", ".join(child.lanes for child in asked if child not in answers)
+                late = ", ".join(child.envs for child in asked if child not in answers)
                 self._broken = f"{call} of {late} took longer than {timeout} s"
                 raise EnvironmentFault(f"{self.name}, {late}: {call} took longer than {timeout} s.")
             for key, _ in ready:
@@ -225,9 +225,9 @@ class ProcessEnvironment(BatchedEnvironment):
                     tag, message = b"", None
                 if not tag:
                     dead = self._dead(child)
-                    raise faults.get(child.first_lane, dead)
+                    raise faults.get(child.first_env, dead)
                 if tag == pipes.FAILED:
-                    faults[child.first_lane] = _remote_fault(self.name, child, message)
+                    faults[child.first_env] = _remote_fault(self.name, child, message)
                 answers[child] = message
         self._broken = None
         if faults:
@@ -243,9 +243,9 @@ class ProcessEnvironment(BatchedEnvironment):
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
-        self._broken = f"the process of {child.lanes} {how}"
+        self._broken = f"the process of {child.envs} {how}"
         return EnvironmentFault(
-            f"{self.name}, {child.lanes}: the environment's process {child.process.pid} {how} in the middle "
+            f"{self.name}, {child.envs}: the environment's process {child.process.pid} {how} in the middle "
             "of a run. Look above for what it printed; run with stepping='inline' to see the failure itself."
         )
 
@@ -257,8 +257,8 @@ class ProcessEnvironment(BatchedEnvironment):
 
 def _remote_fault(name: str, child: _Child, message: Any) -> EnvironmentFault:
     summary, text, trace = message
-    # A fault of the child's batch names environment and lane already.
-    headline = text if text.startswith(f"{name}, lane") else f"{name}, {child.lanes}: {summary}"
+    # A fault of the child's batch names environment and env already.
+    headline = text if text.startswith(f"{name}, env") else f"{name}, {child.envs}: {summary}"
     return EnvironmentFault(f"{headline}\n\nIn child process {child.process.pid}:\n{trace}")
 
 

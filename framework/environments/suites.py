@@ -18,8 +18,8 @@ class Source:
       name: for errors and logs.
       make_one: ``make_one(**options)`` gives one dm_env or gymnasium environment.
       options: keyword arguments of ``make_one``.
-      make_vector: ``make_vector(num_lanes)`` gives a gymnasium vector environment; None if there is none.
-      has_fast_vector: that one computes all lanes together instead of looping over them.
+      make_vector: ``make_vector(num_envs)`` gives a gymnasium vector environment; None if there is none.
+      has_fast_vector: that one computes all envs together instead of looping over them.
     """
 
     name: str
@@ -99,17 +99,15 @@ def _make_gymnasium(spec: Any, **options: Any) -> Any:
         raise ImportError(f"'gymnasium:{spec.id}' needs what is not installed{advice}") from error
 
 
-def _make_gymnasium_vector(spec: Any, options: dict[str, Any], num_lanes: int) -> Any:
+def _make_gymnasium_vector(spec: Any, options: dict[str, Any], num_envs: int) -> Any:
     import gymnasium
 
     if spec.vector_entry_point is not None and not spec.additional_wrappers:
-        return gymnasium.make_vec(
-            spec, num_envs=num_lanes, vectorization_mode="vector_entry_point", **options
-        )
+        return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
     mode = gymnasium.vector.AutoresetMode.NEXT_STEP
     return gymnasium.make_vec(
         spec,
-        num_envs=num_lanes,
+        num_envs=num_envs,
         vectorization_mode="sync",
         vector_kwargs={"autoreset_mode": mode},
         **options,

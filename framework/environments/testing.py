@@ -1,6 +1,6 @@
 """Small deterministic environments for tests: of users' agents as well as of this library.
 
-All are dm_env environments of one lane; ``environments.make(EchoEnvironment, num_lanes=8)`` batches them.
+All are dm_env environments of one env; ``environments.make(EchoEnvironment, num_envs=8)`` batches them.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def draw(spec: specs.Array, rng: np.random.Generator, batch_shape: tuple[int, ..
     return (low + (high - low) * rng.random(shape)).astype(spec.dtype)
 
 
-def draw_action(spec: Nest, rng: np.random.Generator, num_lanes: int) -> Nest:
+def draw_action(spec: Nest, rng: np.random.Generator, num_envs: int) -> Nest:
     """Random actions ``[B, ...]`` for an action spec."""
-    return tree.map_structure(lambda leaf: draw(leaf, rng, (num_lanes,)), spec)
+    return tree.map_structure(lambda leaf: draw(leaf, rng, (num_envs,)), spec)
 
 
 class EchoEnvironment(dm_env.Environment):

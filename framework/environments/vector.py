@@ -22,8 +22,8 @@ from framework.types import Nest
 class VectorEnvironment(BatchedEnvironment):
     """A ``gymnasium.vector.VectorEnv`` in ``NEXT_STEP`` autoreset mode.
 
-    All lanes may share one random generator (CartPole's do): then lane i's episodes depend on how many
-    lanes there are, unlike with the other ways to step.
+    All envs may share one random generator (CartPole's do): then env i's episodes depend on how many
+    envs there are, unlike with the other ways to step.
     """
 
     def __init__(self, name: str, environment: object, seed: int | None):
@@ -34,7 +34,7 @@ class VectorEnvironment(BatchedEnvironment):
         """
         self.name = name
         self._environment = environment
-        self.num_lanes = int(environment.num_envs)  # type: ignore[attr-defined]
+        self.num_envs = int(environment.num_envs)  # type: ignore[attr-defined]
         mode = autoreset_mode(environment)
         if mode != "NextStep":
             raise ValueError(
@@ -53,8 +53,8 @@ class VectorEnvironment(BatchedEnvironment):
         self._build_action = specs.unflattener(self._action_spec)
         self._observation_offsets = specs.discrete_offsets(observation_space)
         self._action_offsets = specs.discrete_offsets(action_space)
-        self._check_action = ActionChecker(name, self._action_spec, self.num_lanes)
-        self._over: np.ndarray | None = None  # bool[B]: lanes whose last step was LAST; None before a reset
+        self._check_action = ActionChecker(name, self._action_spec, self.num_envs)
+        self._over: np.ndarray | None = None  # bool[B]: envs whose last step was LAST; None before a reset
 
     def observation_spec(self) -> Nest:
         return self._observation_spec
@@ -68,12 +68,12 @@ class VectorEnvironment(BatchedEnvironment):
             observation, _ = self._environment.reset(seed=seed)  # type: ignore[attr-defined]
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: reset() raised {type(error).__name__}: {error}.") from error
-        lanes = self.num_lanes
-        self._over = np.zeros(lanes, bool)
+        envs = self.num_envs
+        self._over = np.zeros(envs, bool)
         return dm_env.TimeStep(
-            step_type=np.full(lanes, FIRST, np.int64),
-            reward=np.zeros(lanes, np.float32),
-            discount=np.ones(lanes, np.float32),
+            step_type=np.full(envs, FIRST, np.int64),
+            reward=np.zeros(envs, np.float32),
+            discount=np.ones(envs, np.float32),
             observation=self._observe(observation),
         )
 
@@ -94,9 +94,9 @@ class VectorEnvironment(BatchedEnvironment):
         over = terminated | truncated
         step_type = np.where(over, LAST, MID)
         reward = np.asarray(reward, np.float32)
-        if reward.shape != (self.num_lanes,):
+        if reward.shape != (self.num_envs,):
             raise EnvironmentFault(
-                f"{self.name}: reward has shape {reward.shape}, expected {(self.num_lanes,)}: one per lane."
+                f"{self.name}: reward has shape {reward.shape}, expected {(self.num_envs,)}: one per env."
             )
         discount = 1.0 - terminated.astype(np.float32)
         if self._over.any():
@@ -112,10 +112,10 @@ class VectorEnvironment(BatchedEnvironment):
         columns = []
         for (path, leaf), offset in zip(self._columns, self._observation_offsets, strict=True):
             array = np.asarray(observation if self._single else specs.pick(observation, path))
-            if array.shape != (self.num_lanes, *leaf.shape):
+            if array.shape != (self.num_envs, *leaf.shape):
                 raise EnvironmentFault(
                     f"{self.name}: {specs.path_name('observation', path)} has shape {array.shape}, expected "
-                    f"{(self.num_lanes, *leaf.shape)}."
+                    f"{(self.num_envs, *leaf.shape)}."
                 )
             if array.dtype != leaf.dtype:
                 array = array.astype(leaf.dtype)
@@ -123,11 +123,11 @@ class VectorEnvironment(BatchedEnvironment):
             columns.append(array - offset if offset else array)
         return columns[0] if self._single else self._build_observation(columns)
 
-    def render(self, lane: int = 0) -> np.ndarray:
+    def render(self, env: int = 0) -> np.ndarray:
         pictures = self._environment.render()  # type: ignore[attr-defined]
         if pictures is None:
             raise NotImplementedError(f"{self.name}: make the environment with render_mode='rgb_array'.")
-        return np.asarray(pictures[lane])
+        return np.asarray(pictures[env])
 
     def close(self) -> None:
         self._environment.close()  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
-"""Wrappers: batched environments around batched environments, vectorised over the lanes.
+"""Wrappers: batched environments around batched environments, vectorised over the envs.
 
 ::
 
     environment = environments.make(
         "gymnasium:HalfCheetah-v5",
-        num_lanes=8,
+        num_envs=8,
         wrappers=[wrappers.RescaleAction, functools.partial(wrappers.FrameStack, num_frames=4)],
     )
 
@@ -28,13 +28,13 @@ from framework.types import Nest
 class EnvironmentWrapper(BatchedEnvironment):
     """Does what the wrapped environment does; subclasses change some of it."""
 
-    #: Whether ``make`` must choose a way to step that can treat lanes apart.
-    needs_lanes = False
+    #: Whether ``make`` must choose a way to step that can treat envs apart.
+    needs_envs = False
 
     def __init__(self, environment: BatchedEnvironment):
         self._environment = environment
         self.name = environment.name
-        self.num_lanes = environment.num_lanes
+        self.num_envs = environment.num_envs
         self.can_end_episodes = environment.can_end_episodes
         # How errors and checkpoints tell two wrappers of one class apart.
         depth = environment.depth + 1 if isinstance(environment, EnvironmentWrapper) else 1
@@ -51,8 +51,8 @@ class EnvironmentWrapper(BatchedEnvironment):
     def step(self, action: Nest) -> dm_env.TimeStep:
         return self._environment.step(action)
 
-    def end_episodes(self, lanes: np.ndarray) -> None:
-        self._environment.end_episodes(lanes)
+    def end_episodes(self, envs: np.ndarray) -> None:
+        self._environment.end_episodes(envs)
 
     def observation_spec(self) -> Nest:
         return self._environment.observation_spec()
@@ -66,8 +66,8 @@ class EnvironmentWrapper(BatchedEnvironment):
     def discount_spec(self) -> Nest:
         return self._environment.discount_spec()
 
-    def render(self, lane: int = 0) -> np.ndarray:
-        return self._environment.render(lane)
+    def render(self, env: int = 0) -> np.ndarray:
+        return self._environment.render(env)
 
     def unscaled_reward(self, timestep: dm_env.TimeStep) -> Nest:
         return self._environment.unscaled_reward(timestep)
@@ -110,18 +110,18 @@ class EnvironmentWrapper(BatchedEnvironment):
 class ActionRepeat(EnvironmentWrapper):
     """Gives the same action ``num_repeats`` times: rewards summed, discounts multiplied.
 
-    A lane whose episode ends in between stops there. With rewards r_i and discounts d_i of the inner steps:
+    An env whose episode ends in between stops there. With rewards r_i and discounts d_i of the inner steps:
     reward = Σ_i (Π_{j<i} d_j) r_i and discount = Π_i d_i.
     """
 
-    needs_lanes = True
+    needs_envs = True
 
     def __init__(self, environment: BatchedEnvironment, num_repeats: int):
         super().__init__(environment)
         if num_repeats < 1:
             raise ValueError(f"num_repeats is {num_repeats}, expected at least 1")
-        if not environment.can_step_lanes:
-            environment.step_lanes(None, np.zeros(0, bool))  # raises, and says what to do
+        if not environment.can_step_envs:
+            environment.step_envs(None, np.zeros(0, bool))  # raises, and says what to do
         for field, spec in (("reward", environment.reward_spec()), ("discount", environment.discount_spec())):
             if tree.is_nested(spec) or spec.shape != ():
                 raise ValueError(f"{self.name}: ActionRepeat needs a scalar {field}, got the spec {spec}")
@@ -140,7 +140,7 @@ class ActionRepeat(EnvironmentWrapper):
         for _ in range(self._num_repeats - 1):
             if not active.any():
                 break
-            timestep = self._environment.step_lanes(action, active)
+            timestep = self._environment.step_envs(action, active)
             reward[active] += discount[active] * timestep.reward[active]
             discount[active] *= timestep.discount[active]
             active &= timestep.step_type == MID
@@ -150,7 +150,7 @@ class ActionRepeat(EnvironmentWrapper):
 class StepLimit(EnvironmentWrapper):
     """Truncates episodes after ``limit`` steps: LAST with the environment's own discount."""
 
-    needs_lanes = True
+    needs_envs = True
 
     def __init__(self, environment: BatchedEnvironment, limit: int):
         super().__init__(environment)
@@ -159,7 +159,7 @@ class StepLimit(EnvironmentWrapper):
         if not environment.can_end_episodes:
             environment.end_episodes(np.zeros(0, bool))  # raises, and says what to do
         self._limit = limit
-        self._lengths = np.zeros(environment.num_lanes, np.int64)
+        self._lengths = np.zeros(environment.num_envs, np.int64)
 
     def reset(self) -> dm_env.TimeStep:
         self._lengths[:] = 0
@@ -262,7 +262,7 @@ class FrameStack(_ObservationWrapper):
         inner = environment.observation_spec()
         self._spec = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
         # Two slots in turn: the time step before stays intact.
-        self._slots = [specs.zeros(self._spec, (self.num_lanes,)) for _ in range(2)]
+        self._slots = [specs.zeros(self._spec, (self.num_envs,)) for _ in range(2)]
         self._slot = 0
 
     def observation_spec(self) -> Nest:
@@ -312,7 +312,7 @@ class ObservationActionReward(EnvironmentWrapper):
             "action": environment.action_spec(),
             "reward": environment.reward_spec(),
         }
-        self._no_action = specs.zeros(self._spec["action"], (self.num_lanes,))
+        self._no_action = specs.zeros(self._spec["action"], (self.num_envs,))
 
     def observation_spec(self) -> Nest:
         return self._spec
@@ -367,7 +367,7 @@ def _single_spec(spec: specs.Array) -> specs.Array:
 
 
 class Flatten(_ObservationWrapper):
-    """Nested observations as one float32[n] vector per lane; discrete scalars as one-hot codes.
+    """Nested observations as one float32[n] vector per env; discrete scalars as one-hot codes.
 
     Parts stand in the order of ``tree.flatten``: keys of dicts sorted.
     """
@@ -387,11 +387,11 @@ class Flatten(_ObservationWrapper):
         return self._spec
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
-        flat = np.zeros((self.num_lanes, *self._spec.shape), np.float32)
+        flat = np.zeros((self.num_envs, *self._spec.shape), np.float32)
         values = tree.flatten(timestep.observation)
         for leaf, columns, value in zip(self._leaves, self._columns, values, strict=True):
             if isinstance(leaf, specs.DiscreteArray):
-                flat[np.arange(self.num_lanes), columns.start + value] = 1.0
+                flat[np.arange(self.num_envs), columns.start + value] = 1.0
             else:
-                flat[:, columns] = value.reshape(self.num_lanes, -1)
+                flat[:, columns] = value.reshape(self.num_envs, -1)
         return flat

@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
     """A batch made ready for its epochs.
 
     Attributes:
-      data: nest of tensors ``[M, ...]``, shuffled and cut along M: rows, or lanes of a recurrent agent.
+      data: nest of tensors ``[M, ...]``, shuffled and cut along M: rows, or envs of a recurrent agent.
       rows: how many rows count in it; less than M times T where some are masked.
       metrics: what is known before the first minibatch, for the logs.
     """

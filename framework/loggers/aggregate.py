@@ -25,7 +25,7 @@ class Aggregator(Logger):
       every_seconds: seconds per aggregate, or None.
       how: name to one of ``mean``, ``sum``, ``max``, ``min``, ``last``. Floats not named here are averaged
         over the rows that have them (NaN counts); ints, bools and strings keep the newest.
-      rates: name to new name: the growth of a count per second, ``{"actor_steps": "steps_per_second"}``
+      rates: name to new name: the growth of a count per second, ``{"env_steps": "steps_per_second"}``
         gives ``time/steps_per_second``.
       clock: seconds, for tests.
     """

@@ -16,11 +16,11 @@ class ProgressDisplay:
 
     ::
 
-        with ProgressDisplay(max_actor_steps=50_000, target_return=475.0) as display:
+        with ProgressDisplay(max_env_steps=50_000, target_return=475.0) as display:
             display.update(monitor.snapshot())
 
     Args:
-      max_actor_steps: the end of the bar; None shows no bar and no time to go.
+      max_env_steps: the end of the bar; None shows no bar and no time to go.
       target_return: shown beside the return.
       console: a ``rich.console.Console``; None writes to standard output.
       line_every: seconds between two lines where the output is no terminal.
@@ -31,7 +31,7 @@ class ProgressDisplay:
 
     def __init__(
         self,
-        max_actor_steps: int | None = None,
+        max_env_steps: int | None = None,
         target_return: float | None = None,
         console: Any = None,
         line_every: float = 10.0,
@@ -40,7 +40,7 @@ class ProgressDisplay:
     ):
         from rich.console import Console
 
-        self._max_steps = max_actor_steps
+        self._max_steps = max_env_steps
         self._target = target_return
         self._console = console or Console()
         self._line_every = line_every
@@ -87,9 +87,9 @@ class ProgressDisplay:
         counts = snapshot.get("counts", {})
         labels = snapshot.get("labels", {})
         learner = labels.get("learner", {})
-        steps = counts.get("actor_steps", 0)
-        result = {"environment steps": f"{steps:,}" + (f" / {self._max_steps:,}" if self._max_steps else "")}
-        result["environment steps/s"] = _rate(self._meter.rate("actor_steps"))
+        steps = counts.get("env_steps", 0)
+        result = {"env steps": f"{steps:,}" + (f" / {self._max_steps:,}" if self._max_steps else "")}
+        result["env steps/s"] = _rate(self._meter.rate("env_steps"))
         if "learner_steps" in counts:
             result["learner steps"] = f"{counts['learner_steps']:,}"
             result["learner steps/s"] = _rate(self._meter.rate("learner_steps"))
@@ -100,7 +100,7 @@ class ProgressDisplay:
         evaluated = labels.get("evaluator", {})
         if "episode_return" in evaluated:
             goal = f" (goal {self._target:g})" if self._target is not None else ""
-            at = f" at step {evaluated['actor_steps']:,}" if "actor_steps" in evaluated else ""
+            at = f" at step {evaluated['env_steps']:,}" if "env_steps" in evaluated else ""
             result["return, greedy"] = f"{evaluated['episode_return']:.1f}{goal}{at}"
         for name, value in learner.items():
             if name.startswith("replay") and name.endswith("/samples_per_insert"):
@@ -134,16 +134,16 @@ class ProgressDisplay:
         if not self._max_steps:
             return table
         counts = (self._shown or {}).get("counts", {})
-        bar = ProgressBar(self._max_steps, counts.get("actor_steps", 0), width=_BAR_WIDTH)
+        bar = ProgressBar(self._max_steps, counts.get("env_steps", 0), width=_BAR_WIDTH)
         view = Table.grid()
         view.add_row(bar)
         view.add_row(table)
         return view
 
     def _is_due(self, snapshot: Mapping[str, Any]) -> bool:
-        """The first line comes with the first environment steps."""
+        """The first line comes with the first env steps."""
         if self._last_line is None:
-            return bool(snapshot.get("counts", {}).get("actor_steps"))
+            return bool(snapshot.get("counts", {}).get("env_steps"))
         return self._clock() - self._last_line >= self._line_every
 
     def _live_view(self) -> Any:
@@ -155,7 +155,7 @@ class ProgressDisplay:
         return _Refreshing(self._live)
 
     def _time_to_go(self, steps: int) -> str:
-        rate = self._meter.rate("actor_steps")
+        rate = self._meter.rate("env_steps")
         if not self._max_steps or not rate:
             return "?"
         seconds = max(0, round((self._max_steps - steps) / rate))

@@ -19,7 +19,7 @@ class TensorBoardLogger(Logger):
         number of rows of its label before it.
     """
 
-    def __init__(self, directory: str | os.PathLike, steps_keys: Sequence[str] = ("actor_steps", "steps")):
+    def __init__(self, directory: str | os.PathLike, steps_keys: Sequence[str] = ("env_steps", "steps")):
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(os.fspath(directory))

@@ -24,7 +24,7 @@ class ObservationEncoder(nn.Module):
     empty and there is anything but images, sent through an MLP.
 
     Args:
-      observation_spec: nest of dm_env specs of one lane.
+      observation_spec: nest of dm_env specs of one env.
       hidden_sizes: hidden layers behind the concatenation of the leaves that are no images.
       activation: of those hidden layers.
       make_convolution: shape of an image to a module with ``output_size``; see ``convolutions``.

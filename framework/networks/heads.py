@@ -102,7 +102,7 @@ class SquashedGaussianHead(nn.Module):
 
 
 def make_policy_head(input_size: int, action_spec: Any, squash: bool = False) -> nn.Module:
-    """The head that fits one action spec of one lane.
+    """The head that fits one action spec of one env.
 
     DiscreteArray: ``CategoricalHead``. Bounded integers that start at 0: ``MultiCategoricalHead``. Floats
     with one axis: ``SquashedGaussianHead`` with ``squash``, else ``GaussianHead``, whose actions go beyond

@@ -13,7 +13,7 @@ class RecurrentCore(nn.Module):
 
     ::
 
-        state = core.initial_state(lanes)
+        state = core.initial_state(envs)
         features, state = core.step(inputs, state)                      # acting, [B, ...]
         features, _ = core.unroll(inputs, state, start_of_episode)      # learning, [N, T, ...]
 
@@ -43,7 +43,7 @@ class RecurrentCore(nn.Module):
         self.output_size = hidden_size
 
     def initial_state(self, batch_size: int) -> State:
-        """Zeros for ``batch_size`` lanes, on the device of the parameters."""
+        """Zeros for ``batch_size`` envs, on the device of the parameters."""
         weight = self.cell.weight_hh
         return tuple(weight.new_zeros(batch_size, self.output_size) for _ in range(self._parts))
 

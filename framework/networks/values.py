@@ -19,7 +19,7 @@ class QNetwork(nn.Module):
     9). Images are encoded first, vectors go straight into the hidden layers.
 
     Args:
-      observation_spec: nest of dm_env specs of one lane.
+      observation_spec: nest of dm_env specs of one env.
       num_actions: how many actions there are.
       hidden_sizes: hidden layers; with ``dueling``, the last one is there once per stream.
       dueling: whether values and advantages have a stream of their own.
@@ -63,7 +63,7 @@ class Critics(nn.Module):
     parameters, encoder included.
 
     Args:
-      observation_spec: nest of dm_env specs of one lane.
+      observation_spec: nest of dm_env specs of one env.
       action_size: D, width of the action ``[..., D]``.
       hidden_sizes: hidden layers of each.
       count: how many.

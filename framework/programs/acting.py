@@ -29,7 +29,7 @@ class Acting(NamedTuple):
     """The parts that `ActorWorker` drives.
 
     Attributes:
-      parts: how many steps of ``loop`` are one step of all lanes.
+      parts: how many steps of ``loop`` are one step of all envs.
       versioned: its ``version`` is that of the parameters that acted last; None without parameters.
     """
 
@@ -52,7 +52,7 @@ def make_acting(
     learner: Any,
     inference: Any,
     name: str,
-    lanes: int,
+    envs: int,
     seed: int,
     update_period: int,
     messages: bool = False,
@@ -65,15 +65,15 @@ def make_acting(
     adder: Any
     environment: Any
     if not (alternating or served):
-        environment = make_environment(lanes, seed)
+        environment = make_environment(envs, seed)
         networks = agent.make_networks(spec)
         variables = _variable_client(learner, networks, update_period)
         adder = make_adder()
-        actor = PolicyActor(agent.make_policy(networks), adder, variables, lanes, seed)
+        actor = PolicyActor(agent.make_policy(networks), adder, variables, envs, seed)
         loop = EnvironmentLoop(environment, actor, should_update=updates)
         return Acting(environment, adder, actor, loop, 1, variables, lambda: None)
 
-    sizes = [lanes - lanes // 2, lanes // 2] if alternating else [lanes]
+    sizes = [envs - envs // 2, envs // 2] if alternating else [envs]
     offsets = [0, sizes[0]][: len(sizes)]
     environments = [
         make_environment(size, derive_seed(seed, f"half-{half}") if alternating else seed)
@@ -83,7 +83,7 @@ def make_acting(
     ports: list[Port]
     if served:
         ports = [
-            connect(inference, f"{name}.{half}", spec, size, offset, lanes, messages)
+            connect(inference, f"{name}.{half}", spec, size, offset, envs, messages)
             for half, (size, offset) in enumerate(zip(sizes, offsets, strict=True))
         ]
         has_variables = learner is not None
@@ -97,16 +97,16 @@ def make_acting(
         if launch.get_node_context().engine != "serial":
             pool = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-inference")
             run, close = pool.submit, functools.partial(pool.shutdown, wait=True, cancel_futures=True)
-        state = policy.initial_state(lanes)
+        state = policy.initial_state(envs)
         ports = [
-            LocalPort(policy, _lanes_of(state, offset, size), variables, run)
+            LocalPort(policy, _envs_of(state, offset, size), variables, run)
             for size, offset in zip(sizes, offsets, strict=True)
         ]
     adders = [make_adder() for _ in sizes]
     actors = [
         InferenceActor(port, adder, size) for port, adder, size in zip(ports, adders, sizes, strict=True)
     ]
-    # Halves share their parameters: one of them asks for newer ones, once per step of all lanes.
+    # Halves share their parameters: one of them asks for newer ones, once per step of all envs.
     loops = [
         EnvironmentLoop(environment, actor, should_update=updates and half == 0)
         for half, (environment, actor) in enumerate(zip(environments, actors, strict=True))
@@ -136,6 +136,6 @@ def _variable_client(learner: Any, networks: Any, update_period: int) -> Variabl
     return None if learner is None else VariableClient(learner, networks, update_period=update_period)
 
 
-def _lanes_of(state: Any, offset: int, size: int) -> Any:
-    """The rows of some lanes in a nest of ``[B, ...]``."""
+def _envs_of(state: Any, offset: int, size: int) -> Any:
+    """The rows of some envs in a nest of ``[B, ...]``."""
     return tree.map_structure(lambda leaf: leaf[offset : offset + size], state)

@@ -25,24 +25,24 @@ _FIRST_GRANT, _GRANT_SHARE = 16, 16  # batched steps; what was made over the nex
 
 
 class ActorWorker(ProgramWorker):
-    """Acts for the B lanes of one environment until the counter hands out no more steps.
+    """Acts for the B envs of one environment until the counter hands out no more steps.
 
-    One ``step()`` is one batched environment step. The steps that all actors of a program may make are handed
-    out by the counter in small grants, so that a program makes exactly ``max_actor_steps`` of them.
+    One ``step()`` is one step of all envs. The steps that all actors of a program may make are handed
+    out by the counter in small grants, so that a program makes exactly ``max_env_steps`` of them.
 
     Args:
       agent: makes the networks, the policy and the adder.
-      make_environment: ``(num_lanes, seed) -> BatchedEnvironment``.
-      spec: the ``EnvironmentSpec`` of one lane.
+      make_environment: ``(num_envs, seed) -> BatchedEnvironment``.
+      spec: the ``EnvironmentSpec`` of one env.
       replay: the replay client that the adder writes to; None for an agent that stores nothing.
       learner: the variable source to pull parameters from; None for an agent without parameters.
       counter: hands out steps and counts them.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the environment's normalisers between lives; None keeps nothing.
       index: which of the actors this is.
-      lanes: number of environments B stepped as one batch.
+      envs: number of environments B stepped as one batch.
       seed: of this actor; environments and exploration derive theirs from it.
-      log_every: environment steps between two rows of metrics.
+      log_period: env steps between two rows of metrics.
       update_period: batched steps between two questions for newer parameters.
       grant_steps: the most batched steps asked of the counter at a time; fewer in the beginning, so that
         short programs are shared among their actors too.
@@ -64,9 +64,9 @@ class ActorWorker(ProgramWorker):
         monitor: Any,
         checkpointer: Any = None,
         index: int = 0,
-        lanes: int = 1,
+        envs: int = 1,
         seed: int = 0,
-        log_every: int = 1000,
+        log_period: int = 1000,
         update_period: int = 1,
         grant_steps: int = 64,
         mode: str = "local",
@@ -87,7 +87,7 @@ class ActorWorker(ProgramWorker):
             learner=learner,
             inference=inference,
             name=self._name,
-            lanes=lanes,
+            envs=envs,
             seed=seed,
             update_period=update_period,
             messages=messages,
@@ -95,8 +95,8 @@ class ActorWorker(ProgramWorker):
         self._environment, self._adder, self._actor = acting.environment, acting.adder, acting.actor
         self._loop, self._parts, self._variables = acting.loop, acting.parts, acting.versioned
         self._stop_acting = acting.close
-        self._lanes, self._ends_program = lanes, ends_program
-        self._log_every, self._grant_steps = log_every, grant_steps
+        self._envs, self._ends_program = envs, ends_program
+        self._log_period, self._grant_steps = log_period, grant_steps
         self._granted = self._spent = 0  # steps of the current grant, and how many of them are made
         self._episodes = EpisodeStatistics()
         self._steps = 0
@@ -108,7 +108,7 @@ class ActorWorker(ProgramWorker):
         if self._synchrony is not None:
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
             self._grant_steps = max(1, min(grant_steps, (self._synchrony.unroll_length - 2) // 2))
-        self._batched_steps = 0  # of the loop: with two halves, two of them are a step of all lanes
+        self._batched_steps = 0  # of the loop: with two halves, two of them are a step of all envs
         self._first_version = 0
         self._waiting_since: float | None = None  # for a version of the parameters
         self._said_at = 0.0
@@ -121,7 +121,7 @@ class ActorWorker(ProgramWorker):
         return not self._started or self._has_version(timeout=0)
 
     def ready_if_stuck(self) -> bool:
-        """True if the tables take at least a part of what a step of all lanes may write."""
+        """True if the tables take at least a part of what a step of all envs may write."""
         if self._finished or self._adder is None or not self._adder.ready_if_stuck():
             return False
         return not self._started or self._has_version(timeout=0)
@@ -130,8 +130,8 @@ class ActorWorker(ProgramWorker):
         """What the serial engine prints if nothing can go on."""
         if self._adder is not None and not self._adder.ready():
             return (
-                f"its adder waits for room for what a step of its {self._lanes} lanes may write: "
-                f"{describe_room(self._replay)}. Use fewer lanes, or a rate limiter with a larger buffer."
+                f"its adder waits for room for what a step of its {self._envs} envs may write: "
+                f"{describe_room(self._replay)}. Use fewer envs, or a rate limiter with a larger buffer."
             )
         return f"waits for version {self._needed_version()} of the parameters"
 
@@ -146,16 +146,16 @@ class ActorWorker(ProgramWorker):
         self._waiting_since = None
         if self._needed_version() is not None:
             self._actor.update(wait=True)  # to the newest, which may be newer than what is needed
-        # Before the grant is too small for a step of all lanes: that would cut their episodes short.
-        if self._granted - self._spent < self._lanes:
+        # Before the grant is too small for a step of all envs: that would cut their episodes short.
+        if self._granted - self._spent < self._envs:
             # More at a time the more it has made, up to a bound: each question is a message and a wait.
             batched = max(_FIRST_GRANT, min(self._grant_steps, self._batched_steps // _GRANT_SHARE))
-            wanted = min(batched, self._grant_steps) * self._lanes
+            wanted = min(batched, self._grant_steps) * self._envs
             if self._synchrony is not None:
                 # No more than its unroll takes: what others need for theirs would be missing at the end.
                 length = self._parts * self._synchrony.unroll_length
                 left = length - self._batched_steps % length
-                wanted = min(wanted, max(1, left * self._lanes // self._parts))
+                wanted = min(wanted, max(1, left * self._envs // self._parts))
             self._granted = self._report(wanted)
             if self._granted == 0:
                 self._finish()
@@ -168,7 +168,7 @@ class ActorWorker(ProgramWorker):
         self._steps += made
         if finished:
             self._episodes.add(finished["episode_return"], finished["episode_length"])
-        if self._steps - self._logged_at >= self._log_every:
+        if self._steps - self._logged_at >= self._log_period:
             self._log()
 
     def _needed_version(self) -> int | None:
@@ -250,7 +250,7 @@ class ActorWorker(ProgramWorker):
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, self.save())
         if self._ends_program and self._counter.remaining() == 0:
-            self._monitor.finish("max_actor_steps", self._counter.get_counts())
+            self._monitor.finish("max_env_steps", self._counter.get_counts())
 
     def _wait_for_last_version(self) -> None:
         """Until the learner has learned from the last complete unrolls, so that the program does not end, or

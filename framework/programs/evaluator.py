@@ -14,21 +14,21 @@ from framework.programs.worker import ProgramWorker
 
 
 class Evaluator(ProgramWorker):
-    """Evaluates every so many environment steps, and ends the program at its goal or at its last step.
+    """Evaluates every so many env steps, and ends the program at its goal or at its last step.
 
-    One ``step()`` plays ``num_episodes`` episodes, one in each of as many lanes, so that no episode is
+    One ``step()`` plays ``num_episodes`` episodes, one in each of as many envs, so that no episode is
     counted because it happened to be short.
 
     Args:
       agent: makes the networks and the policy (with ``evaluation=True``).
-      make_environment: ``(num_lanes, seed) -> BatchedEnvironment``; the evaluator has its own.
-      spec: the ``EnvironmentSpec`` of one lane.
+      make_environment: ``(num_envs, seed) -> BatchedEnvironment``; the evaluator has its own.
+      spec: the ``EnvironmentSpec`` of one env.
       learner: the variable source.
-      counter: says how many environment steps were made.
+      counter: says how many env steps were made.
       monitor: takes the rows of metrics; it ends the program.
       num_episodes: episodes of one evaluation.
-      every: environment steps between two evaluations.
-      max_actor_steps: the program ends with the evaluation after this many; None for no limit.
+      every: env steps between two evaluations.
+      max_env_steps: the program ends with the evaluation after this many; None for no limit.
       target_return: the program ends when the mean return reaches this; None for no goal.
       checkpointer: where the normalisers' statistics of the first actor are found; None for none.
     """
@@ -45,7 +45,7 @@ class Evaluator(ProgramWorker):
         checkpointer: Any = None,
         num_episodes: int = 20,
         every: int = 5000,
-        max_actor_steps: int | None = None,
+        max_env_steps: int | None = None,
         target_return: float | None = None,
         seed: int = 0,
     ):
@@ -58,26 +58,26 @@ class Evaluator(ProgramWorker):
         self._actor = PolicyActor(
             agent.make_policy(networks, evaluation=True),
             variable_client=self._variables,
-            num_lanes=num_episodes,
+            num_envs=num_episodes,
         )
         self._loop = EnvironmentLoop(self._environment, self._actor, should_update=False)
         self._num_episodes = num_episodes
         self._networks = networks
         self._best: float | None = None  # the highest mean return so far; None before it was looked up
-        self._every, self._max_actor_steps = every, max_actor_steps
+        self._every, self._max_env_steps = every, max_env_steps
         self._target_return = target_return
-        self._next = every if max_actor_steps is None else min(every, max_actor_steps)
+        self._next = every if max_env_steps is None else min(every, max_env_steps)
 
     def ready(self) -> bool:
-        return not self._finished and self._counter.get_counts().get("actor_steps", 0) >= self._next
+        return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
 
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
-        return f"waits for environment step {self._next}"
+        return f"waits for env step {self._next}"
 
     def step(self) -> None:
         # Bounded, so that a stop is noticed; the counter wakes us when the step is reached.
-        if not self._counter.wait_for("actor_steps", self._next, timeout=0.5):
+        if not self._counter.wait_for("env_steps", self._next, timeout=0.5):
             return
         self.evaluate()
 
@@ -92,7 +92,7 @@ class Evaluator(ProgramWorker):
         played = self._loop.run_episodes(self._num_episodes)
         returns, lengths = played["episode_return"], played["episode_length"]
         row = {
-            "actor_steps": counts.get("actor_steps", 0),
+            "env_steps": counts.get("env_steps", 0),
             "learner_steps": counts.get("learner_steps", 0),
             "episodes": len(returns),
             "episode_return": float(np.mean(returns)),
@@ -103,14 +103,14 @@ class Evaluator(ProgramWorker):
         }
         self._monitor.write("evaluator", row)
         self._keep_if_best(row)
-        self._next = (row["actor_steps"] // self._every + 1) * self._every
-        if self._max_actor_steps is not None:
-            self._next = min(self._next, self._max_actor_steps)
+        self._next = (row["env_steps"] // self._every + 1) * self._every
+        if self._max_env_steps is not None:
+            self._next = min(self._next, self._max_env_steps)
         reached = self._target_return is not None and row["episode_return"] >= self._target_return
-        spent = self._max_actor_steps is not None and row["actor_steps"] >= self._max_actor_steps
+        spent = self._max_env_steps is not None and row["env_steps"] >= self._max_env_steps
         if reached or spent:
             self._finished = True
-            self._monitor.finish("target_return" if reached else "max_actor_steps", row)
+            self._monitor.finish("target_return" if reached else "max_env_steps", row)
         return row
 
     def _keep_if_best(self, row: dict[str, Any]) -> None:

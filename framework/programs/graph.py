@@ -11,7 +11,7 @@ from framework import core
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
-from framework.programs.learner_group import LearnerPeer
+from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.monitor import Monitor
 from framework.programs.run_checkpointer import RunCheckpointer
@@ -30,7 +30,7 @@ class Graph:
     Args:
       program: gets the nodes.
       agent: makes their parts.
-      spec: the ``EnvironmentSpec`` of one lane.
+      spec: the ``EnvironmentSpec`` of one env.
       seed: those of the nodes derive from it.
     """
 
@@ -53,10 +53,10 @@ class Graph:
             "replay", launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
         )
 
-    def add_counter(self, max_actor_steps: int | None, directory: pathlib.Path | None) -> None:
+    def add_counter(self, max_env_steps: int | None, directory: pathlib.Path | None) -> None:
         self._counter = self._add(
             "counter",
-            launch.CourierNode(_make_counter, max_actor_steps, directory, courier_client_kwargs=_REPEAT),
+            launch.CourierNode(_make_counter, max_env_steps, directory, courier_client_kwargs=_REPEAT),
         )
 
     def add_monitor(self, logger_factory: Any, on_write: Any, directory: pathlib.Path | None) -> None:
@@ -108,7 +108,7 @@ class Graph:
             self._add(
                 "learner",
                 launch.CourierNode(
-                    LearnerPeer,
+                    LearnerReplica,
                     self._agent,
                     self._spec,
                     replay=self._replay,
@@ -119,14 +119,14 @@ class Graph:
                 ),
             )
 
-    def add_inference(self, lanes: int, **options: Any) -> None:
+    def add_inference(self, envs: int, **options: Any) -> None:
         self._inference = self._add(
             "inference",
             launch.CourierNode(
                 InferenceWorker,
                 self._agent,
                 self._spec,
-                lanes,
+                envs,
                 learner=self._learner,
                 monitor=self._monitor,
                 checkpointer=self._checkpointer,
@@ -194,11 +194,11 @@ def _replay_checkpointer(directory: pathlib.Path, keep: int) -> Any:
     return checkpointers.DefaultCheckpointer(str(directory / "checkpoints" / "replay"), keep=keep)
 
 
-def _make_counter(max_actor_steps: int | None, directory: pathlib.Path | None) -> Any:
+def _make_counter(max_env_steps: int | None, directory: pathlib.Path | None) -> Any:
     from framework.counting import Counter
     from framework.programs.run_checkpointer import saved_part
 
-    counter = Counter(max_steps=max_actor_steps)
+    counter = Counter(max_steps=max_env_steps)
     state = saved_part(directory, "counter")
     if state is not None:
         counter.restore(state)

@@ -19,8 +19,8 @@ class InferenceWorker(InferenceServer):
 
     Args:
       agent: makes the networks and the policy.
-      spec: the ``EnvironmentSpec`` of one lane.
-      lanes: of all actors together.
+      spec: the ``EnvironmentSpec`` of one env.
+      envs: of all actors together.
       learner: the variable source; None for an agent without parameters.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random choices; None keeps nothing.
@@ -30,14 +30,14 @@ class InferenceWorker(InferenceServer):
       update_period: batches between two questions for newer parameters. Not used for an agent that follows
         the learner in step: its actors say when newer ones are due.
       messages: never use shared memory.
-      log_every: rows acted for between two rows of metrics.
+      log_period: rows acted for between two rows of metrics.
     """
 
     def __init__(
         self,
         agent: core.Agent,
         spec: Any,
-        lanes: int,
+        envs: int,
         *,
         learner: Any,
         monitor: Any,
@@ -49,7 +49,7 @@ class InferenceWorker(InferenceServer):
         timeout: float = 0.001,
         update_period: int = 1,
         messages: bool = False,
-        log_every: int = 1000,
+        log_period: int = 1000,
     ):
         prepare_process(seed)
         networks = agent.make_networks(spec)
@@ -64,7 +64,7 @@ class InferenceWorker(InferenceServer):
         super().__init__(
             policy,
             spec,
-            lanes,
+            envs,
             variables=variables,
             updates=not follows,
             min_batch=min_batch,
@@ -76,7 +76,7 @@ class InferenceWorker(InferenceServer):
         )
         policy.seed(seed)  # as an actor would that has the policy itself
         self._policy, self._monitor, self._checkpointer = policy, monitor, checkpointer
-        self._log_every = log_every
+        self._log_period = log_period
         self._rows = self._batches = 0
         self._logged = (0, 0, time.perf_counter())
         state = checkpointer.get("inference") if checkpointer is not None else None
@@ -100,7 +100,7 @@ class InferenceWorker(InferenceServer):
     def _count(self, rows: int) -> None:
         self._rows += rows
         self._batches += 1
-        if self._rows - self._logged[0] >= self._log_every:
+        if self._rows - self._logged[0] >= self._log_period:
             self._log()
         if self._checkpointer is not None and self._batches % _SAVE_EVERY == 0:
             self._checkpointer.put("inference", self.save())

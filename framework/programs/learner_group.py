@@ -13,7 +13,7 @@ from framework.programs.seeding import prepare_process
 from framework.programs.worker import ProgramWorker
 
 
-class Turnstile:
+class Barrier:
     """Lets all of ``size`` learners through at once, or none any more.
 
     A learner that waited for a peer's gradient could not be stopped; so all come here first, each with its
@@ -55,7 +55,7 @@ class Turnstile:
 
 
 class FirstLearner:
-    """What the learner of rank 0 keeps for the others: their meeting point, and the turnstile.
+    """What the learner of rank 0 keeps for the others: their meeting point, and the barrier.
 
     Args:
       learner: whose state the others begin with.
@@ -69,12 +69,12 @@ class FirstLearner:
         self._learner, self._size = learner, size
         self._store = distributed.host_store(size)
         self._group: Any = None
-        self.turnstile = Turnstile(size)
-        launch.register_stop_handler(self.turnstile.close)
+        self.barrier = Barrier(size)
+        launch.register_stop_handler(self.barrier.close)
 
     def meeting(self) -> tuple[int, dict[str, Any]]:
         """``(port of the store, state to begin with)`` for a learner that joins."""
-        if self.turnstile.started:
+        if self.barrier.started:
             raise RuntimeError(
                 "The learners have begun, and one of them came anew: they cannot be restarted one by one. "
                 "Resume the run instead."
@@ -84,23 +84,23 @@ class FirstLearner:
     def go_on(self) -> bool:
         """Waits until all learners have data for the next step; False if there is none any more."""
         if self._group is None:
-            if not self.turnstile.arrive():
+            if not self.barrier.arrive():
                 return False
             self._group = join(self._learner, 0, self._size, self._store.port)
-        return self.turnstile.arrive()
+        return self.barrier.arrive()
 
     def close(self) -> None:
-        self.turnstile.close()
+        self.barrier.close()
         if self._group is not None:
             self._group.close()
 
 
-class LearnerPeer(ProgramWorker):
+class LearnerReplica(ProgramWorker):
     """A learner beside the first: it learns from its shard of each batch and publishes nothing.
 
     Args:
       agent: makes the networks, the dataset and the learner.
-      spec: the ``EnvironmentSpec`` of one lane.
+      spec: the ``EnvironmentSpec`` of one env.
       replay: the replay client to sample from and to write priorities to.
       first: the learner of rank 0.
       rank: from 1.

@@ -14,7 +14,7 @@ from framework import core
 from framework.programs.learner_group import FirstLearner
 from framework.programs.limiter_state import describe_stock
 from framework.programs.seeding import keep_freed_memory, prepare_process
-from framework.programs.standstill import Standstill
+from framework.programs.stall_detector import StallDetector
 from framework.programs.worker import ProgramWorker
 
 _LOG = logging.getLogger(__name__)
@@ -27,17 +27,17 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
 
     Args:
       agent: makes the networks, the dataset and the learner.
-      spec: the ``EnvironmentSpec`` of one lane.
+      spec: the ``EnvironmentSpec`` of one env.
       replay: the replay client to sample from and to write priorities to.
       counter: counts ``learner_steps``.
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state; it is restored from there on construction. None keeps nothing.
       seed: of this worker.
       max_steps: stop the program after so many learner steps; None for no limit.
-      publish_every: learner steps between two versions handed to the actors; 1 if they follow in step.
-      log_every: learner steps between two rows of metrics.
-      checkpoint_every: environment steps between two checkpoints; None for one at the end only.
-      num_learners: this one and ``LearnerPeer`` s beside it, each with its shard of every batch. Metrics are
+      publish_period: learner steps between two versions handed to the actors; 1 if they follow in step.
+      log_period: learner steps between two rows of metrics.
+      checkpoint_period: env steps between two checkpoints; None for one at the end only.
+      num_learners: this one and the replicas beside it, each with its shard of every batch. Metrics are
         those of this one's shard.
       num_actors: of the program; for agents whose actors follow in step.
     """
@@ -53,9 +53,9 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         checkpointer: Any = None,
         seed: int = 0,
         max_steps: int | None = None,
-        publish_every: int = 10,
-        log_every: int = 500,
-        checkpoint_every: int | None = None,
+        publish_period: int = 10,
+        log_period: int = 500,
+        checkpoint_period: int | None = None,
         num_learners: int = 1,
         num_actors: int = 1,
     ):
@@ -67,8 +67,8 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
         self._max_steps = max_steps
-        self._publish_every = publish_every if agent.synchrony() is None else 1
-        self._log_every, self._checkpoint_every = log_every, checkpoint_every
+        self._publish_period = publish_period if agent.synchrony() is None else 1
+        self._log_period, self._checkpoint_period = log_period, checkpoint_period
         self._steps = 0
         self._uncounted = 0
         self._waited_s = 0.0  # for the dataset, since the last row
@@ -83,7 +83,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._version_offset = 0
         self._variables: dict[str, Any] = {}
         self._waits_for_data = False
-        self._standstill = Standstill(num_actors)
+        self._stall_detector = StallDetector(num_actors)
         self._restore()
         self._others = FirstLearner(self._learner, num_learners) if num_learners > 1 else None
         self._publish()
@@ -105,7 +105,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         with self._published:
             if self._published.wait_for(lambda: self._version >= version, timeout):
                 return True
-            if actor is None or not self._waits_for_data or not self._standstill.asked(actor):
+            if actor is None or not self._waits_for_data or not self._stall_detector.asked(actor):
                 return False
             _LOG.warning(
                 "all actors wait for version %d of the parameters and the learner for their data, of which "
@@ -126,7 +126,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
 
     def _moved(self) -> None:
         """Called with the lock held when there is a new version."""
-        self._standstill.moved()
+        self._stall_detector.moved()
         self._published.notify_all()
 
     def meet_learners(self) -> tuple[int, dict[str, Any]]:
@@ -135,7 +135,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
 
     def arrive(self) -> bool:
         """For the other learners: waits until all have data for the next step; False at the end."""
-        return self._together().turnstile.arrive()
+        return self._together().barrier.arrive()
 
     def ready(self) -> bool:
         return not self._finished and self._dataset.ready()
@@ -154,7 +154,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
             return
         with self._published:
             self._waits_for_data = False
-            self._standstill.moved()
+            self._stall_detector.moved()
         result = self._learner.step(sample)
         if result.priorities is not None:
             priorities = np.asarray(result.priorities, np.float64)
@@ -164,17 +164,17 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._uncounted += 1
         self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
         last = self._max_steps is not None and self._steps >= self._max_steps
-        if last or self._steps % self._publish_every == 0:
+        if last or self._steps % self._publish_period == 0:
             # Counted first: who sees the version may look how many steps it took.
             counts = self._count()
             self._publish()
             self._checkpoint_if_due(counts)
-        if last or self._steps % self._log_every == 0:
+        if last or self._steps % self._log_period == 0:
             self._log(result.metrics)
         if last:
             self._finished = True
             if self._others is not None:
-                self._others.turnstile.close()
+                self._others.barrier.close()
             self._monitor.finish("max_learner_steps", {"learner_steps": self._steps})
 
     def close(self) -> None:
@@ -204,11 +204,11 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
             self._logged = (self._steps, time.perf_counter())
         counts = self._counter.get_counts()
         if state is not None:
-            self._checkpointed_at = counts.get("actor_steps", 0)
+            self._checkpointed_at = counts.get("env_steps", 0)
         # A learner that comes back from an older checkpoint, or none, goes on above what actors may have.
         made = counts.get("learner_steps", 0)
         if made > self._steps:
-            self._version_offset = made - self._steps + self._publish_every
+            self._version_offset = made - self._steps + self._publish_period
 
     def _publish(self) -> None:
         # The version counts learner steps, so that staleness is a number of them.
@@ -225,10 +225,10 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         return counts
 
     def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
-        if self._checkpointer is None or self._checkpoint_every is None:
+        if self._checkpointer is None or self._checkpoint_period is None:
             return
-        if counts.get("actor_steps", 0) - self._checkpointed_at >= self._checkpoint_every:
-            self._checkpointed_at = counts["actor_steps"]
+        if counts.get("env_steps", 0) - self._checkpointed_at >= self._checkpoint_period:
+            self._checkpointed_at = counts["env_steps"]
             self._checkpointer.put("learner", self.save())
             self._checkpointer.commit("periodic")
 

@@ -69,9 +69,9 @@ class Monitor:
         numbers: dict[str, Any] = {}
         if self._counter is not None:
             counts = self._counter.get_counts()
-            made, now = counts.get("actor_steps", 0), time.perf_counter()
-            numbers["actor_steps"] = made
-            numbers["time/environment_steps_per_s"] = (made - self._rate[0]) / max(now - self._rate[1], 1e-9)
+            made, now = counts.get("env_steps", 0), time.perf_counter()
+            numbers["env_steps"] = made
+            numbers["time/env_steps_per_s"] = (made - self._rate[0]) / max(now - self._rate[1], 1e-9)
             self._rate = (made, now)
         versions = [
             r["variables_version"]

@@ -19,7 +19,7 @@ class RunCheckpointer:
     Args:
       directory: of the run; checkpoints go to ``checkpoints/`` in it.
       keep: how many checkpoints stay.
-      counter: its counts are part of every checkpoint, and ``actor_steps`` names it.
+      counter: its counts are part of every checkpoint, and ``env_steps`` names it.
       replay: a replay client, whose server checkpoints itself; None for an agent without replay.
     """
 
@@ -59,7 +59,7 @@ class RunCheckpointer:
         if self._replay is not None:
             note["replay"] = str(self._replay.checkpoint())
         parts = {name: torch_part(state) for name, state in states.items()}
-        return str(self._checkpointer.save(int(counts.get("actor_steps", 0)), parts, note))
+        return str(self._checkpointer.save(int(counts.get("env_steps", 0)), parts, note))
 
     def close(self) -> None:
         """Writes the last checkpoint."""

@@ -1,4 +1,4 @@
-"""The writer for B lanes: whole batches of rows in, whole batches of items out.
+"""The writer for B envs: whole batches of rows in, whole batches of items out.
 
 ::
 

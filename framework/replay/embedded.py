@@ -97,7 +97,7 @@ class EmbeddedClient(ReverbApi):
         return self._interrupted
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
-        """A writer for B lanes. Items are inserted at once here, so none is ever in flight."""
+        """A writer for B envs. Items are inserted at once here, so none is ever in flight."""
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
         writer = BatchWriter(self)

@@ -58,7 +58,7 @@ class Client:
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ReverbWriter:
-        """A writer for B lanes; see `ReverbWriter`."""
+        """A writer for B envs; see `ReverbWriter`."""
         writer = ReverbWriter(self, max_in_flight_items)
         self._writers.append(writer)
         return writer

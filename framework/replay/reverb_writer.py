@@ -1,4 +1,4 @@
-"""The writer for B lanes over a ``reverb.TrajectoryWriter``.
+"""The writer for B envs over a ``reverb.TrajectoryWriter``.
 
 dm-reverb knows steps of one episode; our items point at any rows. So rows stay here, in a row store of this
 process, until an item needs them. Then each becomes a step of the trajectory writer, and the item refers to

@@ -231,7 +231,7 @@ class ServedClient(ReverbApi):
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ServedWriter:
-        """A writer for B lanes; see `BatchWriter`.
+        """A writer for B envs; see `BatchWriter`.
 
         Args:
           max_in_flight_items: items created and not yet in their table; more of them make ``create_items``

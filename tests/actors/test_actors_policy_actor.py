@@ -1,4 +1,4 @@
-"""The policy actor: recurrent state per lane, extras in their rows, and what it hands to the adder."""
+"""The policy actor: recurrent state per env, extras in their rows, and what it hands to the adder."""
 
 import dm_env
 import numpy as np
@@ -12,7 +12,7 @@ FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 
 
 class CountingPolicy(core.Policy):
-    """Counts each lane's steps since its episode began; acts and annotates by that count."""
+    """Counts each env's steps since its episode began; acts and annotates by that count."""
 
     def __init__(self, make=np.zeros):
         self._make = make
@@ -59,14 +59,14 @@ class RecordingClient:
 
 
 def timestep(*kinds):
-    lanes = len(kinds)
-    zeros = np.zeros(lanes, np.float32)
-    return dm_env.TimeStep(np.array(kinds), zeros, zeros + 1, np.zeros((lanes, 2), np.float32))
+    envs = len(kinds)
+    zeros = np.zeros(envs, np.float32)
+    return dm_env.TimeStep(np.array(kinds), zeros, zeros + 1, np.zeros((envs, 2), np.float32))
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["numpy", "torch"])
-def test_each_lanes_state_starts_anew_with_its_episode(make):
-    actor = PolicyActor(CountingPolicy(make), num_lanes=3)
+def test_each_envs_state_starts_anew_with_its_episode(make):
+    actor = PolicyActor(CountingPolicy(make), num_envs=3)
     first = timestep(FIRST, FIRST, FIRST)
     actor.observe_first(first)
     rows = [
@@ -80,7 +80,7 @@ def test_each_lanes_state_starts_anew_with_its_episode(make):
         action = actor.select_action(row.observation)
         actions.append(action.tolist())
         actor.observe(action, row)
-    # A lane that was LAST still acts once, in vain, before its FIRST.
+    # An env that was LAST still acts once, in vain, before its FIRST.
     assert actions == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 0, 3]]
     assert actor.select_action(rows[-1].observation).tolist() == [4, 1, 0]
     actor.observe_first(first)
@@ -89,7 +89,7 @@ def test_each_lanes_state_starts_anew_with_its_episode(make):
 
 def test_the_adder_gets_every_step_with_the_extras_of_its_action():
     adder = RecordingAdder()
-    actor = PolicyActor(CountingPolicy(), adder, num_lanes=2)
+    actor = PolicyActor(CountingPolicy(), adder, num_envs=2)
     first, second = timestep(FIRST, FIRST), timestep(MID, FIRST)
     actor.observe_first(first)
     for row in (timestep(MID, LAST), second):
@@ -115,13 +115,13 @@ def test_update_goes_to_the_client_and_ready_to_the_adder():
 
 
 def test_calls_out_of_order_are_errors():
-    actor = PolicyActor(CountingPolicy(), num_lanes=2)
+    actor = PolicyActor(CountingPolicy(), num_envs=2)
     with pytest.raises(RuntimeError, match="before observe_first"):
         actor.select_action(np.zeros((2, 2)))
     with pytest.raises(RuntimeError, match="before observe_first"):
         actor.observe(np.zeros(2), timestep(MID, MID))
-    with pytest.raises(ValueError, match="num_lanes is 0"):
-        PolicyActor(CountingPolicy(), num_lanes=0)
+    with pytest.raises(ValueError, match="num_envs is 0"):
+        PolicyActor(CountingPolicy(), num_envs=0)
 
 
 def test_the_policys_random_state_is_seeded_and_saved():

@@ -17,7 +17,7 @@ from framework.environments.testing import EchoEnvironment
 
 
 class LoggedPort(Port):
-    """The action is 1 in every lane; writes down who asked when."""
+    """The action is 1 in every env; writes down who asked when."""
 
     def __init__(self, name, log):
         self._name, self._log = name, log
@@ -68,7 +68,7 @@ def make(sizes=(2, 2), hold_every=None, length=3):
     adders = [LoggedAdder(name, log) for name in "ab"]
     actors = [InferenceActor(*parts) for parts in zip(ports, adders, sizes, strict=True)]
     parts = [
-        environments.make(lambda: EchoEnvironment(4, length, first=10), num_lanes=size, stepping="inline")
+        environments.make(lambda: EchoEnvironment(4, length, first=10), num_envs=size, stepping="inline")
         for size in sizes
     ]
     loops = [
@@ -106,21 +106,21 @@ def test_a_half_that_begins_anew_drops_what_it_had_asked_for():
     loop, _, log = make(length=100)
     for _ in range(3):
         loop.step()
-    loop.step(max_steps=1)  # of two lanes: the second half resets when it is its turn again
+    loop.step(max_steps=1)  # of two envs: the second half resets when it is its turn again
     for _ in range(3):
         loop.step()
     assert log.count("reset b") == 2 and log.count("reset a") == 1
     assert loop.num_steps == 6 + 1 + 6
 
 
-def test_finished_lanes_are_counted_over_both_halves():
+def test_finished_envs_are_counted_over_both_halves():
     loop, _, _ = make(sizes=(2, 1), length=1)
     first, second = loop.step(), loop.step()
-    assert first["lane"].tolist() == [0, 1] and second["lane"].tolist() == [2]
+    assert first["env"].tolist() == [0, 1] and second["env"].tolist() == [2]
     assert set(loop.take_seconds()) == {"reset", "select_action", "step", "observe"}
 
 
-def test_parameters_are_asked_for_once_a_step_of_all_lanes():
+def test_parameters_are_asked_for_once_a_step_of_all_envs():
     loop, actors, _ = make()
     for _ in range(8):
         loop.step()
@@ -171,7 +171,7 @@ def test_an_action_before_the_first_time_step_is_refused():
         actor.select_action(np.zeros(1))
 
 
-def test_lanes_that_begin_are_told_to_the_port():
+def test_envs_that_begin_are_told_to_the_port():
     seen = []
 
     class Firsts(LoggedPort):
@@ -179,7 +179,7 @@ def test_lanes_that_begin_are_told_to_the_port():
             seen.append(first.tolist())
             super().request(observation, first)
 
-    actor = InferenceActor(Firsts("a", []), num_lanes=2)
+    actor = InferenceActor(Firsts("a", []), num_envs=2)
 
     def timestep(kinds):
         return dm_env.TimeStep(np.array(kinds), np.zeros(2), np.ones(2), np.zeros((2, 1)))

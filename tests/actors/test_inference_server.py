@@ -20,7 +20,7 @@ SPEC = make_spec(observations={"x": Array((2,), np.float32), "y": Array((), np.i
 
 
 class CountingPolicy(core.Policy):
-    """The state counts a lane's steps from 10 times its number; the action is the sum of all it is given."""
+    """The state counts an env's steps from 10 times its number; the action is the sum of all it is given."""
 
     def __init__(self, wait=None):
         self.batches = []
@@ -50,8 +50,8 @@ def observe(values):
 def ports(kind, server, sizes, total=None):
     make = {
         "messages": lambda *a: ServerPort(server, *a),
-        "shared memory": lambda name, lanes, *a: SharedMemoryPort(
-            server, name, SPEC, server.connect(name, lanes, *a)
+        "shared memory": lambda name, envs, *a: SharedMemoryPort(
+            server, name, SPEC, server.connect(name, envs, *a)
         ),
     }[kind]
     offset, made = 0, []
@@ -78,7 +78,7 @@ def served(request):
         server.close()
 
 
-def test_every_lane_gets_its_own_action_and_keeps_its_own_state(served):
+def test_every_env_gets_its_own_action_and_keeps_its_own_state(served):
     make, kind = served
     one, two = ports(kind, make(CountingPolicy(), timeout=0.0), [2, 3])
     none, begins = np.zeros, np.ones
@@ -88,7 +88,7 @@ def test_every_lane_gets_its_own_action_and_keeps_its_own_state(served):
         assert action.tolist() == [100 + step, 210 + step] and action.dtype == np.int64
         assert extras["count"].tolist() == [step, 10 + step]
         assert extras["pair"][0].tolist() == [[100, 100], [200, 200]]
-        first = np.array([step == 0, step in (0, 2), step == 0])  # its second lane begins again at step 2
+        first = np.array([step == 0, step in (0, 2), step == 0])  # its second env begins again at step 2
         two.request(observe([1, 2, 3]), first)
         action, _ = two.answer()
         assert action.tolist() == [1 + step, 12 + (step if step < 2 else step - 2), 23 + step]
@@ -111,7 +111,7 @@ def test_no_step_of_the_policy_is_for_more_than_max_batch(served):
     assert counted == [2, 2, 1] * 2
 
 
-def test_lanes_of_one_actor_may_come_by_two_clients(served):
+def test_envs_of_one_actor_may_come_by_two_clients(served):
     make, kind = served
     first, second = ports(kind, make(CountingPolicy(), timeout=0.0), [2, 2], total=4)
     for port, expected in ((first, [0, 10]), (second, [20, 30])):
@@ -156,12 +156,12 @@ def batching(request):
         server.close()
 
 
-def ask(port, lanes=2):
-    port.request(observe([0] * lanes), np.ones(lanes, bool))
+def ask(port, envs=2):
+    port.request(observe([0] * envs), np.ones(envs, bool))
 
 
 BATCHES = {
-    # name: (options, clients that ask, of 3 with 2 lanes each; sizes of the batches)
+    # name: (options, clients that ask, of 3 with 2 envs each; sizes of the batches)
     "everybody that is connected": ({"timeout": 60.0}, [0, 1, 2], [[6]]),
     "max_batch at once": ({"timeout": 60.0, "max_batch": 4}, [0, 1], [[4]]),
     "min_batch after the timeout": ({"timeout": 0.05, "min_batch": 4}, [0, 2], [[4]]),
@@ -362,14 +362,14 @@ def test_settings_that_make_no_sense_are_refused(options, words):
 def test_rows_run_out_and_sizes_stay():
     slots = Slots(CountingPolicy(), SPEC, 4)
     slots.connect("a", 3)
-    with pytest.raises(ValueError, match=r"asks for 2 lanes; 1 of the 4"):
+    with pytest.raises(ValueError, match=r"asks for 2 envs; 1 of the 4"):
         slots.connect("b", 2)
-    with pytest.raises(ValueError, match=r"had 3 lanes and comes back with 2"):
+    with pytest.raises(ValueError, match=r"had 3 envs and comes back with 2"):
         slots.connect("a", 2)
 
 
 class FickleRows(core.Policy):
-    """Gives one action too few for more than one lane."""
+    """Gives one action too few for more than one env."""
 
     def initial_state(self, batch_size):
         return ()
@@ -380,7 +380,7 @@ class FickleRows(core.Policy):
 
 def test_a_policy_with_too_few_actions_is_named():
     slots = Slots(FickleRows(), SPEC, 4)
-    with pytest.raises(ValueError, match=r"action of shape \(2,\).*for 3 lanes"):
+    with pytest.raises(ValueError, match=r"action of shape \(2,\).*for 3 envs"):
         slots.act([slots.connect("a", 3)])
 
 
@@ -405,7 +405,7 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
     slots = Slots(Recurrent(), SPEC, 6)
     a, b, c = slots.connect("a", 2), slots.connect("b", 2), slots.connect("c", 2)
     slots.act([a, b, c])
-    assert slots.act([c, a]) == [c.lanes + a.lanes]  # rows that are not next to each other
+    assert slots.act([c, a]) == [c.envs + a.envs]  # rows that are not next to each other
     assert slots.read(a)[0].tolist() == [100, 101] and slots.read(b)[0].tolist() == [0, 1]
     assert slots.read(c)[1]["h"].ravel().tolist() == [100, 101]
     slots.first[a.begin + 1] = True
@@ -419,7 +419,7 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
     assert slots.read(b)[0].tolist() == [200, 201] and slots.read(c)[0].tolist() == [300, 301]
 
 
-def test_local_port_resets_lanes_like_a_server():
+def test_local_port_resets_envs_like_a_server():
     policy = CountingPolicy()
     port = LocalPort(policy, policy.initial_state(3))
     for first, expected in (([1, 1, 1], [0, 10, 20]), ([0, 0, 0], [1, 11, 21]), ([0, 1, 0], [2, 10, 22])):

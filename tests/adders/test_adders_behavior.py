@@ -49,13 +49,13 @@ def test_add_after_the_end_of_an_episode_is_an_error(make):
 
 
 @each_adder
-def test_one_lane_after_its_end_is_an_error_that_names_it(make):
+def test_one_env_after_its_end_is_an_error_that_names_it(make):
     adder = make(make_client())
-    adder.add_first(step(FIRST, 1, lanes=3))
-    adder.add(np.zeros(3), step([MID, LAST, MID], 2, lanes=3))
-    with pytest.raises(ValueError, match=r"lanes \[1\]"):
-        adder.add(np.zeros(3), step([MID, MID, MID], 3, lanes=3))
-    adder.add(np.zeros(3), step([MID, FIRST, LAST], 3, lanes=3))
+    adder.add_first(step(FIRST, 1, envs=3))
+    adder.add(np.zeros(3), step([MID, LAST, MID], 2, envs=3))
+    with pytest.raises(ValueError, match=r"envs \[1\]"):
+        adder.add(np.zeros(3), step([MID, MID, MID], 3, envs=3))
+    adder.add(np.zeros(3), step([MID, FIRST, LAST], 3, envs=3))
 
 
 @each_adder
@@ -164,13 +164,13 @@ def test_numbers_of_another_kind_are_taken_as_rewards():
     np.testing.assert_array_equal(rewards, [0, 0.5, 2, 3, 1])
 
 
-def test_lanes_must_stay_the_same_number():
+def test_envs_must_stay_the_same_number():
     adder = MAKERS["transitions"](make_client())
-    adder.add_first(step(FIRST, 1, lanes=3))
+    adder.add_first(step(FIRST, 1, envs=3))
     with pytest.raises(ValueError, match=r"\(2,\).*\(3,\)"):
-        adder.add(np.zeros(2), step(MID, 1, lanes=2))
-    with pytest.raises(ValueError, match=r"action.*3 lanes"):
-        adder.add(np.zeros(4), step(MID, 1, lanes=3))
+        adder.add(np.zeros(2), step(MID, 1, envs=2))
+    with pytest.raises(ValueError, match=r"action.*3 envs"):
+        adder.add(np.zeros(4), step(MID, 1, envs=3))
 
 
 ARGUMENTS = {
@@ -253,7 +253,7 @@ def test_a_priority_function_may_return_one_number_for_all_but_no_array_of_anoth
         max_delay=1e9,
     )
     play(adder, 3)
-    with pytest.raises(ValueError, match=r"priority_fns\['priority_table'\].*\(3,\)"):
+    with pytest.raises(ValueError, match=r"priority_fns\['replay'\].*\(3,\)"):
         adder.flush()
 
 

@@ -9,12 +9,12 @@ from dm_env import specs as dm_specs
 from framework import adders, replay
 from framework.environments.testing import make_spec
 
-TABLE = adders.DEFAULT_TABLE
+TABLE = adders.REPLAY_TABLE
 LANES = 3
 
 
 def play(adder, steps=60):
-    """Episodes of different lengths in each lane; extras say time and lane."""
+    """Episodes of different lengths in each env; extras say time and env."""
     kinds = np.zeros(LANES, np.int64)
     for t in range(steps):
         one = np.ones(LANES, np.float32)
@@ -55,7 +55,7 @@ def test_they_are_those_of_the_first_row_of_an_unroll():
     for options in ({}, {"extras_of_first_row": ["state"]}):
         table = replay.Table.queue(TABLE, 1000)
         client = replay.EmbeddedClient([table])
-        adder = adders.UnrollAdder(client, 4, **options)
+        adder = adders.UnrollAdder(client, 4, priority_fns={TABLE: None}, **options)
         play(adder)
         adder.flush()
         data.append(client.sample_batch(TABLE, table.info.current_size).data)

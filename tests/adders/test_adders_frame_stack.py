@@ -19,10 +19,10 @@ def stacks(kinds, k, fill, rng):
     for row in kinds:
         picture = rng.integers(1, 255, (len(row), 2, 3)).astype(np.uint8)
         stack = np.concatenate([stack[:, 1:], picture[:, None]], axis=1)
-        for lane in np.flatnonzero(row == FIRST):
-            stack[lane, :-1] = {"zeros": 0, "repeated": picture[lane]}.get(fill, rng.integers(1, 255))
+        for env in np.flatnonzero(row == FIRST):
+            stack[env, :-1] = {"zeros": 0, "repeated": picture[env]}.get(fill, rng.integers(1, 255))
             if fill == "different":
-                stack[lane] = rng.integers(1, 255, stack[lane].shape)
+                stack[env] = rng.integers(1, 255, stack[env].shape)
         yield stack.copy()
 
 
@@ -40,7 +40,7 @@ def play(adder, kinds, observations, flush, rng):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    lanes=st.integers(1, 3),
+    envs=st.integers(1, 3),
     time=st.integers(2, 25),
     n=st.integers(1, 4),
     k=st.integers(2, 4),
@@ -50,12 +50,12 @@ def play(adder, kinds, observations, flush, rng):
     seed=st.integers(0, 1000),
 )
 def test_items_are_those_of_an_adder_that_stores_whole_stacks(
-    lanes, time, n, k, fill, flush, with_priorities, seed
+    envs, time, n, k, fill, flush, with_priorities, seed
 ):
     rng = np.random.default_rng(seed)
-    kinds = [np.zeros(lanes, np.int64)]
+    kinds = [np.zeros(envs, np.int64)]
     for _ in range(time):
-        kinds.append(np.where(kinds[-1] == LAST, FIRST, rng.choice([FIRST, MID, MID, MID, LAST], lanes)))
+        kinds.append(np.where(kinds[-1] == LAST, FIRST, rng.choice([FIRST, MID, MID, MID, LAST], envs)))
     kinds = np.array(kinds)
     observations = list(stacks(kinds, k, fill, rng))
     fns = {TABLE: (lambda items: items.observation["pixels"][:, 0, 0, 0]) if with_priorities else None}

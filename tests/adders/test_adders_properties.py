@@ -1,4 +1,4 @@
-"""The adders against slow, obviously right references: one lane, one row, one item at a time."""
+"""The adders against slow, obviously right references: one env, one row, one item at a time."""
 
 import collections
 
@@ -17,15 +17,15 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 @st.composite
-def scripts(draw, max_lanes=4, max_time=24):
-    """Step types ``[time, lane]``; None for a call of ``reset()`` followed by ``add_first``."""
-    lanes = draw(st.integers(1, max_lanes))
+def scripts(draw, max_envs=4, max_time=24):
+    """Step types ``[time, env]``; None for a call of ``reset()`` followed by ``add_first``."""
+    envs = draw(st.integers(1, max_envs))
     time = draw(st.integers(1, max_time))
-    kinds = [[FIRST] * lanes]
+    kinds = [[FIRST] * envs]
     for _ in range(time):
         if draw(st.integers(0, 15)) == 0:
             kinds.append(None)
-            kinds.append([FIRST] * lanes)
+            kinds.append([FIRST] * envs)
             continue
         choices = st.sampled_from([MID, MID, MID, MID, LAST, LAST, FIRST])
         kinds.append([FIRST if kind == LAST else draw(choices) for kind in kinds[-1]])
@@ -36,22 +36,22 @@ Row = collections.namedtuple("Row", "observation action reward discount extras")
 
 
 def play(adder, kinds, rng, flush, single=False):
-    """Feeds the adder; returns per lane the events ``(time, kind or None, row before, observation)``."""
-    lanes = len(kinds[0])
-    events = [[] for _ in range(lanes)]
+    """Feeds the adder; returns per env the events ``(time, kind or None, row before, observation)``."""
+    envs = len(kinds[0])
+    events = [[] for _ in range(envs)]
     began = acted = False
     for t, types in enumerate(kinds):
         if types is None:
             adder.reset()
             began = False
-            for lane in events:
-                lane.append((t, None, None, None))
+            for env in events:
+                env.append((t, None, None, None))
             continue
-        observation = {"a": rng.integers(1, 200, (lanes, 2)).astype(np.uint8), "b": rng.normal(size=lanes)}
-        reward = rng.normal(size=lanes).astype(np.float32)
-        discount = np.where(rng.random(lanes) < 0.3, 0, rng.random(lanes)).astype(np.float32)
-        action = rng.integers(1, 9, lanes)
-        extras = {"e": rng.normal(size=(lanes, 3)).astype(np.float32)}
+        observation = {"a": rng.integers(1, 200, (envs, 2)).astype(np.uint8), "b": rng.normal(size=envs)}
+        reward = rng.normal(size=envs).astype(np.float32)
+        discount = np.where(rng.random(envs) < 0.3, 0, rng.random(envs)).astype(np.float32)
+        action = rng.integers(1, 9, envs)
+        extras = {"e": rng.normal(size=(envs, 3)).astype(np.float32)}
         timestep = dm_env.TimeStep(np.array(types), reward, discount, observation)
         if single:
             observation, action, extras = tree.map_structure(lambda x: x[0], (observation, action, extras))
@@ -66,8 +66,8 @@ def play(adder, kinds, rng, flush, single=False):
         acted = acted or any(types)
         if not acted:
             # Before the first action of all a new FIRST step replaces the one before it.
-            events = [[] for _ in range(lanes)]
-        for b in range(lanes):
+            events = [[] for _ in range(envs)]
+        for b in range(envs):
             pick = lambda nest, b=b: tree.map_structure(lambda x: x[b].copy(), nest)  # noqa: E731
             events[b].append(
                 (
@@ -87,7 +87,7 @@ def play(adder, kinds, rng, flush, single=False):
 
 
 def episodes(events):
-    """Splits one lane's events: ``(rows, times of completion, how it ended)``, with None for a reset."""
+    """Splits one env's events: ``(rows, times of completion, how it ended)``, with None for a reset."""
     rows, observation = None, None
     for t, kind, row, seen in events:
         if kind is None:
@@ -192,7 +192,7 @@ def check(expected, actual):
 
 
 def in_order(found):
-    """Items by the time of the call that completed them, then by lane, then as they came."""
+    """Items by the time of the call that completed them, then by env, then as they came."""
     return [item for *_, item in sorted(found, key=lambda entry: entry[:2])]
 
 
@@ -203,7 +203,7 @@ common = settings(max_examples=60, deadline=None)
 def test_transitions_equal_the_reference(single):
     @common
     @given(
-        kinds=scripts(max_lanes=1 if single else 4),
+        kinds=scripts(max_envs=1 if single else 4),
         n=st.integers(1, 5),
         g=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         seed=st.integers(0, 1000),
@@ -222,8 +222,8 @@ def test_transitions_equal_the_reference(single):
         events = play(adder, kinds, np.random.default_rng(seed), flush, single)
         found = [
             (t, b, item)
-            for b, lane in enumerate(events)
-            for rows, last, ended_at, how in episodes(lane)
+            for b, env in enumerate(events)
+            for rows, last, ended_at, how in episodes(env)
             if rows is not None
             for t, item in reference_transitions(rows, last, ended_at, how, n, g)
         ]
@@ -241,7 +241,7 @@ def test_transitions_equal_the_reference(single):
 def test_sequences_equal_the_reference(behavior, single):
     @settings(max_examples=40, deadline=None)
     @given(
-        kinds=scripts(max_lanes=1 if single else 4),
+        kinds=scripts(max_envs=1 if single else 4),
         length=st.integers(1, 6),
         data=st.data(),
         seed=st.integers(0, 1000),
@@ -259,12 +259,12 @@ def test_sequences_equal_the_reference(behavior, single):
         }
         adder = adders.SequenceAdder(client, length, period, behavior, priority_fns=fns)
         events = play(adder, kinds, np.random.default_rng(seed), flush, single)
-        zero = next((e[2] for lane in events for e in lane if e[2] is not None), None)
+        zero = next((e[2] for env in events for e in env if e[2] is not None), None)
         found = []
-        for b, lane in enumerate(events):
+        for b, env in enumerate(events):
             stream = []
             streams = []
-            for rows, last, ended_at, how in episodes(lane):
+            for rows, last, ended_at, how in episodes(env):
                 stream += [] if rows is None else episode_rows(rows, last, how, ended_at)
                 if how == "reset" or behavior != "CONTINUE":
                     streams.append((stream, how in ("last", "cut")))
@@ -297,7 +297,7 @@ def test_episodes_equal_the_reference(padded, single):
 
     @settings(max_examples=40, deadline=None)
     @given(
-        kinds=scripts(max_lanes=1 if single else 4),
+        kinds=scripts(max_envs=1 if single else 4),
         seed=st.integers(0, 1000),
         flush=st.sampled_from([0, 0.3, 1]),
         with_priorities=st.booleans(),
@@ -313,8 +313,8 @@ def test_episodes_equal_the_reference(padded, single):
         adder = adders.EpisodeAdder(client, longest, np.zeros if padded else None, priority_fns=fns)
         events = play(adder, kinds, np.random.default_rng(seed), flush, single)
         found = []
-        for b, lane in enumerate(events):
-            for rows, last, ended_at, how in episodes(lane):
+        for b, env in enumerate(events):
+            for rows, last, ended_at, how in episodes(env):
                 if rows and how == "last":
                     item = [row[1:] for row in episode_rows(rows, last, how, ended_at)]
                     item += [None] * (longest - len(item)) if padded else []

@@ -27,10 +27,10 @@ def test_no_more_is_staged_than_may_be_in_flight_and_one_time_step_at_least(boun
     client = make_client()
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_in_flight_items=bound, max_delay=1e9)
     client.unregister_pending(adder)  # else a look at the table would write what is staged
-    adder.add_first(step(FIRST, 0, lanes=2))
+    adder.add_first(step(FIRST, 0, envs=2))
     staged = []
     for i in range(1, 101):
-        adder.add(np.zeros(2, np.int64), step(MID, i, lanes=2))
+        adder.add(np.zeros(2, np.int64), step(MID, i, envs=2))
         staged.append(2 * i - client.tables[TABLE].info.current_size)
     assert max(staged) <= most
     if bound is None:
@@ -54,10 +54,10 @@ def test_a_reader_never_waits_for_the_room_that_its_reading_makes(concurrent):
 def test_ready_means_room_for_the_most_that_one_step_can_make():
     client = make_client(replay.Table.queue(TABLE, 8), concurrent=False)
     adder = adders.NStepTransitionAdder(client, 3, 0.9)
-    adder.add_first(step(FIRST, 0, lanes=2))
+    adder.add_first(step(FIRST, 0, envs=2))
     steps = 0
     while adder.ready():
-        adder.add(np.zeros(2), step(MID, 1, lanes=2))
+        adder.add(np.zeros(2), step(MID, 1, envs=2))
         steps += 1
     # Two items per step; six could come from the last one.
     assert steps == 2
@@ -78,19 +78,19 @@ def test_where_nothing_else_runs_waiting_is_an_error_and_loses_nothing():
 def test_where_nothing_else_runs_and_nobody_can_go_on_a_part_of_a_step_goes_in():
     client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
     adder = adders.NStepTransitionAdder(client, 1, 0.9)
-    adder.add_first(step(FIRST, 0, lanes=2))
-    adder.add(np.zeros(2), step(MID, 1, lanes=2))
+    adder.add_first(step(FIRST, 0, envs=2))
+    adder.add(np.zeros(2), step(MID, 1, envs=2))
     assert not adder.ready(), "room for one of two"
     assert adder.ready_if_stuck()
-    adder.add(np.zeros(2), step(MID, 2, lanes=2))
+    adder.add(np.zeros(2), step(MID, 2, envs=2))
     assert not adder.ready() and not adder.ready_if_stuck(), "one is kept"
     assert client.server_info()[TABLE].current_size == 3
     assert len(client.sample_batch(TABLE, 3).data.reward) == 3
     assert adder.ready()
     assert client.server_info()[TABLE].current_size == 1
-    adder.add(np.zeros(2), step(MID, 3, lanes=2))
+    adder.add(np.zeros(2), step(MID, 3, envs=2))
     adder.flush()
-    adder.add(np.zeros(2), step(MID, 4, lanes=2))
+    adder.add(np.zeros(2), step(MID, 4, envs=2))
     with pytest.raises(replay.WouldBlockError, match=r"ready\(\)"):  # it was not asked
         adder.flush()
 

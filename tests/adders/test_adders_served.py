@@ -7,7 +7,7 @@ import tree
 
 from framework import adders, replay
 
-TABLE = adders.DEFAULT_TABLE
+TABLE = adders.REPLAY_TABLE
 
 MAKERS = {
     "transitions": lambda client: adders.NStepTransitionAdder(client, 3, 0.9),
@@ -19,19 +19,19 @@ MAKERS = {
 }
 
 
-def play(adder, lanes=3, length=40):
+def play(adder, envs=3, length=40):
     rng = np.random.default_rng(0)
-    kinds = np.zeros(lanes, np.int64)
-    observation = np.ones((lanes, 2), np.float32)
+    kinds = np.zeros(envs, np.int64)
+    observation = np.ones((envs, 2), np.float32)
     for t in range(length):
-        reward = rng.normal(size=lanes).astype(np.float32)
-        timestep = dm_env.TimeStep(kinds, reward, np.ones(lanes, np.float32), observation)
+        reward = rng.normal(size=envs).astype(np.float32)
+        timestep = dm_env.TimeStep(kinds, reward, np.ones(envs, np.float32), observation)
         if t == 0:
             adder.add_first(timestep)
         else:
-            adder.add(rng.integers(0, 9, lanes), timestep, {"state": rng.normal(size=(lanes, 3))})
-        kinds = np.where(kinds == 2, 0, np.where((t + np.arange(lanes)) % 9 == 8, 2, 1))
-        newest = rng.normal(size=lanes).astype(np.float32)
+            adder.add(rng.integers(0, 9, envs), timestep, {"state": rng.normal(size=(envs, 3))})
+        kinds = np.where(kinds == 2, 0, np.where((t + np.arange(envs)) % 9 == 8, 2, 1))
+        newest = rng.normal(size=envs).astype(np.float32)
         observation = np.stack([observation[:, 1], newest], axis=1)
 
 

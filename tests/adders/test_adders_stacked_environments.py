@@ -11,21 +11,21 @@ from agents import dqn, random_actions, sac
 from framework import adders, environments, replay, specs
 from framework.environments import wrappers
 
-TABLE = adders.DEFAULT_TABLE
+TABLE = adders.REPLAY_TABLE
 
 
 def atari(**options):
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
-    return environments.make("atari:Breakout", num_lanes=3, seed=5, options=options)
+    return environments.make("atari:Breakout", num_envs=3, seed=5, options=options)
 
 
-def cartpole(num_lanes=3):
-    return wrappers.FrameStack(environments.make("gymnasium:CartPole-v1", num_lanes=num_lanes, seed=5), 3)
+def cartpole(num_envs=3):
+    return wrappers.FrameStack(environments.make("gymnasium:CartPole-v1", num_envs=num_envs, seed=5), 3)
 
 
 CASES = {
-    # Episodes end by lost lives (terminations) and after 120 frames (truncations), in each lane on its own.
+    # Episodes end by lost lives (terminations) and after 120 frames (truncations), in each env on its own.
     "Atari": functools.partial(atari, life_loss_terminates=True, max_frames=120, noop_max=5),
     "Atari, two frames, not resized": functools.partial(atari, stack=2, size=None, max_frames=90),
     "FrameStack of vectors": cartpole,
@@ -52,7 +52,7 @@ def play(environment, adder_list, steps):
         adder.add_first(timestep)
     ends = [0, 0]
     for _ in range(steps):
-        action = rng.integers(0, spec.num_values, environment.num_lanes).astype(spec.dtype)
+        action = rng.integers(0, spec.num_values, environment.num_envs).astype(spec.dtype)
         timestep = environment.step(action)
         last = timestep.step_type == 2
         ends[0] += int(np.count_nonzero(last & (timestep.discount == 0)))
@@ -79,7 +79,7 @@ def test_sampled_stacks_are_the_environments_byte_for_byte(case, n_step):
     a, b = [client.sample_batch(TABLE, 600) for client in (whole, once)]  # the same seed: the same items
     tree.map_structure(np.testing.assert_array_equal, a.data, b.data)
     assert len(whole.table(TABLE)) == len(once.table(TABLE)) > steps
-    # Each frame once: one a step and lane, and what the first stacks of the episodes show besides.
+    # Each frame once: one a step and env, and what the first stacks of the episodes show besides.
     frames = once.store.streams["frames"]
     assert frames.num_rows <= 3 * (steps + 1) + 2 * (sum(ends) + 3)
     assert "observations" not in once.store.streams
@@ -115,7 +115,7 @@ def test_a_stacked_atari_transition_costs_a_tenth_more_than_a_frame():
 )
 @pytest.mark.parametrize("stacked", [True, False])
 def test_agents_take_it_from_the_spec(agent, stacked):
-    environment = cartpole() if stacked else environments.make("gymnasium:CartPole-v1", num_lanes=2)
+    environment = cartpole() if stacked else environments.make("gymnasium:CartPole-v1", num_envs=2)
     spec = specs.make_environment_spec(environment)
     environment.close()
     with agent.make_adder(replay.EmbeddedClient([make_table()]), spec) as adder:

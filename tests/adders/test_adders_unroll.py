@@ -1,4 +1,4 @@
-"""Items of whole unrolls, against lanes played by hand."""
+"""Items of whole unrolls, against envs played by hand."""
 
 import dm_env
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from framework import adders, replay
 from framework.replay.served import ServedClient
 
-TABLE = adders.DEFAULT_TABLE
+TABLE = adders.QUEUE_TABLE
 FIRST, MID, LAST = 0, 1, 2
 
 
@@ -25,14 +25,14 @@ def timestep(kinds, observations):
 
 
 def play(adder, kinds, start=0):
-    """Steps of kinds ``[time][lane]``: lane b observes 100 b + t, acts -t, its extra is 1000 + t."""
-    lanes = len(kinds[0])
+    """Steps of kinds ``[time][env]``: env b observes 100 b + t, acts -t, its extra is 1000 + t."""
+    envs = len(kinds[0])
     for t, kind in enumerate(kinds, start):
-        here = timestep(kind, 100 * np.arange(lanes) + t)
+        here = timestep(kind, 100 * np.arange(envs) + t)
         if t == start:
             adder.add_first(here)
         else:
-            adder.add(np.full(lanes, 1 - t), here, {"x": np.full(lanes, 999 + t)})
+            adder.add(np.full(envs, 1 - t), here, {"x": np.full(envs, 999 + t)})
 
 
 def items(client):
@@ -47,9 +47,9 @@ def items(client):
 def test_the_drawing_in_the_docstring():
     client = make_client()
     adder = adders.UnrollAdder(client, 4)
-    lane_0 = [FIRST, MID, MID, MID, MID, MID, MID, MID, MID]
-    lane_1 = [FIRST, MID, LAST, FIRST, MID, MID, MID, LAST, FIRST]
-    play(adder, list(zip(lane_0, lane_1, strict=True)))
+    env_0 = [FIRST, MID, MID, MID, MID, MID, MID, MID, MID]
+    env_1 = [FIRST, MID, LAST, FIRST, MID, MID, MID, LAST, FIRST]
+    play(adder, list(zip(env_0, env_1, strict=True)))
     assert items(client) == [
         # observation, action, reward, extras, start, mask
         [[0, 1, 2, 3, 4], [0, -1, -2, -3, 0], [1, 2, 3, 4, 0], [1000, 1001, 1002, 1003, 0], [1, 0, 0, 0, 0],

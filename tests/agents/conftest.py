@@ -36,18 +36,18 @@ def train():
 
         settings = {
             "num_actors": 2,
-            "lanes_per_actor": 4,
-            "max_actor_steps": steps,
-            "evaluate_every": steps,
+            "envs_per_actor": 4,
+            "max_env_steps": steps,
+            "evaluate_period": steps,
             "num_evaluation_episodes": 100,
-            "publish_every": 1,
+            "publish_period": 1,
             "update_period": 1,
-            "learner_log_every": 50,
+            "learner_log_period": 50,
             **changes,
         }
         program = make_program(agent, environment, on_write=keep, **settings)
         result = launch.launch(program, engine="serial")
-        assert result["reason"] in ("max_actor_steps", "target_return")
+        assert result["reason"] in ("max_env_steps", "target_return")
         return Trained(result, rows)
 
     return trains

@@ -82,7 +82,7 @@ KINDS += [(name, mode) for name in ELSEWHERE for mode in INFERENCE if mode != "l
 def test_learns(name, mode, train):
     agent, environment, steps, least, most = CASES[name]
     result, _ = train(agent, environment, steps, inference=mode)
-    assert result["actor_steps"] == steps
+    assert result["env_steps"] == steps
     assert least <= result["episode_return"] <= most
 
 
@@ -106,7 +106,7 @@ def test_ppo_learns_cartpole(train):
         "gymnasium:CartPole-v1",
         16_000,
         num_actors=1,
-        lanes_per_actor=8,
+        envs_per_actor=8,
         num_evaluation_episodes=20,
         seed=1,
     )

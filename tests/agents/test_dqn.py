@@ -63,7 +63,7 @@ def learned(config):
 
 
 def explored(config):
-    """How often each of two lanes does what it would not have done greedily, after one learner step."""
+    """How often each of two envs does what it would not have done greedily, after one learner step."""
     agent, learner = DQN(config), make_learner(config)
     learner.step(make_batch())
     policy = agent.make_policy(learner.networks)
@@ -101,7 +101,7 @@ def written(config):
     for kind in (1, 1, 1, 1, 1, 2):
         adder.add(np.zeros(1, np.int64), _timestep(kind))
     adder.flush()
-    sample = client.sample_batch("priority_table", 64)
+    sample = client.sample_batch("replay", 64)
     return sorted({round(float(r), 6) for r in sample.data.reward})
 
 
@@ -249,7 +249,7 @@ def test_epsilon_falls_with_the_learners_steps_and_travels_with_the_parameters()
     assert seen == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2])
 
 
-def test_the_ladder_spreads_epsilon_over_the_lanes():
+def test_the_ladder_spreads_epsilon_over_the_envs():
     config = dataclasses.replace(SMALL, epsilon_start=0.5, epsilon_ladder=7.0)
     rates = explored(config) * 1.5  # A random action is the greedy one in a third of the cases.
     assert rates[0] == pytest.approx(0.5, abs=0.1)
@@ -276,7 +276,7 @@ def test_the_policys_choices_repeat_from_its_seed_and_from_its_saved_state():
 
 def test_actions_fit_the_spec():
     agent = DQN(SMALL)
-    actor = PolicyActor(agent.make_policy(agent.make_networks(SPEC)), num_lanes=5, seed=0)
+    actor = PolicyActor(agent.make_policy(agent.make_networks(SPEC)), num_envs=5, seed=0)
     actor.observe_first(_timestep(0))
     actions = actor.select_action(np.zeros((5, 4), np.float32))
     assert actions.shape == (5, *SPEC.actions.shape) and actions.dtype == SPEC.actions.dtype
@@ -295,7 +295,7 @@ def test_a_network_that_does_not_fit_the_actions_is_an_error_in_actor_and_learne
     agent = DQN(SMALL)
     networks = agent.make_networks(SPEC)
     networks.q_network = torch.nn.Linear(4, outputs)
-    message = rf"shape \(\d+, {outputs}\); the action spec needs \(lanes, 3\)"
+    message = rf"shape \(\d+, {outputs}\); the action spec needs \(envs, 3\)"
     with pytest.raises(ValueError, match=message):
         agent.make_policy(networks).step(np.zeros((5, 4), np.float32), ())
     with pytest.raises(ValueError, match=message):

@@ -88,7 +88,7 @@ def test_dqn_learns(variant):
     torch.manual_seed(0)
     config = DQNConfig(**{**BASE, **changes})
     agent = DQN(config)
-    environment = environments.make(lambda: CopyEnvironment(truncate), num_lanes=4)
+    environment = environments.make(lambda: CopyEnvironment(truncate), num_envs=4)
     spec = specs.make_environment_spec(environment)
     tables = agent.make_tables(spec)
     tables[0].set_seed(0)
@@ -105,7 +105,7 @@ def test_dqn_learns(variant):
             sample = next(dataset)
             result = learner.step(sample)
             if config.prioritized:
-                client.update_priorities("priority_table", sample.info.key, result.priorities.numpy())
+                client.update_priorities("replay", sample.info.key, result.priorities.numpy())
         else:
             pytest.fail(f"nobody can go on: {tables[0].info}")
         if learner.steps == 300:

@@ -145,15 +145,15 @@ FIELDS = {
     "vtrace_lambda": (0.5, learned, {}),
     "clip_rho": (2.0, learned, {}),
     "clip_c": (0.1, learned, {}),
-    "value_cost": (1.0, learned, {"max_gradient_norm": None}),
-    "entropy_cost": (0.5, learned, {}),
+    "value_coefficient": (1.0, learned, {"max_gradient_norm": None}),
+    "entropy_coefficient": (0.5, learned, {}),
     "optimizer": ("adam", learned, {}),
     "learning_rate": (1e-2, learned, {}),
     "learning_rate_decay_steps": (3, learned, {}),
     "learning_rate_end": (0.9, learned, DECAYING),
     "rmsprop_decay": (0.5, learned, {}),
     "rmsprop_momentum": (0.5, learned, {}),
-    "optimizer_epsilon": (1e-1, learned, {}),
+    "adam_epsilon": (1e-1, learned, {}),
     "max_gradient_norm": (1e-3, learned, {}),
     "torso": ("deep", image_network, {}),
     "hidden_sizes": ((9,), network, {}),
@@ -178,7 +178,7 @@ WRONG = [
     ("hidden_sizes", 64),
     ("batch_size", 2.0),
     ("autocast", "no"),
-    ("entropy_cost", math.inf),
+    ("entropy_coefficient", math.inf),
     ("clip_rho", math.nan),
     ("lstm_size", "8"),
     ("device", "gpu"),
@@ -191,11 +191,11 @@ WRONG = [
     ("prefetch_batches", -1),
     ("clip_rho", -1.0),
     ("clip_c", -1.0),
-    ("value_cost", -1.0),
-    ("entropy_cost", -0.1),
+    ("value_coefficient", -1.0),
+    ("entropy_coefficient", -0.1),
     ("learning_rate", -1.0),
     ("rmsprop_momentum", -0.1),
-    ("optimizer_epsilon", -1.0),
+    ("adam_epsilon", -1.0),
     ("reward_clip", 0.0),
     ("max_gradient_norm", 0.0),
     ("discount", 1.1),
@@ -233,14 +233,14 @@ def test_several_choices_may_count_from_anywhere_and_have_any_shape():
     policy = IMPALA(SMALL).make_policy(learner.networks)
     batch = make_batch()
     observation = batch.data.observation
-    lanes, rows = observation.shape[:2]
+    envs, rows = observation.shape[:2]
     action, extras, _ = policy.step(observation.reshape(-1, 4), ())
-    assert action.shape == (lanes * rows, 2, 2) and action.dtype == np.int32
+    assert action.shape == (envs * rows, 2, 2) and action.dtype == np.int32
     assert (action.min(0) == low).all() and (action.max(0) == high).all()
     action[3] = 0  # as in a closing row, though there is no such action
     data = batch.data._replace(
-        action=action.reshape(lanes, rows, 2, 2),
-        extras={name: value.reshape(lanes, rows) for name, value in extras.items()},
+        action=action.reshape(envs, rows, 2, 2),
+        extras={name: value.reshape(envs, rows) for name, value in extras.items()},
     )
     data.mask[0, 3] = 0
     metrics = learner.step(batch._replace(data=data)).metrics
@@ -272,14 +272,14 @@ def test_actions_of_real_numbers_are_refused():
 # --- action, reward and state stay together ---
 
 
-def played(config, steps=200, truncate=False, lanes=3, episode_length=7, seed=0):
-    """One batch of everything that an actor of three lanes wrote, the networks that acted, and the table."""
+def played(config, steps=200, truncate=False, envs=3, episode_length=7, seed=0):
+    """One batch of everything that an actor of three envs wrote, the networks that acted, and the table."""
     torch.manual_seed(seed)
     config = dataclasses.replace(config, queue_batches=1000)
     agent = IMPALA(config)
     environment = environments.make(
         EchoEnvironment,
-        num_lanes=lanes,
+        num_envs=envs,
         options={"episode_length": episode_length, "truncate": truncate},
         wrappers=agent.environment_wrappers(),
     )
@@ -288,12 +288,12 @@ def played(config, steps=200, truncate=False, lanes=3, episode_length=7, seed=0)
     tables = agent.make_tables(spec)
     client = replay.EmbeddedClient(tables, concurrent=False)
     adder = agent.make_adder(client, spec)
-    actor = PolicyActor(agent.make_policy(networks), adder, num_lanes=lanes, seed=seed)
+    actor = PolicyActor(agent.make_policy(networks), adder, num_envs=envs, seed=seed)
     loop = EnvironmentLoop(environment, actor)
-    for _ in range(steps // lanes):
+    for _ in range(steps // envs):
         loop.step()
     adder.flush()
-    return client.sample_batch("priority_table", tables[0].info.current_size), networks, spec
+    return client.sample_batch("queue", tables[0].info.current_size), networks, spec
 
 
 VARIANTS = {
@@ -374,7 +374,7 @@ def test_on_policy_nothing_is_clipped_and_nothing_is_stale():
 @pytest.mark.parametrize("changes", [{}, LSTM], ids=["feed-forward", "lstm"])
 def test_the_loss_against_a_loop(changes):
     config = dataclasses.replace(
-        SMALL, **changes, discount=0.9, reward_clip=2.0, entropy_cost=0.1, clip_rho=0.8, clip_c=0.7
+        SMALL, **changes, discount=0.9, reward_clip=2.0, entropy_coefficient=0.1, clip_rho=0.8, clip_c=0.7
     )
     learner, batch = make_learner(config), make_batch(config)
     data, model = batch.data, learner.networks.actor_critic
@@ -471,8 +471,8 @@ def test_actions_fit_the_spec_and_can_be_learned_from(actions, changes):
     policy = agent.make_policy(agent.make_networks(spec))
     for _ in range(5):
         action, extras, _ = policy.step(np.zeros((5, 4), np.float32), policy.initial_state(5))
-        for lane in action:
-            spec.actions.validate(lane)
+        for env in action:
+            spec.actions.validate(env)
         assert extras["log_prob"].shape == (5,)
     batch = make_batch(config)
     shape = batch.data.reward.shape

@@ -28,26 +28,26 @@ SMALL = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size
 LANES = 5
 
 
-def make_batch(config=SMALL, spec=DISCRETE, seed=0, lanes=LANES):
+def make_batch(config=SMALL, spec=DISCRETE, seed=0, envs=LANES):
     """Unrolls of random experience, acted by other parameters than the learner's."""
     random = np.random.default_rng(seed)
     torch.manual_seed(seed + 100)
-    agent = PPO(config, lanes)
+    agent = PPO(config, envs)
     policy = agent.make_policy(agent.make_networks(spec))
     policy.seed(seed)
-    state = policy.initial_state(lanes)
+    state = policy.initial_state(envs)
     rows = []
     for t in range(config.unroll_length + 1):
-        observation = random.normal(size=(lanes, 3)).astype(np.float32)
+        observation = random.normal(size=(envs, 3)).astype(np.float32)
         action, extras, state = policy.step(observation, state)
-        real = float(t < config.unroll_length) * (random.random(lanes) < 0.9)
-        reward = random.normal(2.0, 3.0, lanes) * real
-        discount = (random.random(lanes) < 0.8) * real
-        start = random.random(lanes) < 0.2
+        real = float(t < config.unroll_length) * (random.random(envs) < 0.9)
+        reward = random.normal(2.0, 3.0, envs) * real
+        discount = (random.random(envs) < 0.8) * real
+        start = random.random(envs) < 0.2
         f = np.float32
         rows.append(Step(observation, action, f(reward), f(discount), start, extras, f(real)))
     data = torch.utils._pytree.tree_map(lambda *leaves: np.stack(leaves, 1), *rows)
-    return Sample(Info(np.arange(lanes, dtype=np.uint64), np.ones(lanes), np.full(lanes, lanes)), data)
+    return Sample(Info(np.arange(envs, dtype=np.uint64), np.ones(envs), np.full(envs, envs)), data)
 
 
 def make_learner(config=SMALL, spec=DISCRETE):
@@ -125,24 +125,24 @@ def test_the_first_loss_against_a_loop():
     with torch.no_grad():
         new, values = nets(torch.as_tensor(data.observation))
     advantages, places = {}, []
-    for lane in range(LANES):
+    for env in range(LANES):
         following = 0.0
         for t in reversed(range(config.unroll_length)):
-            real, next_real = data.mask[lane, t], data.mask[lane, t + 1] * (t + 1 < config.unroll_length)
-            discount = config.discount * data.discount[lane, t]
-            error = data.reward[lane, t] + discount * values[lane, t + 1] - values[lane, t]
+            real, next_real = data.mask[env, t], data.mask[env, t + 1] * (t + 1 < config.unroll_length)
+            discount = config.discount * data.discount[env, t]
+            error = data.reward[env, t] + discount * values[env, t + 1] - values[env, t]
             following = (error + discount * config.gae_lambda * following * next_real) if real else 0.0
             if real:
-                advantages[lane, t] = float(following)
-                places.append((lane, t))
+                advantages[env, t] = float(following)
+                places.append((env, t))
     raw = np.array([advantages[place] for place in places])
     normal = (raw - raw.mean()) / raw.std()
     expected = 0.0
-    for advantage, unscaled, (lane, t) in zip(normal, raw, places, strict=True):
-        logits = new.logits[lane, t].double().numpy()
-        old = data.extras["policy"]["logits"][lane, t].astype(float)
+    for advantage, unscaled, (env, t) in zip(normal, raw, places, strict=True):
+        logits = new.logits[env, t].double().numpy()
+        old = data.extras["policy"]["logits"][env, t].astype(float)
         probabilities = np.exp(logits) / np.exp(logits).sum()
-        action = data.action[lane, t]
+        action = data.action[env, t]
         ratio = probabilities[action] / (np.exp(old) / np.exp(old).sum())[action]
         expected -= min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
         expected += 0.7 * 0.5 * unscaled**2 + 0.3 * (probabilities * np.log(probabilities)).sum()
@@ -212,8 +212,8 @@ class Recorded:
         recorded = self
 
         class RecordedPPO(PPO):
-            def for_lanes(self, num_lanes):
-                return RecordedPPO(self.config, num_lanes)
+            def for_envs(self, num_envs):
+                return RecordedPPO(self.config, num_envs)
 
             def make_learner(self, networks, spec):
                 learner = super().make_learner(networks, spec)
@@ -242,12 +242,12 @@ def recompute(nets, batch):
 
 def play(config, environment, engine="serial", **changes):
     recorded = Recorded()
-    settings = {"num_actors": 2, "lanes_per_actor": 3, "max_actor_steps": 300, "seed": 3, **changes}
+    settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": 300, "seed": 3, **changes}
     program = make_program(
-        recorded.agent(config), environment, evaluate_every=None, num_evaluation_episodes=2, **settings
+        recorded.agent(config), environment, evaluate_period=None, num_evaluation_episodes=2, **settings
     )
     result = launch.launch(program, engine=engine)
-    assert result["actor_steps"] == settings["max_actor_steps"]
+    assert result["env_steps"] == settings["max_env_steps"]
     return recorded.batches
 
 
@@ -286,11 +286,11 @@ def test_the_learner_sees_the_policy_that_acted(recurrent, engine):
 def test_each_step_is_learned_from_once():
     batches = play(SMALL, functools.partial(FakeEnvironment, episode_length=4, truncate=True))
     learned = sum(int((np.asarray(batch.data.mask) > 0).sum()) for _, batch, _ in batches)
-    # The last unroll, of 6 steps of 6 lanes, was not whole.
+    # The last unroll, of 6 steps of 6 envs, was not whole.
     assert 300 - 36 <= learned <= 300
     seen = np.concatenate([np.asarray(b.data.reward)[np.asarray(b.data.mask) > 0] for _, b, _ in batches])
-    per_lane = collections.Counter(seen.tolist())
-    assert max(per_lane.values()) <= 6  # lanes of one kind of environment draw the same numbers
+    per_env = collections.Counter(seen.tolist())
+    assert max(per_env.values()) <= 6  # envs of one kind of environment draw the same numbers
 
 
 def test_a_seed_repeats_the_run_bit_by_bit():
@@ -335,7 +335,7 @@ def test_learns_with_every_kind_of_space(observation, action, variant):
     )
     spec = make_spec(observations=OBSERVATIONS[observation], actions=ACTIONS[action])
     environment = functools.partial(FakeEnvironment, spec, episode_length=4)  # refuses what does not fit
-    batches = play(config, environment, max_actor_steps=100, num_actors=1)
+    batches = play(config, environment, max_env_steps=100, num_actors=1)
     assert len(batches) > 3
     for _, batch, parameters in batches:
         real = np.asarray(batch.data.mask) > 0
@@ -463,8 +463,8 @@ def test_the_learner_goes_to_the_configured_device():
     config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch(SMALL))
 
 
-def test_a_batch_is_one_unroll_of_every_lane():
-    agent = PPO(SMALL).for_lanes(7)
+def test_a_batch_is_one_unroll_of_every_env():
+    agent = PPO(SMALL).for_envs(7)
     client = replay.EmbeddedClient(agent.make_tables(DISCRETE))
-    assert client.can_insert("priority_table", 14)
+    assert client.can_insert("queue", 14)
     assert not agent.make_dataset(client).ready()

@@ -22,17 +22,17 @@ def test_names_a_program(group, label):
         assert row.row in throughput_peers.ROWS
         return
     config = agents.make(row.agent, **row.config).config  # which checks its fields
-    lanes = row.program["lanes_per_actor"]
+    envs = row.program["envs_per_actor"]
     if row.agent == "impala":
-        assert (config.queue_batches - 1) * config.batch_size >= lanes, "an actor could not add its unrolls"
+        assert (config.queue_batches - 1) * config.batch_size >= envs, "an actor could not add its unrolls"
 
 
 def test_ppo_on_pong_has_the_batches_of_its_peers():
     ours = [row for row in throughput.GROUPS["ppo-pong"].values() if isinstance(row, throughput.Ours)]
     assert ours
     for row in ours:
-        lanes = row.program["num_actors"] * row.program["lanes_per_actor"]
-        assert lanes == throughput_peers.PONG_PPO_LANES
+        envs = row.program["num_actors"] * row.program["envs_per_actor"]
+        assert envs == throughput_peers.PONG_PPO_LANES
         assert row.config["unroll_length"] == throughput_peers.PONG_PPO_UNROLL
         assert row.config["epochs"] == throughput_peers.PONG_PPO_EPOCHS
         assert row.config["minibatch_size"] == throughput_peers.PONG_PPO_MINIBATCH

@@ -34,16 +34,16 @@ def make_run(tmp_path):
     """Makes the folder of a run, with returns of evaluations and a checkpoint for each of ``steps``."""
 
     def make(name="run", steps=(), returns=(), agent="random_actions", **options):
-        options = RunOptions(**{"max_actor_steps": 1000, "directory": str(tmp_path / name), **options})
+        options = RunOptions(**{"max_env_steps": 1000, "directory": str(tmp_path / name), **options})
         spec = building.environment_spec(options, agents.make(agent))
         folder = RunFolder.create(tmp_path / name, agent, agents.make_config(agent), options, spec)
         for step in steps:
-            parts = {"counter": torch_part({"counts": {"actor_steps": step}, "cache": {}})}
+            parts = {"counter": torch_part({"counts": {"env_steps": step}, "cache": {}})}
             folder.checkpointer.save(step, parts)
         if returns:
             with JSONLLogger(folder.metrics) as log:
                 for number, value in enumerate(returns, 1):
-                    log.write({"label": "evaluator", "actor_steps": 100 * number, "episode_return": value})
+                    log.write({"label": "evaluator", "env_steps": 100 * number, "episode_return": value})
         return dataclasses.replace(folder)
 
     return make

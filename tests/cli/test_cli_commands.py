@@ -87,9 +87,9 @@ def test_presets_are_in_the_files_of_their_agents():
 
 def test_flags_override_the_preset_which_overrides_the_default():
     preset = presets.find("dqn", "gymnasium:CartPole-v1")
-    _, config, options = train.parse_new("dqn", ["--lanes-per-actor", "3", "--n-step", "7", "--seed", "5"])
+    _, config, options = train.parse_new("dqn", ["--envs-per-actor", "3", "--n-step", "7", "--seed", "5"])
     assert options.target_return == preset.run["target_return"] == 475.0
-    assert options.lanes_per_actor == 3 and config.n_step == 7
+    assert options.envs_per_actor == 3 and config.n_step == 7
     assert options.seed == 5
     _, _, other = train.parse_new("dqn", ["--environment=gymnasium:Acrobot-v1"])
     assert other.target_return is None and other.environment == "gymnasium:Acrobot-v1"
@@ -121,7 +121,7 @@ class TestRunFolder:
     def test_what_is_recorded(self, make_run):
         content = json.loads((make_run().path / "config.json").read_text())
         assert {"numpy", "torch", "gymnasium", "python"} <= set(content["versions"])
-        assert content["agent"] == "random_actions" and content["run"]["max_actor_steps"] == 1000
+        assert content["agent"] == "random_actions" and content["run"]["max_env_steps"] == 1000
         assert "started_at" in content and "command" in content and "git_commit" in content
 
     def test_one_process_at_a_time(self, make_run):
@@ -237,13 +237,13 @@ class TestCheckpointChoice:
 
 RESULTS = {
     "goal": (
-        {"reason": "target_return", "actor_steps": 38000, "episode_return": 487.25, "episodes": 20},
-        "Reached the target return of 475 after 38,000 environment steps; "
+        {"reason": "target_return", "env_steps": 38000, "episode_return": 487.25, "episodes": 20},
+        "Reached the target return of 475 after 38,000 env steps; "
         "greedy mean return over 20 episodes: 487.2.",
     ),
     "budget": (
-        {"reason": "max_actor_steps", "actor_steps": 50000, "episode_return": 200.0, "episodes": 20},
-        "The budget of 50,000 environment steps is spent; greedy mean return over 20 episodes: 200.0. "
+        {"reason": "max_env_steps", "env_steps": 50000, "episode_return": 200.0, "episodes": 20},
+        "The budget of 50,000 env steps is spent; greedy mean return over 20 episodes: 200.0. "
         "The target return of 475 was not reached.",
     ),
     "no evaluator": ({"reason": "max_learner_steps"}, "The budget of 70 learner steps is spent."),
@@ -253,7 +253,7 @@ RESULTS = {
 
 @pytest.mark.parametrize("result, text", RESULTS.values(), ids=RESULTS)
 def test_what_a_run_says_at_its_end(result, text):
-    options = RunOptions(max_actor_steps=50_000, max_learner_steps=70, target_return=475.0)
+    options = RunOptions(max_env_steps=50_000, max_learner_steps=70, target_return=475.0)
     assert train.describe_result(result, options) == text
 
 
@@ -264,7 +264,7 @@ class TestPlot:
             for row in (
                 {"label": "actor-0", "steps": 50, "episode_return": 9.0},
                 {"label": "actor-1", "steps": 10, "episode_return": 7.0},
-                {"label": "learner", "steps": 5, "actor_steps": 250, "loss": 0.5},
+                {"label": "learner", "steps": 5, "env_steps": 250, "loss": 0.5},
             ):
                 file.write(json.dumps(row) + "\n")
         evaluated = plot.read_curve(folder, "evaluator", "episode_return")
@@ -291,7 +291,7 @@ class TestPlot:
 
     def test_seeds_are_one_experiment_and_settings_are_not(self, make_run, tmp_path, repertory, monkeypatch):
         runs = [make_run(f"s{seed}", returns=[1.0, 2.0 + seed], seed=seed) for seed in (1, 2)]
-        runs.append(make_run("other", returns=[3.0], lanes_per_actor=9))
+        runs.append(make_run("other", returns=[3.0], envs_per_actor=9))
         drawn = {}
         draw = plot.draw
         monkeypatch.setattr(plot, "draw", lambda curves, *rest: (drawn.update(curves), draw(curves, *rest)))

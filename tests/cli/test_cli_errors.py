@@ -20,7 +20,7 @@ WRONG = {
     "no agent": (("train",), 1, ["which agent", "dqn", "random_actions", "--resume RUN"]),
     "unknown agent": (("train", "dpn"), 1, ["Unknown agent 'dpn'", "Did you mean 'dqn'?"]),
     "unknown agent to draw": (("graph", "dpn"), 1, ["Unknown agent 'dpn'", "the agents are dqn"]),
-    "unknown flag": ((*TRAIN, "--max-actor-step", "5"), 2, ["--max-actor-step", "--max-actor-steps"]),
+    "unknown flag": ((*TRAIN, "--max-env-step", "5"), 2, ["--max-env-step", "--max-env-steps"]),
     "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
     "no such value": (("train", "ppo", "--clip", "2"), 1, ["ppo: clip is 2.0; expected between 0 and 1"]),
     "no such network": (("train", "impala", "--torso", "x"), 1, ["torso is 'x'; expected one of 'deep', "]),
@@ -146,7 +146,7 @@ class TestResume:
 
     def test_of_a_finished_run(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[1000]).path)
-        assert code == 1 and "all of its 1,000" in err and "--max-actor-steps 2000" in err
+        assert code == 1 and "all of its 1,000" in err and "--max-env-steps 2000" in err
 
     def test_with_an_unknown_engine(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")

@@ -5,7 +5,7 @@ import pytest
 from dm_env import specs as dm_specs
 
 import agents
-from agents.commands.loading import _lanes
+from agents.commands.loading import _envs
 
 AGENTS = {
     "dqn": "gymnasium:CartPole-v1",
@@ -17,7 +17,7 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_observation_without_lanes_is_refused(make_run, name):
+def test_an_observation_without_envs_is_refused(make_run, name):
     folder = make_run(steps=[10], agent=name.split(",")[0], environment=AGENTS[name])
     policy = agents.load_policy(folder.path)
     spec = policy.spec.observations
@@ -37,14 +37,14 @@ def test_an_observation_without_lanes_is_refused(make_run, name):
 SPEC = {"a": dm_specs.Array((2,), np.float32), "b": (dm_specs.DiscreteArray(3),)}
 
 
-def test_every_leaf_of_a_nest_has_the_same_lanes():
-    assert _lanes({"a": np.zeros((5, 2)), "b": (np.zeros(5),)}, SPEC) == 5
+def test_every_leaf_of_a_nest_has_the_same_envs():
+    assert _envs({"a": np.zeros((5, 2)), "b": (np.zeros(5),)}, SPEC) == 5
     wrong = {
-        "no lanes": {"a": np.zeros(2), "b": (np.zeros(()),)},
-        "no lanes in one": {"a": np.zeros((5, 2)), "b": (np.zeros(()),)},
+        "no envs": {"a": np.zeros(2), "b": (np.zeros(()),)},
+        "no envs in one": {"a": np.zeros((5, 2)), "b": (np.zeros(()),)},
         "others in one": {"a": np.zeros((5, 2)), "b": (np.zeros(4),)},
         "no such leaf": {"a": np.zeros((5, 2))},
     }
     for nest in wrong.values():
-        with pytest.raises(ValueError, match=r"expected {'a': '\[B, 2\]', 'b': \('\[B\]',\)} for B lanes"):
-            _lanes(nest, SPEC)
+        with pytest.raises(ValueError, match=r"expected {'a': '\[B, 2\]', 'b': \('\[B\]',\)} for B envs"):
+            _envs(nest, SPEC)

@@ -15,15 +15,15 @@ from framework.loggers import read_jsonl, without_times
 SMALL = (
     "--num-actors",
     "2",
-    "--lanes-per-actor",
+    "--envs-per-actor",
     "2",
-    "--evaluate-every",
+    "--evaluate-period",
     "500",
     "--num-evaluation-episodes",
     "4",
 )
 DQN = (
-    "--learner-log-every",
+    "--learner-log-period",
     "20",
     "--min-replay-size",
     "100",
@@ -48,7 +48,7 @@ def environment():
 def trained(tmp_path_factory):
     """A finished run of DQN on the serial engine."""
     path = tmp_path_factory.mktemp("runs") / "dqn"
-    arguments = ["train", "dqn", "--engine", "serial", "--max-actor-steps", "600", "--directory", str(path)]
+    arguments = ["train", "dqn", "--engine", "serial", "--max-env-steps", "600", "--directory", str(path)]
     command = [sys.executable, "-m", "agents", *arguments, *SMALL, *DQN, "--csv"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment())
     assert done.returncode == 0, done.stderr
@@ -57,11 +57,11 @@ def trained(tmp_path_factory):
 
 def test_what_a_run_leaves(trained):
     path, out = trained
-    assert "The budget of 600 environment steps is spent" in out
+    assert "The budget of 600 env steps is spent" in out
     assert "The target return of 475 was not reached." in out
     for name in ("config.json", "metrics.jsonl", "metrics.csv", "checkpoints", "curve.png", "result.json"):
         assert (path / name).exists(), name
-    assert json.loads((path / "result.json").read_text())["actor_steps"] == 600
+    assert json.loads((path / "result.json").read_text())["env_steps"] == 600
     assert RunFolder.open(path).checkpointer.restore().step == 600
     labels = {row["label"] for row in rows(path)}
     assert {"learner", "evaluator", "actor-0", "actor-1"} <= labels
@@ -69,11 +69,11 @@ def test_what_a_run_leaves(trained):
 
 def test_eval_of_a_run(trained, repertory):
     path, _ = trained
-    code, out, _ = repertory("eval", path, "--episodes", "7", "--lanes", "3", "--seed", "5")
+    code, out, _ = repertory("eval", path, "--episodes", "7", "--envs", "3", "--seed", "5")
     assert code == 0 and out.startswith("7 episodes with the checkpoint of step 600: return")
     first = json.loads((path / "evaluation.json").read_text())
     assert len(first["returns"]) == first["episodes"] == 7
-    repertory("eval", path, "--episodes", "7", "--lanes", "3", "--seed", "5")
+    repertory("eval", path, "--episodes", "7", "--envs", "3", "--seed", "5")
     assert json.loads((path / "evaluation.json").read_text()) == first
 
 
@@ -90,7 +90,7 @@ def test_a_policy_from_python(trained):
     path, _ = trained
     policy = agents.load_policy(path)
     assert policy.step == 600
-    environment = policy.make_environment(num_lanes=3, seed=1)
+    environment = policy.make_environment(num_envs=3, seed=1)
     try:
         timestep = environment.reset()
         for _ in range(5):
@@ -123,15 +123,15 @@ def test_resume_goes_on_to_a_new_limit(trained, repertory, tmp_path):
     path, _ = trained
     subprocess.run(["cp", "-r", str(path), str(tmp_path / "copy")], check=True, timeout=20)
     before = rows(tmp_path / "copy")
-    code, out, err = repertory("train", "--resume", tmp_path / "copy", "--max-actor-steps", "900")
+    code, out, err = repertory("train", "--resume", tmp_path / "copy", "--max-env-steps", "900")
     assert code == 0, err
-    assert "The budget of 900 environment steps is spent" in out
+    assert "The budget of 900 env steps is spent" in out
     after = rows(tmp_path / "copy")
     assert after[: len(before)] == before  # what was logged stays
     learner_steps = [row["steps"] for row in after if row["label"] == "learner"]
     assert learner_steps == sorted(learner_steps)
     assert RunFolder.open(tmp_path / "copy").checkpointer.restore().step == 900
-    assert RunFolder.open(tmp_path / "copy").options.max_actor_steps == 900
+    assert RunFolder.open(tmp_path / "copy").options.max_env_steps == 900
 
 
 def test_the_same_seed_gives_the_same_metrics(repertory, tmp_path):
@@ -139,7 +139,7 @@ def test_the_same_seed_gives_the_same_metrics(repertory, tmp_path):
         arguments = (
             "--engine",
             "serial",
-            "--max-actor-steps",
+            "--max-env-steps",
             "500",
             "--seed",
             seed,
@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_metrics(repertory, tmp_path):
 
 def start(path, engine="processes", *more):
     arguments = ["train", "random_actions", "--engine", engine, "--directory", str(path)]
-    arguments += ["--max-actor-steps", "100000000", *SMALL, *more]
+    arguments += ["--max-env-steps", "100000000", *SMALL, *more]
     return subprocess.Popen(
         [sys.executable, "-m", "agents", *arguments],
         stdout=subprocess.PIPE,
@@ -166,7 +166,7 @@ def start(path, engine="processes", *more):
 def wait_for_steps(process):
     """Reads the progress lines until the actors have begun."""
     for line in process.stdout:
-        if line.startswith("environment steps"):
+        if line.startswith("env steps"):
             return
     raise AssertionError(f"the run ended: {process.stderr.read()}")
 
@@ -187,10 +187,10 @@ def test_a_signal_ends_a_run_with_a_resumable_checkpoint(repertory, tmp_path, nu
     assert step > 0
     limit = step + 500
     code, out, err = repertory(
-        "train", "--resume", tmp_path / "run", "--engine", "serial", "--max-actor-steps", limit
+        "train", "--resume", tmp_path / "run", "--engine", "serial", "--max-env-steps", limit
     )
     assert code == 0, err
-    assert f"The budget of {limit:,} environment steps is spent" in out
+    assert f"The budget of {limit:,} env steps is spent" in out
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_status_and_stop_of_a_running_run(repertory, tmp_path):
 def test_a_disk_that_fills_up(tmp_path):
     path = tmp_path / "run"
     command = [sys.executable, "-m", "agents", "train", "random_actions", "--engine", "serial", *SMALL]
-    command += ["--log-every", "20", "--directory", str(path), "--max-actor-steps", "1000000"]
+    command += ["--log-period", "20", "--directory", str(path), "--max-env-steps", "1000000"]
     limited = ["sh", "-c", 'ulimit -f 60; exec "$@"', "sh", *command, "--max-replay-size", "100"]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=100, env=environment())
     assert done.returncode == 1

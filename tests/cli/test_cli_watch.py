@@ -37,7 +37,7 @@ def test_restarts_are_counted_from_zero(repertory, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-TRAIN = ["train", "random_actions", "--max-actor-steps", "3000", "--engine"]
+TRAIN = ["train", "random_actions", "--max-env-steps", "3000", "--engine"]
 
 
 def train(arguments, **streams):
@@ -79,12 +79,12 @@ def test_training_on_a_terminal_shows_the_nodes(tmp_path):
     assert set(nodes) == {node["label"] for node in status["nodes"]}
     assert {row[1] for row in nodes.values()} == {"closed"}
     assert all(float(row[4]) > 1 for row in nodes.values()), "no memory"
-    assert "environment steps/s" in text
+    assert "env steps/s" in text
 
 
 def test_training_into_a_pipe_shows_no_table(tmp_path):
     process = train([*TRAIN, "processes", "--directory", tmp_path / "run"], stdout=subprocess.PIPE)
     text = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 0
-    assert "environment steps" in text
+    assert "env steps" in text
     assert "messages/s" not in text and "│" not in text

@@ -15,11 +15,11 @@ def _few(stepping):
 
 
 _FAULTS = {
-    "raise": r"FaultyEnvironment, lane 0: step\(1\) raised RuntimeError: the simulator exploded",
-    "nan_observation": r"FaultyEnvironment, lane 0: observation holds NaN",
-    "nan_reward": r"FaultyEnvironment, lane 0: reward holds NaN",
-    "shape": r"FaultyEnvironment, lane 0: observation has shape \(2,\), expected \(1,\)",
-    "dtype": r"FaultyEnvironment, lane 0: observation has dtype <U1",
+    "raise": r"FaultyEnvironment, env 0: step\(1\) raised RuntimeError: the simulator exploded",
+    "nan_observation": r"FaultyEnvironment, env 0: observation holds NaN",
+    "nan_reward": r"FaultyEnvironment, env 0: reward holds NaN",
+    "shape": r"FaultyEnvironment, env 0: observation has shape \(2,\), expected \(1,\)",
+    "dtype": r"FaultyEnvironment, env 0: observation has dtype <U1",
 }
 
 
@@ -27,9 +27,9 @@ _FAULTS = {
     ("fault", "stepping"),
     [*((fault, "inline") for fault in _FAULTS), ("nan_reward", "processes"), ("shape", "processes")],
 )
-def test_a_fault_in_mid_episode_names_environment_lane_and_field(fault, stepping):
+def test_a_fault_in_mid_episode_names_environment_env_and_field(fault, stepping):
     with environments.make(
-        testing.FaultyEnvironment, num_lanes=2, stepping=stepping, options={"fault": fault}, **_few(stepping)
+        testing.FaultyEnvironment, num_envs=2, stepping=stepping, options={"fault": fault}, **_few(stepping)
     ) as environment:
         environment.reset()
         for _ in range(2):
@@ -38,17 +38,17 @@ def test_a_fault_in_mid_episode_names_environment_lane_and_field(fault, stepping
             environment.step(np.array([1, 1]))
 
 
-def test_the_faulty_lane_is_named_not_the_first():
+def test_the_faulty_env_is_named_not_the_first():
     built = []
 
     def make():
         built.append(None)
         return testing.FaultyEnvironment("nan_observation", at=9 if len(built) < 3 else 2)
 
-    environment = environments.make(make, num_lanes=3)
+    environment = environments.make(make, num_envs=3)
     environment.reset()
     environment.step(np.zeros(3, np.int64))
-    with pytest.raises(environments.EnvironmentFault, match="lane 2"):
+    with pytest.raises(environments.EnvironmentFault, match="env 2"):
         environment.step(np.zeros(3, np.int64))
 
 
@@ -63,18 +63,18 @@ class _OddReward(testing.EchoEnvironment):
 
 @pytest.mark.parametrize("reward", [None, "much", np.zeros(2)], ids=["None", "text", "array"])
 def test_a_reward_that_is_no_number_is_named(reward):
-    environment = environments.make(_OddReward, num_lanes=2, options={"reward": reward})
+    environment = environments.make(_OddReward, num_envs=2, options={"reward": reward})
     environment.reset()
     with pytest.raises(
-        environments.EnvironmentFault, match=r"lane 0: reward.*expected one number|reward holds"
+        environments.EnvironmentFault, match=r"env 0: reward.*expected one number|reward holds"
     ):
         environment.step(np.zeros(2, np.int64))
 
 
 _BAD_ACTIONS = {
     "shape": (np.zeros((2, 1), np.int64), r"action has shape \(2, 1\), expected \(2,\)"),
-    "lanes": (np.zeros(3, np.int64), r"action has shape \(3,\), expected \(2,\)"),
-    "range": (np.array([0, 2]), r"action of lane 1 is .*2.* outside 0 \.\.\. 1"),
+    "envs": (np.zeros(3, np.int64), r"action has shape \(3,\), expected \(2,\)"),
+    "range": (np.array([0, 2]), r"action of env 1 is .*2.* outside 0 \.\.\. 1"),
     "dtype": (np.array([0.0, 1.0]), "action has dtype float64, expected int64"),
 }
 
@@ -83,7 +83,7 @@ _BAD_ACTIONS = {
 @pytest.mark.parametrize("stepping", ["inline", "vector"])
 def test_an_action_that_does_not_fit_is_refused(name, stepping):
     action, message = _BAD_ACTIONS[name]
-    environment = environments.make(CARTPOLE, num_lanes=2, stepping=stepping)
+    environment = environments.make(CARTPOLE, num_envs=2, stepping=stepping)
     environment.reset()
     with pytest.raises(environments.EnvironmentFault, match=message):
         environment.step(action)
@@ -91,24 +91,24 @@ def test_an_action_that_does_not_fit_is_refused(name, stepping):
 
 
 def test_a_nan_action_is_refused():
-    environment = environments.make("gymnasium:Pendulum-v1", num_lanes=2)
+    environment = environments.make("gymnasium:Pendulum-v1", num_envs=2)
     environment.reset()
-    with pytest.raises(environments.EnvironmentFault, match=r"action of lane 1 is .*nan.*not finite"):
+    with pytest.raises(environments.EnvironmentFault, match=r"action of env 1 is .*nan.*not finite"):
         environment.step(np.array([[0.0], [np.nan]], np.float32))
 
 
-def test_lanes_that_differ_are_refused():
+def test_envs_that_differ_are_refused():
     sizes = iter([3, 3, 4])
 
     def make():
         size = next(sizes)
         return testing.FakeEnvironment(testing.make_spec(specs.Array((size,), np.float32)))
 
-    with pytest.raises(environments.EnvironmentFault, match="lane 2"):
-        environments.make(make, num_lanes=3)
+    with pytest.raises(environments.EnvironmentFault, match="env 2"):
+        environments.make(make, num_envs=3)
 
 
-def test_close_closes_every_lane_even_if_one_fails():
+def test_close_closes_every_env_even_if_one_fails():
     closed = []
 
     class Closing(testing.EchoEnvironment):
@@ -121,7 +121,7 @@ def test_close_closes_every_lane_even_if_one_fails():
             if len(closed) == 1:
                 raise OSError("cannot close")
 
-    environment = environments.make(Closing, num_lanes=3, seed=0)
+    environment = environments.make(Closing, num_envs=3, seed=0)
     with pytest.raises(OSError, match="cannot close"):
         environment.close()
     assert len(set(closed)) == 3

@@ -30,7 +30,7 @@ def _roll(environment, actions):
 @pytest.mark.parametrize("stepping", ["inline", "vector", "processes"])
 def test_timesteps_follow_the_contract(stepping):
     actions = np.random.default_rng(0).integers(0, 2, (150, 4))
-    with environments.make(CARTPOLE, num_lanes=4, seed=1, stepping=stepping, **_few(stepping)) as environment:
+    with environments.make(CARTPOLE, num_envs=4, seed=1, stepping=stepping, **_few(stepping)) as environment:
         step_type, reward, discount, observation = _roll(environment, actions)
     assert step_type.dtype == np.int64 and reward.dtype == discount.dtype == np.float32
     assert observation.shape == (151, 4, 4) and observation.dtype == np.float32
@@ -53,7 +53,7 @@ def _few(stepping):
 @pytest.mark.parametrize("stepping", ["inline", "vector", "processes"])
 def test_time_limit_is_a_truncation(stepping):
     with environments.make(
-        CARTPOLE, num_lanes=2, seed=1, stepping=stepping, options={"max_episode_steps": 5}, **_few(stepping)
+        CARTPOLE, num_envs=2, seed=1, stepping=stepping, options={"max_episode_steps": 5}, **_few(stepping)
     ) as environment:
         step_type, reward, discount, _ = _roll(environment, [np.array([0, 1]), np.array([1, 0])] * 4)
     assert step_type[:, 0].tolist() == [FIRST, MID, MID, MID, MID, LAST, FIRST, MID, MID]
@@ -63,7 +63,7 @@ def test_time_limit_is_a_truncation(stepping):
 
 def test_cartpole_balanced_to_the_end_is_truncated_at_500():
     for stepping in ("inline", "vector"):
-        environment = environments.make(CARTPOLE, num_lanes=2, seed=3, stepping=stepping)
+        environment = environments.make(CARTPOLE, num_envs=2, seed=3, stepping=stepping)
         timestep = environment.reset()
         length = 0
         while length < 502:
@@ -82,7 +82,7 @@ def test_cartpole_balanced_to_the_end_is_truncated_at_500():
 def test_the_same_seed_gives_the_same_steps_and_another_seed_others(stepping):
     actions = np.random.default_rng(0).integers(0, 2, (60, 3))
     runs = [
-        _roll(environments.make(CARTPOLE, num_lanes=3, seed=seed, stepping=stepping), actions)
+        _roll(environments.make(CARTPOLE, num_envs=3, seed=seed, stepping=stepping), actions)
         for seed in (5, 5, 6)
     ]
     for mine, same in zip(runs[0], runs[1], strict=True):
@@ -91,15 +91,15 @@ def test_the_same_seed_gives_the_same_steps_and_another_seed_others(stepping):
     assert not np.array_equal(runs[0][3][:, 0], runs[0][3][:, 1])
 
 
-def test_a_lane_does_not_depend_on_how_many_there_are():
+def test_a_env_does_not_depend_on_how_many_there_are():
     actions = np.random.default_rng(0).integers(0, 2, (60, 5))
-    wide = _roll(environments.make(CARTPOLE, num_lanes=5, seed=5, stepping="inline"), actions)
-    narrow = _roll(environments.make(CARTPOLE, num_lanes=2, seed=5, stepping="inline"), actions[:, :2])
+    wide = _roll(environments.make(CARTPOLE, num_envs=5, seed=5, stepping="inline"), actions)
+    narrow = _roll(environments.make(CARTPOLE, num_envs=2, seed=5, stepping="inline"), actions[:, :2])
     np.testing.assert_array_equal(wide[3][:, :2], narrow[3])
 
 
-def test_reset_in_mid_episode_starts_all_lanes_anew_and_differently():
-    environment = environments.make(CARTPOLE, num_lanes=2, seed=5, stepping="inline")
+def test_reset_in_mid_episode_starts_all_envs_anew_and_differently():
+    environment = environments.make(CARTPOLE, num_envs=2, seed=5, stepping="inline")
     first = environment.reset().observation.copy()
     environment.step(np.array([0, 1]))
     again = environment.reset()
@@ -109,12 +109,12 @@ def test_reset_in_mid_episode_starts_all_lanes_anew_and_differently():
 
 def test_step_before_reset_is_a_reset():
     for stepping in ("inline", "vector"):
-        environment = environments.make(CARTPOLE, num_lanes=2, seed=5, stepping=stepping)
+        environment = environments.make(CARTPOLE, num_envs=2, seed=5, stepping=stepping)
         assert (environment.step(np.array([0, 1])).step_type == FIRST).all()
 
 
 def test_the_previous_time_step_stays_intact_for_one_more_step():
-    environment = environments.make(CARTPOLE, num_lanes=2, seed=5, stepping="inline")
+    environment = environments.make(CARTPOLE, num_envs=2, seed=5, stepping="inline")
     before = environment.reset()
     kept = before.observation.copy()
     environment.step(np.array([0, 1]))
@@ -122,7 +122,7 @@ def test_the_previous_time_step_stays_intact_for_one_more_step():
 
 
 @pytest.mark.parametrize(
-    ("num_lanes", "wrappers", "expected"),
+    ("num_envs", "wrappers", "expected"),
     [
         (1, [], InlineEnvironment),
         (2, [], VectorEnvironment),
@@ -131,15 +131,15 @@ def test_the_previous_time_step_stays_intact_for_one_more_step():
         (2, [functools.partial(environments.ActionRepeat, num_repeats=3)], InlineEnvironment),
     ],
 )
-def test_auto_chooses_how_to_step(num_lanes, wrappers, expected):
-    environment = environments.make(CARTPOLE, num_lanes=num_lanes, wrappers=wrappers)
+def test_auto_chooses_how_to_step(num_envs, wrappers, expected):
+    environment = environments.make(CARTPOLE, num_envs=num_envs, wrappers=wrappers)
     assert isinstance(environment.wrapped if wrappers else environment, expected)
 
 
 @pytest.mark.parametrize("wrapper", [environments.StepLimit, environments.ActionRepeat])
 def test_a_wrapper_that_vector_stepping_cannot_serve_says_what_to_do(wrapper):
     with pytest.raises(NotImplementedError, match="stepping='inline'"):
-        environments.make(CARTPOLE, num_lanes=2, stepping="vector", wrappers=[lambda e: wrapper(e, 3)])
+        environments.make(CARTPOLE, num_envs=2, stepping="vector", wrappers=[lambda e: wrapper(e, 3)])
 
 
 class _OwnVector(gymnasium.vector.VectorEnv):
@@ -177,7 +177,7 @@ _NEXT_STEP, _SAME_STEP = (gymnasium.vector.AutoresetMode[name] for name in ("NEX
 def test_auto_takes_a_vector_version_only_if_it_is_the_same_environment(options, expected):
     gymnasium.register("Own-v0", entry_point=_Single, vector_entry_point=_OwnVector)
     try:
-        assert isinstance(environments.make("gymnasium:Own-v0", num_lanes=2, options=options), expected)
+        assert isinstance(environments.make("gymnasium:Own-v0", num_envs=2, options=options), expected)
     finally:
         gymnasium.registry.pop("Own-v0")
 
@@ -185,7 +185,7 @@ def test_auto_takes_a_vector_version_only_if_it_is_the_same_environment(options,
 def test_vector_stepping_of_an_environment_without_its_own_vector_version():
     actions = np.random.default_rng(0).uniform(-2, 2, (10, 3, 1)).astype(np.float32)
     environment = environments.make(
-        "gymnasium:Pendulum-v1", num_lanes=3, seed=1, stepping="vector", options={"max_episode_steps": 4}
+        "gymnasium:Pendulum-v1", num_envs=3, seed=1, stepping="vector", options={"max_episode_steps": 4}
     )
     step_type, _, discount, observation = _roll(environment, actions)
     assert step_type[:, 0].tolist() == [0, 1, 1, 1, 2, 0, 1, 1, 1, 2, 0]
@@ -196,11 +196,11 @@ def test_a_factory_may_return_a_whole_vector_environment():
     def whole():
         return gymnasium.make_vec("CartPole-v1", num_envs=3)
 
-    environment = environments.make(whole, num_lanes=3)
+    environment = environments.make(whole, num_envs=3)
     assert isinstance(environment, VectorEnvironment)
     assert environment.reset().observation.shape == (3, 4)
-    with pytest.raises(ValueError, match=r"3 lanes.*num_lanes=2"):
-        environments.make(whole, num_lanes=2)
+    with pytest.raises(ValueError, match=r"3 envs.*num_envs=2"):
+        environments.make(whole, num_envs=2)
 
 
 def test_a_vector_environment_in_another_autoreset_mode_is_refused():
@@ -213,11 +213,11 @@ def test_a_vector_environment_in_another_autoreset_mode_is_refused():
         )
 
     with pytest.raises(ValueError, match=r"SameStep.*NEXT_STEP"):
-        environments.make(same_step, num_lanes=2)
+        environments.make(same_step, num_envs=2)
 
 
 def test_echo_environment_pairs_reward_with_observation_and_action():
-    environment = environments.make(testing.EchoEnvironment, num_lanes=3, options={"truncate": True})
+    environment = environments.make(testing.EchoEnvironment, num_envs=3, options={"truncate": True})
     before = environment.reset().observation[:, 0].copy()
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -230,7 +230,7 @@ def test_echo_environment_pairs_reward_with_observation_and_action():
 
 
 def test_memory_environment_pays_for_the_cue_only():
-    environment = environments.make(testing.MemoryEnvironment, num_lanes=16, seed=0)
+    environment = environments.make(testing.MemoryEnvironment, num_envs=16, seed=0)
     timestep = environment.reset()
     cue = timestep.observation[:, :2].argmax(axis=1)
     assert set(cue) == {0, 1}
@@ -262,7 +262,7 @@ def registered(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("stepping", ["inline", "vector", "processes"])
 def test_a_module_may_register_its_environment(registered, stepping):
-    with environments.make(registered, num_lanes=2, stepping=stepping) as environment:
+    with environments.make(registered, num_envs=2, stepping=stepping) as environment:
         assert environment.reset().observation.tolist() == [0, 0]
         assert environment.step(np.array([0, 1])).observation.tolist() == [4, 4]
     with pytest.raises(ValueError, match="No module named 'no_such_module'"):
@@ -278,8 +278,8 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             environments.make(*arguments)
-    with pytest.raises(ValueError, match="num_lanes is 0"):
-        environments.make(CARTPOLE, num_lanes=0)
+    with pytest.raises(ValueError, match="num_envs is 0"):
+        environments.make(CARTPOLE, num_envs=0)
     with pytest.raises(ValueError, match=r"stepping is 'fast'.*inline"):
         environments.make(CARTPOLE, stepping="fast")
     with pytest.raises(ValueError, match="num_processes=2 needs stepping='processes'"):
@@ -295,7 +295,7 @@ def test_bad_arguments():
 @pytest.mark.filterwarnings("ignore:.*render method")
 def test_render():
     for stepping in ("inline", "vector"):
-        environment = environments.make(CARTPOLE, num_lanes=2, stepping=stepping, render_mode="rgb_array")
+        environment = environments.make(CARTPOLE, num_envs=2, stepping=stepping, render_mode="rgb_array")
         environment.reset()
         picture = environment.render(1)
         assert picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8

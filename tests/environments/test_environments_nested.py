@@ -43,7 +43,7 @@ def _few(stepping):
 
 @pytest.mark.parametrize("stepping", ["inline", "processes"])
 def test_nested_spaces_and_discrete_starts(stepping):
-    with environments.make(_Nested, num_lanes=3, stepping=stepping, **_few(stepping)) as environment:
+    with environments.make(_Nested, num_envs=3, stepping=stepping, **_few(stepping)) as environment:
         assert environment.action_spec()["pick"].num_values == 3
         environment.reset()
         push = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
@@ -67,7 +67,7 @@ def test_vector_stepping_knows_discrete_starts():
             return action, 0.0, False, False, {}
 
     environment = environments.make(
-        lambda: gymnasium.vector.SyncVectorEnv([Shifted, Shifted]), num_lanes=2, stepping="auto"
+        lambda: gymnasium.vector.SyncVectorEnv([Shifted, Shifted]), num_envs=2, stepping="auto"
     )
     assert environment.reset().observation.tolist() == [0, 0]
     assert environment.step(np.array([2, 1])).observation.tolist() == [2, 1]
@@ -78,7 +78,7 @@ def test_dm_env_with_nested_rewards_and_discounts():
         rewards={"a": specs.Array((2,), np.float64), "b": specs.Array((), np.float32)},
         discounts={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},
     )
-    environment = environments.make(testing.FakeEnvironment, num_lanes=2, seed=0, options={"spec": spec})
+    environment = environments.make(testing.FakeEnvironment, num_envs=2, seed=0, options={"spec": spec})
     timestep = environment.reset()
     assert timestep.reward["a"].shape == (2, 2) and timestep.reward["a"].dtype == np.float32
     assert (timestep.discount["a"] == 1).all()
@@ -98,7 +98,7 @@ def test_a_missing_part_of_the_observation_is_named():
     environment = environments.make(Forgetful)
     environment.reset()
     # The offset of "seen" is taken off before the batch sees it, so both places may notice.
-    with pytest.raises(environments.EnvironmentFault, match=r"lane 0.*seen"):
+    with pytest.raises(environments.EnvironmentFault, match=r"env 0.*seen"):
         environment.step({"pick": np.array([0]), "push": np.zeros((1, 2), np.float32)})
 
 

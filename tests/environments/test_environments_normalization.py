@@ -60,10 +60,10 @@ def test_save_is_a_snapshot_and_restore_goes_on():
         RunningStatistics((3,)).restore(state)
 
 
-def _make(*wrappers, num_lanes=4, seed=0, spec=None, **options):
+def _make(*wrappers, num_envs=4, seed=0, spec=None, **options):
     return environments.make(
         testing.FakeEnvironment,
-        num_lanes=num_lanes,
+        num_envs=num_envs,
         seed=seed,
         options={**({"spec": spec} if spec else {}), **options},
         wrappers=wrappers,
@@ -78,7 +78,7 @@ _SPEC = testing.make_spec(
 )
 
 
-def test_observations_are_normalised_by_all_lanes_seen_so_far():
+def test_observations_are_normalised_by_all_envs_seen_so_far():
     inner, outer = _make(spec=_SPEC), _make(environments.NormalizeObservation, spec=_SPEC)
     seen = []
     plain, normal = inner.reset(), outer.reset()

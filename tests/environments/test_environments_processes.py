@@ -38,9 +38,9 @@ def _gone(pids, timeout=10.0):
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
 def test_the_same_steps_as_in_line(num_processes):
     actions = np.random.default_rng(0).integers(0, 2, (120, 5))
-    inline = environments.make(CARTPOLE, num_lanes=5, seed=3, stepping="inline")
+    inline = environments.make(CARTPOLE, num_envs=5, seed=3, stepping="inline")
     with environments.make(
-        CARTPOLE, num_lanes=5, seed=3, stepping="processes", num_processes=num_processes
+        CARTPOLE, num_envs=5, seed=3, stepping="processes", num_processes=num_processes
     ) as outside:
         assert len(_pids(outside)) == num_processes
         assert outside.observation_spec() == inline.observation_spec()
@@ -56,13 +56,13 @@ def test_the_same_steps_as_in_line(num_processes):
             np.testing.assert_array_equal(mine.step_type, theirs.step_type)
 
 
-def test_more_processes_than_lanes_are_not_started():
-    with environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=8) as environment:
+def test_more_processes_than_envs_are_not_started():
+    with environments.make(CARTPOLE, num_envs=2, stepping="processes", num_processes=8) as environment:
         assert len(_pids(environment)) == 2
 
 
 def test_close_ends_the_children_and_further_calls_say_so():
-    environment = environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2)
+    environment = environments.make(CARTPOLE, num_envs=2, stepping="processes", num_processes=2)
     environment.reset()
     pids = _pids(environment)
     environment.close()
@@ -73,7 +73,7 @@ def test_close_ends_the_children_and_further_calls_say_so():
 
 
 def test_the_last_reference_gone_ends_the_children():
-    environment = environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2)
+    environment = environments.make(CARTPOLE, num_envs=2, stepping="processes", num_processes=2)
     pids = _pids(environment)
     del environment
     gc.collect()
@@ -94,13 +94,13 @@ def test_no_descriptor_is_left_open():
 
 def test_the_childs_traceback_is_raised_and_a_reset_goes_on():
     with environments.make(
-        testing.FaultyEnvironment, num_lanes=2, stepping="processes", options={"fault": "raise", "at": 2}
+        testing.FaultyEnvironment, num_envs=2, stepping="processes", options={"fault": "raise", "at": 2}
     ) as environment:
         environment.reset()
         environment.step(np.zeros(2, np.int64))
         with pytest.raises(EnvironmentFault) as caught:
             environment.step(np.zeros(2, np.int64))
-        assert "lane 0: step(0) raised RuntimeError: the simulator exploded" in str(caught.value)
+        assert "env 0: step(0) raised RuntimeError: the simulator exploded" in str(caught.value)
         assert "Traceback (most recent call last)" in str(caught.value)
         assert "testing.py" in str(caught.value)
         assert (environment.reset().step_type == 0).all()
@@ -110,7 +110,7 @@ def test_the_childs_traceback_is_raised_and_a_reset_goes_on():
 def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
     environment = environments.make(
         testing.FaultyEnvironment,
-        num_lanes=4,
+        num_envs=4,
         stepping="processes",
         num_processes=2,
         options={"fault": "exit", "at": 2},
@@ -118,7 +118,7 @@ def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
     pids = _pids(environment)
     environment.reset()
     environment.step(np.zeros(4, np.int64))
-    with pytest.raises(EnvironmentFault, match=r"lanes \d to \d: .*ended with exit code 7"):
+    with pytest.raises(EnvironmentFault, match=r"envs \d to \d: .*ended with exit code 7"):
         environment.step(np.zeros(4, np.int64))
     with pytest.raises(EnvironmentFault, match=r"cannot be used any more.*exit code 7"):
         environment.step(np.zeros(4, np.int64))
@@ -127,10 +127,10 @@ def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
 
 
 def test_a_killed_child_is_noticed():
-    with environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2) as environment:
+    with environments.make(CARTPOLE, num_envs=2, stepping="processes", num_processes=2) as environment:
         environment.reset()
         os.kill(_pids(environment)[1], signal.SIGKILL)
-        with pytest.raises(EnvironmentFault, match=r"lane 1: .*killed by SIGKILL"):
+        with pytest.raises(EnvironmentFault, match=r"env 1: .*killed by SIGKILL"):
             for _ in range(3):
                 environment.step(np.zeros(2, np.int64))
 
@@ -140,7 +140,7 @@ def test_a_hanging_step_meets_its_timeout_and_the_child_is_killed():
     environment = ProcessEnvironment(source, [None, None], 1, step_timeout=2.0, close_timeout=0.5)
     pids = _pids(environment)
     environment.reset()
-    with pytest.raises(EnvironmentFault, match=r"lanes 0 to 1: step\(\) took longer than 2.0 s"):
+    with pytest.raises(EnvironmentFault, match=r"envs 0 to 1: step\(\) took longer than 2.0 s"):
         environment.step(np.zeros(2, np.int64))
     environment.close()
     assert _gone(pids, 0)
@@ -158,14 +158,14 @@ class Unending(testing.EchoEnvironment):
 
 def test_an_environment_that_cannot_be_built_is_an_error_at_once():
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(EnvironmentFault, match=r"Unbuildable, lanes? 0.*FileNotFoundError: no such level"):
-        environments.make(Unbuildable, num_lanes=2, stepping="processes", num_processes=2)
+    with pytest.raises(EnvironmentFault, match=r"Unbuildable, envs? 0.*FileNotFoundError: no such level"):
+        environments.make(Unbuildable, num_envs=2, stepping="processes", num_processes=2)
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_building_has_a_time_limit():
     source = suites.Source("Unending", Unending)
-    with pytest.raises(EnvironmentFault, match=r"lane 0: building took longer than 2.0 s"):
+    with pytest.raises(EnvironmentFault, match=r"env 0: building took longer than 2.0 s"):
         ProcessEnvironment(source, [None], start_timeout=2.0, close_timeout=0.2)
 
 
@@ -177,18 +177,18 @@ def test_factories_made_on_the_spot_travel():
 
         return testing.FakeEnvironment(testing.make_spec(specs.Array((size,), np.float32)))
 
-    with environments.make(make, num_lanes=2, stepping="processes") as environment:
+    with environments.make(make, num_envs=2, stepping="processes") as environment:
         assert environment.reset().observation.shape == (2, 6)
 
 
-def test_some_lanes_can_be_stepped_and_ended():
+def test_some_envs_can_be_stepped_and_ended():
     with environments.make(
-        testing.EchoEnvironment, num_lanes=4, stepping="processes", num_processes=2
+        testing.EchoEnvironment, num_envs=4, stepping="processes", num_processes=2
     ) as environment:
         environment.reset()
         environment.step(np.zeros(4, np.int64))
         active = np.array([True, False, False, True])
-        timestep = environment.step_lanes(np.ones(4, np.int64), active)
+        timestep = environment.step_envs(np.ones(4, np.int64), active)
         assert timestep.observation[:, 0].tolist() == [2, 1, 1, 2]
         assert timestep.reward.tolist() == [101, 0, 0, 101]
         environment.end_episodes(~active)
@@ -200,7 +200,7 @@ def test_some_lanes_can_be_stepped_and_ended():
 def test_a_timestep_limit_across_processes():
     with environments.make(
         testing.EchoEnvironment,
-        num_lanes=3,
+        num_envs=3,
         stepping="processes",
         num_processes=2,
         wrappers=[lambda environment: environments.StepLimit(environment, 2)],
@@ -219,18 +219,18 @@ class Marking(testing.EchoEnvironment):
         self._file.touch()
 
 
-def test_the_lanes_are_closed_in_the_children(tmp_path):
+def test_the_envs_are_closed_in_the_children(tmp_path):
     environment = environments.make(
-        Marking, num_lanes=3, seed=0, stepping="processes", num_processes=2, options={"folder": tmp_path}
+        Marking, num_envs=3, seed=0, stepping="processes", num_processes=2, options={"folder": tmp_path}
     )
     environment.reset()
     environment.close()
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_render_of_a_lane():
+def test_render_of_a_env():
     with environments.make(
-        CARTPOLE, num_lanes=3, stepping="processes", num_processes=2, render_mode="rgb_array"
+        CARTPOLE, num_envs=3, stepping="processes", num_processes=2, render_mode="rgb_array"
     ) as environment:
         environment.reset()
         assert environment.render(2).shape[2] == 3
@@ -246,7 +246,7 @@ _PARENT = """
     # Shells let what they run in the background ignore it, and these tests with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = environments.make(
-        testing.FaultyEnvironment, num_lanes=2, stepping="processes", num_processes=2,
+        testing.FaultyEnvironment, num_envs=2, stepping="processes", num_processes=2,
         options={{"fault": {fault!r}, "at": 3}},
     )
     environment.reset()
@@ -299,7 +299,7 @@ def test_a_fault_ends_the_program_with_an_error_and_no_child_left():
 
 
 def test_an_interrupted_environment_says_that_it_cannot_go_on():
-    environment = environments.make(CARTPOLE, num_lanes=2, stepping="processes", num_processes=2)
+    environment = environments.make(CARTPOLE, num_envs=2, stepping="processes", num_processes=2)
     environment.reset()
 
     class Interrupting:

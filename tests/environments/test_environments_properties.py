@@ -54,23 +54,23 @@ def _typed(space, action):
     return np.asarray(action, space.dtype) if not isinstance(space, spaces.Discrete) else int(action)
 
 
-@given(space=_SPACES, num_lanes=st.integers(1, 3), seed=st.integers(0, 99))
+@given(space=_SPACES, num_envs=st.integers(1, 3), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_what_goes_in_comes_out(space, num_lanes, seed):
+def test_what_goes_in_comes_out(space, num_envs, seed):
     def vector():
-        return gymnasium.vector.SyncVectorEnv([lambda: Mirror(space)] * num_lanes)
+        return gymnasium.vector.SyncVectorEnv([lambda: Mirror(space)] * num_envs)
 
     rng = np.random.default_rng(seed)
     for factory in (lambda: Mirror(space), vector):
-        environment = environments.make(factory, num_lanes=num_lanes, seed=seed)
+        environment = environments.make(factory, num_envs=num_envs, seed=seed)
         spec = environment.observation_spec()
         tree.assert_same_structure(spec, environment.reset().observation)
         for _ in range(2):
-            action = testing.draw_action(environment.action_spec(), rng, num_lanes)
+            action = testing.draw_action(environment.action_spec(), rng, num_envs)
             observation = environment.step(action).observation
             tree.assert_same_structure(spec, observation)
             for leaf, sent, seen in zip(*map(tree.flatten, (spec, action, observation)), strict=True):
-                assert seen.dtype == leaf.dtype and seen.shape == (num_lanes, *leaf.shape)
+                assert seen.dtype == leaf.dtype and seen.shape == (num_envs, *leaf.shape)
                 np.testing.assert_array_equal(sent, seen)
                 if isinstance(leaf, specs.BoundedArray):
                     assert (seen >= leaf.minimum).all() and (seen <= leaf.maximum).all()
@@ -81,12 +81,12 @@ def test_what_goes_in_comes_out(space, num_lanes, seed):
     limits=st.lists(st.integers(1, 9), min_size=1, max_size=12),
 )
 @settings(max_examples=60, deadline=None)
-def test_lanes_of_any_length_follow_the_contract_and_limits_are_exact(lengths, limits):
+def test_envs_of_any_length_follow_the_contract_and_limits_are_exact(lengths, limits):
     from framework.environment_loop import EnvironmentLoop
 
     pending = iter(lengths)
     environment = environments.make(
-        lambda: testing.EchoEnvironment(episode_length=next(pending), num_actions=1), num_lanes=len(lengths)
+        lambda: testing.EchoEnvironment(episode_length=next(pending), num_actions=1), num_envs=len(lengths)
     )
     rows = []
 
@@ -118,4 +118,4 @@ def test_lanes_of_any_length_follow_the_contract_and_limits_are_exact(lengths, l
         assert loop.run(num_steps=limit) == limit
     assert actor.made == sum(limits)
     for row in rows:
-        assert row["episode_length"] == lengths[row["lane"]]
+        assert row["episode_length"] == lengths[row["env"]]

@@ -12,8 +12,8 @@ def atari():
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
 
-    def make(game="Pong", num_lanes=1, seed=0, **options):
-        return environments.make(f"atari:{game}", num_lanes=num_lanes, seed=seed, options=options)
+    def make(game="Pong", num_envs=1, seed=0, **options):
+        return environments.make(f"atari:{game}", num_envs=num_envs, seed=seed, options=options)
 
     return make
 
@@ -24,7 +24,7 @@ def _play(environment, num_steps, seed=0):
     observations = [timesteps[0].observation.copy()]
     rest = []
     for _ in range(num_steps):
-        action = rng.integers(0, environment.action_spec().num_values, environment.num_lanes)
+        action = rng.integers(0, environment.action_spec().num_values, environment.num_envs)
         timestep = environment.step(action)
         observations.append(timestep.observation.copy())
         rest.append([np.array(field) for field in timestep[:3]])
@@ -32,7 +32,7 @@ def _play(environment, num_steps, seed=0):
 
 
 def test_atari_defaults(atari):
-    environment = atari(num_lanes=2)
+    environment = atari(num_envs=2)
     spec = environment.observation_spec()
     assert spec.shape == (4, 84, 84) and spec.dtype == np.uint8
     assert environment.action_spec().num_values == 6
@@ -82,7 +82,7 @@ def test_sticky_actions_make_a_difference(atari):
 
 
 def test_noop_starts_differ(atari):
-    environment = atari(num_lanes=8, sticky_actions=0.0, noop_max=30)
+    environment = atari(num_envs=8, sticky_actions=0.0, noop_max=30)
     first = environment.reset().observation[:, 3]
     # Pong shows the scores alike, but the ball's state differs a while later.
     for _ in range(12):
@@ -126,7 +126,7 @@ def test_a_lost_life_ends_the_episode_only_if_asked(atari, terminates):
     ends = step_type[:, 0] == LAST
     assert ends.sum() >= (3 if terminates else 1)
     assert (discount[ends] == 0).all()
-    lives = environment._lanes[0]._environment._ale.lives()
+    lives = environment._envs[0]._environment._ale.lives()
     assert 0 <= lives <= 5
 
 
@@ -138,7 +138,7 @@ def test_a_game_goes_on_after_a_lost_life(atari):
     for _ in range(600):
         timestep = environment.step(rng.integers(0, 4, 1))
         if timestep.step_type[0] == FIRST:
-            lives.append(environment._lanes[0]._environment._ale.lives())
+            lives.append(environment._envs[0]._environment._ale.lives())
     assert lives[:4] == [4, 3, 2, 1] and 5 in lives  # and a new game when all are lost
 
 
@@ -160,9 +160,9 @@ def test_atari_bad_names_and_options(atari):
 
 
 def test_atari_in_processes_plays_the_same(atari):
-    inline = _play(atari(num_lanes=2, seed=5), 20)
+    inline = _play(atari(num_envs=2, seed=5), 20)
     with environments.make(
-        "atari:Pong", num_lanes=2, seed=5, stepping="processes", num_processes=2
+        "atari:Pong", num_envs=2, seed=5, stepping="processes", num_processes=2
     ) as environment:
         outside = _play(environment, 20)
     np.testing.assert_array_equal(inline[0], outside[0])
@@ -172,7 +172,7 @@ def test_atari_in_processes_plays_the_same(atari):
 def test_dm_control():
     pytest.importorskip("dm_control")
     with environments.make(
-        "dm_control:cartpole/balance", num_lanes=2, seed=1, wrappers=[environments.Flatten]
+        "dm_control:cartpole/balance", num_envs=2, seed=1, wrappers=[environments.Flatten]
     ) as environment:
         assert environment.observation_spec().shape == (5,)
         first = environment.reset().observation.copy()
@@ -185,7 +185,7 @@ def test_dm_control():
         assert timestep.step_type.tolist() == [LAST, LAST]
         assert timestep.discount.tolist() == [1, 1]  # a time limit
     with environments.make(
-        "dm_control:cartpole/balance", num_lanes=2, seed=1, wrappers=[environments.Flatten]
+        "dm_control:cartpole/balance", num_envs=2, seed=1, wrappers=[environments.Flatten]
     ) as again:
         np.testing.assert_array_equal(again.reset().observation, first)
     with pytest.raises(ValueError, match="tasks of cartpole: cartpole/balance"):
@@ -195,7 +195,7 @@ def test_dm_control():
 
 
 def test_environments_for_tests_have_names():
-    environment = environments.make("testing:Memory", num_lanes=2, seed=0, options={"length": 3})
+    environment = environments.make("testing:Memory", num_envs=2, seed=0, options={"length": 3})
     assert environment.reset().observation.shape == (2, 3)
     with pytest.raises(ValueError, match="there are testing:Echo, testing:Fake, testing:Memory"):
         environments.make("testing:Memoir")
@@ -203,10 +203,10 @@ def test_environments_for_tests_have_names():
 
 def test_minatar():
     pytest.importorskip("minatar")
-    environment = environments.make("minatar:Breakout", num_lanes=2, seed=0)
+    environment = environments.make("minatar:Breakout", num_envs=2, seed=0)
     assert environment.observation_spec().shape == (4, 10, 10)
     assert environment.action_spec().num_values == 3
-    runs = [_play(environments.make("minatar:Breakout", num_lanes=2, seed=s), 200) for s in (0, 0, 1)]
+    runs = [_play(environments.make("minatar:Breakout", num_envs=2, seed=s), 200) for s in (0, 0, 1)]
     np.testing.assert_array_equal(runs[0][0], runs[1][0])
     assert not np.array_equal(runs[0][0], runs[2][0])
     step_type, reward, discount = runs[0][1]

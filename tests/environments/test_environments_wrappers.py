@@ -57,13 +57,13 @@ class Pushed(dm_env.Environment):
         return dm_env.transition(0.0, action.astype(np.float64))
 
 
-def _zeros(num_lanes):
-    return np.zeros(num_lanes, np.int64)
+def _zeros(num_envs):
+    return np.zeros(num_envs, np.int64)
 
 
 @pytest.mark.parametrize("stepping", ["inline", "processes"])
 def test_action_repeat_sums_rewards_and_stops_where_an_episode_ends(stepping):
-    # Lane 0 has 5 steps an episode, lane 1 has 4; rewards 100 * observation.
+    # Env 0 has 5 steps an episode, env 1 has 4; rewards 100 * observation.
     lengths = {"inline": iter([5, 4])}
 
     if stepping == "inline":
@@ -75,13 +75,13 @@ def test_action_repeat_sums_rewards_and_stops_where_an_episode_ends(stepping):
         def make(seed):
             return testing.EchoEnvironment(episode_length=5 if seed == seeds[0] else 4)
 
-        from framework.environments.lanes import lane_seeds
+        from framework.environments.single import env_seeds
 
-        seeds = lane_seeds(0, 2)
+        seeds = env_seeds(0, 2)
 
     with environments.make(
         make,
-        num_lanes=2,
+        num_envs=2,
         seed=0,
         stepping=stepping,
         wrappers=[functools.partial(environments.ActionRepeat, num_repeats=3)],
@@ -113,11 +113,11 @@ def test_action_repeat_discounts_later_rewards():
     assert timestep.step_type.tolist() == [LAST]
 
 
-def test_step_limit_truncates_each_lane_by_itself():
+def test_step_limit_truncates_each_env_by_itself():
     lengths = iter([2, 10])
     environment = environments.make(
         lambda: testing.EchoEnvironment(episode_length=next(lengths)),
-        num_lanes=2,
+        num_envs=2,
         wrappers=[lambda e: environments.StepLimit(e, 3)],
     )
     environment.reset()
@@ -151,7 +151,7 @@ def test_step_limit_counts_anew_after_reset_and_leaves_terminations_alone():
 
 
 def test_clip_action():
-    environment = environments.make(Pushed, num_lanes=2, wrappers=[environments.ClipAction])
+    environment = environments.make(Pushed, num_envs=2, wrappers=[environments.ClipAction])
     environment.reset()
     timestep = environment.step(np.array([[-9.0, 0.5], [9.0, 7.0]]))
     assert timestep.observation.tolist() == [[-2.0, 0.5], [6.0, 1.0]]
@@ -160,7 +160,7 @@ def test_clip_action():
 @pytest.mark.parametrize("clip", [False, True])
 def test_rescale_action(clip):
     environment = environments.make(
-        Pushed, num_lanes=3, wrappers=[functools.partial(environments.RescaleAction, clip=clip)]
+        Pushed, num_envs=3, wrappers=[functools.partial(environments.RescaleAction, clip=clip)]
     )
     spec = environment.action_spec()
     assert (spec.minimum == -1).all() and (spec.maximum == 1).all()
@@ -177,11 +177,11 @@ def test_rescaling_needs_finite_bounds():
         environments.make(make, wrappers=[environments.RescaleAction])
 
 
-def test_frame_stack_starts_with_zeros_and_keeps_lanes_apart():
+def test_frame_stack_starts_with_zeros_and_keeps_envs_apart():
     lengths = iter([2, 3])
     environment = environments.make(
         lambda: testing.EchoEnvironment(episode_length=next(lengths), first=1),
-        num_lanes=2,
+        num_envs=2,
         wrappers=[lambda e: environments.FrameStack(e, 3)],
     )
     assert environment.observation_spec().shape == (3, 1)
@@ -206,7 +206,7 @@ def test_frame_stack_of_nested_bounded_observations():
 
 
 def test_single_precision():
-    environment = environments.make(Pushed, num_lanes=2, wrappers=[environments.SinglePrecision])
+    environment = environments.make(Pushed, num_envs=2, wrappers=[environments.SinglePrecision])
     assert environment.observation_spec().dtype == environment.action_spec().dtype == np.float32
     assert environment.reset().observation.dtype == np.float32
     timestep = environment.step(np.full((2, 2), 0.1, np.float32))
@@ -220,25 +220,25 @@ def test_flatten_concatenates_and_codes_discrete_values():
             "a": (specs.Array((2, 2), np.float64), specs.BoundedArray((1,), np.int8, 0, 9)),
         }
     )
-    inner = environments.make(testing.FakeEnvironment, num_lanes=3, options={"spec": spec}, seed=1)
+    inner = environments.make(testing.FakeEnvironment, num_envs=3, options={"spec": spec}, seed=1)
     outer = environments.make(
         testing.FakeEnvironment,
-        num_lanes=3,
+        num_envs=3,
         options={"spec": spec},
         seed=1,
         wrappers=[environments.Flatten],
     )
     assert outer.observation_spec() == specs.Array((8,), np.float32, name="observation")
     plain, flat = inner.reset().observation, outer.reset().observation
-    for lane in range(3):
-        expected = [*plain["a"][0][lane].ravel(), *plain["a"][1][lane], *np.eye(3)[plain["b"][lane]]]
-        np.testing.assert_allclose(flat[lane], np.asarray(expected, np.float32))
+    for env in range(3):
+        expected = [*plain["a"][0][env].ravel(), *plain["a"][1][env], *np.eye(3)[plain["b"][env]]]
+        np.testing.assert_allclose(flat[env], np.asarray(expected, np.float32))
 
 
 def test_wrappers_apply_in_the_order_given_and_pass_things_on():
     environment = environments.make(
         "gymnasium:CartPole-v1",
-        num_lanes=2,
+        num_envs=2,
         seed=0,
         render_mode="rgb_array",
         wrappers=[
@@ -261,7 +261,7 @@ def test_wrappers_apply_in_the_order_given_and_pass_things_on():
 def test_step_limit_works_around_other_wrappers():
     environment = environments.make(
         testing.EchoEnvironment,
-        num_lanes=2,
+        num_envs=2,
         options={"first": 1},
         wrappers=[lambda e: environments.FrameStack(e, 2), lambda e: environments.StepLimit(e, 2)],
     )
@@ -296,14 +296,14 @@ def test_action_repeat_must_be_innermost():
 def test_observation_action_reward():
     environment = environments.make(
         testing.EchoEnvironment,
-        num_lanes=2,
+        num_envs=2,
         options={"episode_length": 2},
         wrappers=[functools.partial(environments.ObservationActionReward, reward_clip=150.0)],
     )
     assert environment.observation_spec()["action"].num_values == 4
     timestep = environment.reset()
     seen = [copy.deepcopy(timestep.observation)]
-    for action in ([1, 2], [3, 0], [1, 1], [2, 3]):  # the third is ignored: both lanes begin anew
+    for action in ([1, 2], [3, 0], [1, 1], [2, 3]):  # the third is ignored: both envs begin anew
         timestep = environment.step(np.array(action))
         seen.append(copy.deepcopy(timestep.observation))
     assert [o["action"].tolist() for o in seen] == [[0, 0], [1, 2], [3, 0], [0, 0], [2, 3]]

@@ -22,14 +22,14 @@ def load(name):
 def test_the_new_agent_learns_and_its_curve_is_drawn(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib").use("agg")
     monkeypatch.chdir(tmp_path)
-    result = load("new_agent").main(max_actor_steps=6_000, directory="run")
+    result = load("new_agent").main(max_env_steps=6_000, directory="run")
     # A random policy gets about 22, a policy that always pushes the same way about 9.
-    assert result["actor_steps"] == 6_000 and result["episode_return"] > 60
+    assert result["env_steps"] == 6_000 and result["episode_return"] > 60
     (curve,) = blocks_of_the_guide()[1]
     names = {}
     exec(curve, names)
-    # Evaluations come at the first step of all lanes that is past each 2,000.
-    assert [row["actor_steps"] // 1_000 for row in names["rows"]] == [2, 4, 6]
+    # Evaluations come at the first step of all envs that is past each 2,000.
+    assert [row["env_steps"] // 1_000 for row in names["rows"]] == [2, 4, 6]
     assert (tmp_path / "curve.png").stat().st_size > 1_000
 
 

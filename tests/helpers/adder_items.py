@@ -4,7 +4,7 @@ import tree
 
 from framework import adders, replay
 
-TABLE = adders.DEFAULT_TABLE
+TABLE = adders.REPLAY_TABLE
 
 
 def make_client(size=10_000):

@@ -5,7 +5,7 @@ import numpy as np
 
 from framework import adders, replay
 
-TABLE = adders.DEFAULT_TABLE
+TABLE = adders.REPLAY_TABLE
 FIRST, MID, LAST = 0, 1, 2
 
 
@@ -13,15 +13,15 @@ def make_client(table=None, **options):
     return replay.EmbeddedClient([table or replay.Table.queue(TABLE, 1000)], **options)
 
 
-def step(kind, observation, reward=1.0, discount=None, lanes=None):
-    """A time step of one lane, or of ``lanes`` equal ones; ``kind`` may differ between lanes."""
+def step(kind, observation, reward=1.0, discount=None, envs=None):
+    """A time step of one env, or of ``envs`` equal ones; ``kind`` may differ between envs."""
     discount = (0.0 if kind is LAST else 1.0) if discount is None else discount
-    if lanes is None:
+    if envs is None:
         return dm_env.TimeStep(
             dm_env.StepType(kind), np.float32(reward), np.float32(discount), np.float32(observation)
         )
-    full = [np.full(lanes, value, np.float32) for value in (reward, discount, observation)]
-    return dm_env.TimeStep(np.broadcast_to(np.asarray(kind), (lanes,)), *full)
+    full = [np.full(envs, value, np.float32) for value in (reward, discount, observation)]
+    return dm_env.TimeStep(np.broadcast_to(np.asarray(kind), (envs,)), *full)
 
 
 def play(adder, length, start=1):

@@ -17,7 +17,7 @@ from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
 from framework.learners import LearnerGroup, LossContext, distributed
-from framework.programs.learner_group import Turnstile
+from framework.programs.learner_group import Barrier
 from framework.types import Step, Transition
 
 Info = collections.namedtuple("Info", "key probability table_size")
@@ -52,7 +52,7 @@ AGENTS = {
         CONTINUOUS,
     ),
     "ppo with a memory": (PPO(dataclasses.replace(PPO_CONFIG, recurrent="lstm"), BATCH), DISCRETE),
-    # So small (or of one lane, with a memory) that a learner often has nothing of a minibatch.
+    # So small (or of one env, with a memory) that a learner often has nothing of a minibatch.
     "ppo in small minibatches": (PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=2), BATCH), DISCRETE),
     "ppo in minibatches": (
         PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=9, value_clip=0.5), BATCH),
@@ -99,7 +99,7 @@ def make_batch(step, name):
 
 
 def make_unrolls(step, agent, spec):
-    """Unrolls of random experience; the later the lane, the more of its rows are masked."""
+    """Unrolls of random experience; the later the env, the more of its rows are masked."""
     random = np.random.default_rng(step)
     torch.manual_seed(step + 100)
     policy = agent.make_policy(agent.make_networks(spec))
@@ -249,7 +249,7 @@ def test_a_learner_notices_that_a_peer_has_gone(together):
 def test_a_batch_that_cannot_be_divided_is_refused():
     with pytest.raises(ValueError, match=r"batch_size is 16; with num_learners=3"):
         AGENTS["dqn"][0].for_learner(0, 3)
-    with pytest.raises(ValueError, match=r"The program has 16 lanes; with num_learners=3"):
+    with pytest.raises(ValueError, match=r"The program has 16 envs; with num_learners=3"):
         AGENTS["ppo"][0].for_learner(0, 3)
 
 
@@ -277,26 +277,26 @@ def in_threads(calls):
 
 
 def test_the_turnstile_lets_all_through_or_none():
-    turnstile = Turnstile(3)
+    barrier = Barrier(3)
     for _ in range(20):
-        threads, answers = in_threads([turnstile.arrive] * 3)
+        threads, answers = in_threads([barrier.arrive] * 3)
         for thread in threads:
             thread.join(10)
         assert answers == [True] * 3
-    waiting, answers = in_threads([turnstile.arrive] * 2)
-    assert turnstile.started
-    turnstile.close()
+    waiting, answers = in_threads([barrier.arrive] * 2)
+    assert barrier.started
+    barrier.close()
     for thread in waiting:
         thread.join(10)
     assert answers == [False] * 2
-    assert turnstile.arrive() is False
+    assert barrier.arrive() is False
 
 
 def test_who_was_let_through_stays_so_when_it_closes_at_once():
     for _ in range(50):
-        turnstile = Turnstile(2)
-        threads, answers = in_threads([turnstile.arrive])
-        mine = turnstile.arrive()
-        turnstile.close()
+        barrier = Barrier(2)
+        threads, answers = in_threads([barrier.arrive])
+        mine = barrier.arrive()
+        barrier.close()
         threads[0].join(10)
         assert answers == [mine] == [True]

@@ -289,7 +289,7 @@ def test_tensorboard_scalars(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with loggers.TensorBoardLogger(tmp_path) as log:
-        log.write({"label": "learner", "actor_steps": 50, "steps": 7, "loss": 0.5, "note": "text"})
+        log.write({"label": "learner", "env_steps": 50, "steps": 7, "loss": 0.5, "note": "text"})
         log.write({"label": "actor-0", "episode_return": 3.0})
         log.write({"label": "actor-0", "episode_return": 5.0})
     events = EventAccumulator(str(tmp_path))
@@ -301,12 +301,12 @@ def test_tensorboard_scalars(tmp_path):
 
 class TestProgress:
     SNAPSHOT = {
-        "counts": {"actor_steps": 500, "learner_steps": 250},
+        "counts": {"env_steps": 500, "learner_steps": 250},
         "labels": {
             "actor-0": {"episode_return": 20.0},
             "actor-1": {"episode_return": 40.0},
             "learner": {"loss": 0.5, "replay/samples_per_insert": 8.0},
-            "evaluator": {"episode_return": 123.0, "actor_steps": 400},
+            "evaluator": {"episode_return": 123.0, "env_steps": 400},
         },
     }
 
@@ -320,12 +320,12 @@ class TestProgress:
 
     def test_numbers(self):
         display, clock, _ = self.display()
-        display.update({"counts": {"actor_steps": 100, "learner_steps": 50}, "labels": {}})
+        display.update({"counts": {"env_steps": 100, "learner_steps": 50}, "labels": {}})
         clock.now += 4.0
         display.update(self.SNAPSHOT)
         assert display.numbers() == {
-            "environment steps": "500 / 1,000",
-            "environment steps/s": "100",
+            "env steps": "500 / 1,000",
+            "env steps/s": "100",
             "learner steps": "250",
             "learner steps/s": "50",
             "return, acting": "30.0",
@@ -337,7 +337,7 @@ class TestProgress:
 
     def test_lines_now_and_then_where_there_is_no_terminal(self):
         display, clock, out = self.display(line_every=10.0)
-        display.update({"counts": {"actor_steps": 0}, "labels": {}})
+        display.update({"counts": {"env_steps": 0}, "labels": {}})
         assert out.getvalue() == ""  # still starting
         for _ in range(25):
             display.update(self.SNAPSHOT)
@@ -353,7 +353,7 @@ class TestProgress:
             display.update(self.SNAPSHOT)
         assert "123.0 (goal 475)" in out.getvalue()
         bars = [line for line in out.getvalue().splitlines() if "━" in line]
-        assert bars and not any("environment steps" in bar for bar in bars)  # a line of its own
+        assert bars and not any("env steps" in bar for bar in bars)  # a line of its own
 
     def test_first_snapshot_is_nearly_empty(self):
         display, _, _ = self.display()

@@ -126,14 +126,14 @@ def filled(values, where, filler):
 def episodes(random):
     """Mask and discounts ``[N, T]`` of episodes that terminate or are truncated, with padding around them."""
     mask, discounts = np.zeros((2, LANES, LENGTH))
-    for lane in range(LANES):
+    for env in range(LANES):
         begin = random.integers(0, 3)
         while begin < LENGTH:
             end = begin + random.integers(1, 5)
-            mask[lane, begin:end] = 1.0
-            discounts[lane, begin:end] = 0.9
+            mask[env, begin:end] = 1.0
+            discounts[env, begin:end] = 0.9
             if end <= LENGTH and random.random() < 0.6:
-                discounts[lane, end - 1] = 0.0
+                discounts[env, end - 1] = 0.0
             begin = end + random.choice([1, 3])
     return torch.tensor(mask), torch.tensor(discounts)
 

@@ -134,13 +134,13 @@ def test_an_unroll_over_episodes_is_what_acting_saw(kind):
     starts = torch.tensor([[1, 0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1]])
     before = tuple(torch.randn(2, 4) for _ in core.initial_state(2))
     outputs, _ = core.unroll(inputs, before, starts)
-    for lane in range(2):
-        state = tuple(part[lane : lane + 1] for part in before)
+    for env in range(2):
+        state = tuple(part[env : env + 1] for part in before)
         for t in range(7):
-            if starts[lane, t]:
+            if starts[env, t]:
                 state = core.initial_state(1)
-            output, state = core.step(inputs[lane : lane + 1, t], state)
-            torch.testing.assert_close(outputs[lane, t], output[0])
+            output, state = core.step(inputs[env : env + 1, t], state)
+            torch.testing.assert_close(outputs[env, t], output[0])
 
 
 def test_no_gradient_runs_over_the_start_of_an_episode():

@@ -19,15 +19,15 @@ def test_no_episode_is_cut_between_grants():
     program = programs.make_program(
         WithoutTables(),
         "gymnasium:CartPole-v1",
-        lanes_per_actor=4,
-        max_actor_steps=6001,
-        evaluate_every=None,
-        log_every=1000,
+        envs_per_actor=4,
+        max_env_steps=6001,
+        evaluate_period=None,
+        log_period=1000,
         logger_factory=lambda: LOG,
         directory=None,
     )
     result = launch.launch(program, engine="serial")
-    assert result["actor_steps"] == 6001
+    assert result["env_steps"] == 6001
     rows = [row for row in LOG.rows if row["label"] == "actor-0"]
     before, finished_steps = 0, 0.0
     for row in rows:
@@ -48,13 +48,13 @@ def test_grants_grow_with_what_was_made(monkeypatch):
     program = programs.make_program(
         WithoutTables(),
         "gymnasium:CartPole-v1",
-        lanes_per_actor=2,
-        max_actor_steps=5000,
-        evaluate_every=None,
+        envs_per_actor=2,
+        max_env_steps=5000,
+        evaluate_period=None,
         logger_factory=lambda: LOG,
         directory=None,
     )
-    assert launch.launch(program, engine="serial")["actor_steps"] == 5000
+    assert launch.launch(program, engine="serial")["env_steps"] == 5000
     assert asked[0] == 2 * 16
     assert max(asked) == 2 * 64
     assert asked.count(0) == 1  # the settlement

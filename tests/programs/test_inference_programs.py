@@ -1,4 +1,4 @@
-"""Whole programs with every way of inference: the same experience, exact steps, no lane mixed up."""
+"""Whole programs with every way of inference: the same experience, exact steps, no env mixed up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUM_ACTIONS, LENGTH = 4, 7
 
 
 def echo(seed: int) -> EchoEnvironment:
-    """Lanes count from numbers far apart, so that every observation there is says whose it is."""
+    """Envs count from numbers far apart, so that every observation there is says whose it is."""
     return EchoEnvironment(NUM_ACTIONS, LENGTH, first=seed % 150 * 1000)  # rewards stay exact
 
 
@@ -46,7 +46,7 @@ class CheckedDQN(DQN):
             data = batch.data
             observation, action, after = data.observation[:, 0], data.action, data.next_observation[:, 0]
             assert (data.reward == 100 * observation + action).all(), "a reward of another step"
-            assert (after == observation + 1).all(), "an observation of another lane"
+            assert (after == observation + 1).all(), "an observation of another env"
             return step(batch)
 
         learner.step = checked
@@ -56,12 +56,12 @@ class CheckedDQN(DQN):
 def program(mode, directory=None, **changes):
     settings = {
         "num_actors": 2,
-        "lanes_per_actor": 3,
-        "max_actor_steps": 600,
-        "evaluate_every": None,
-        "log_every": 100,
-        "learner_log_every": 10,
-        "publish_every": 2,
+        "envs_per_actor": 3,
+        "max_env_steps": 600,
+        "evaluate_period": None,
+        "log_period": 100,
+        "learner_log_period": 10,
+        "publish_period": 2,
         "update_period": 2,
         "directory": directory,
         "inference": mode,
@@ -76,9 +76,9 @@ ENGINES += [("threads", mode) for mode in OTHERS] + [("processes", mode) for mod
 
 
 @pytest.mark.parametrize(("engine", "mode"), ENGINES)
-def test_exact_steps_and_no_lane_mixed_up(engine, mode, tmp_path):
+def test_exact_steps_and_no_env_mixed_up(engine, mode, tmp_path):
     result = launch.launch(program(mode, tmp_path), engine=engine)
-    assert result["reason"] == "max_actor_steps" and result["actor_steps"] == 600
+    assert result["reason"] == "max_env_steps" and result["env_steps"] == 600
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
     # The last row of each. On a busy machine one may have made all steps before the other has begun.
     actors = list({row["label"]: row for row in rows if row["label"].startswith("actor-")}.values())
@@ -89,7 +89,7 @@ def test_exact_steps_and_no_lane_mixed_up(engine, mode, tmp_path):
     served = [row for row in rows if row["label"] == "inference"]
     assert bool(served) == mode.endswith("server")
     if served:
-        # Lanes are acted for once in each step and once more at the end of each episode.
+        # Envs are acted for once in each step and once more at the end of each episode.
         assert served[-1]["steps"] >= 600 and 1 <= served[-1]["rows_per_batch"] <= 6
     if engine == "serial":
         assert counts["learner_steps"] > 20
@@ -98,14 +98,14 @@ def test_exact_steps_and_no_lane_mixed_up(engine, mode, tmp_path):
 
 def test_processes_by_messages():
     result = launch.launch(program("server", inference_messages=True), engine="processes")
-    assert result["actor_steps"] == 600
+    assert result["env_steps"] == 600
 
 
 def test_one_actor_served_is_one_actor_with_the_policy_bit_by_bit(tmp_path):
     """On the serial engine the server makes the same choices, with parameters of the same age."""
     rows = {}
     for mode in ("local", "server"):
-        settings = {"num_actors": 1, "seed": 5, "evaluate_every": 200, "num_evaluation_episodes": 2}
+        settings = {"num_actors": 1, "seed": 5, "evaluate_period": 200, "num_evaluation_episodes": 2}
         launch.launch(program(mode, tmp_path / mode, **settings), engine="serial")
         rows[mode] = [without_times(row) for row in read_jsonl(tmp_path / mode / "metrics.jsonl")]
         for row in rows[mode]:  # one names the parameters that acted last, the other those that act next
@@ -129,13 +129,13 @@ def test_serial_repeats_bit_by_bit(mode, tmp_path):
 def test_a_run_goes_on_where_it_stopped(mode, tmp_path):
     launch.launch(program(mode, tmp_path), engine="serial")
     before = Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"]
-    result = launch.launch(program(mode, tmp_path, max_actor_steps=900), engine="serial")
+    result = launch.launch(program(mode, tmp_path, max_env_steps=900), engine="serial")
     after = Checkpointer(tmp_path / "checkpoints").restore().state("learner")["steps"]
-    assert result["actor_steps"] == 900 and after > before
+    assert result["env_steps"] == 900 and after > before
 
 
-class LaneTeller(core.Policy):
-    """Each lane's action is its number in its actor."""
+class EnvTeller(core.Policy):
+    """Each env's action is its number in its actor."""
 
     def initial_state(self, batch_size):
         return np.arange(batch_size)
@@ -144,32 +144,32 @@ class LaneTeller(core.Policy):
         return state % NUM_ACTIONS, (), state
 
 
-class TellsLanes(RandomActions):
+class TellsEnvs(RandomActions):
     def make_policy(self, networks, evaluation=False):
-        return LaneTeller()
+        return EnvTeller()
 
 
-class ExpectsOwnLane(EchoEnvironment):
-    """Fails for an action that is not the one of the lane it is (lanes are made in order)."""
+class ExpectsOwnEnv(EchoEnvironment):
+    """Fails for an action that is not the one of the env it is (envs are made in order)."""
 
     made = 0
 
     def __init__(self):
         super().__init__(NUM_ACTIONS, LENGTH)
-        self._own = ExpectsOwnLane.made % NUM_ACTIONS
-        ExpectsOwnLane.made += 1
+        self._own = ExpectsOwnEnv.made % NUM_ACTIONS
+        ExpectsOwnEnv.made += 1
 
     def step(self, action):
-        assert self._time is None or action == self._own, f"lane {self._own} was given {action}"
+        assert self._time is None or action == self._own, f"env {self._own} was given {action}"
         return super().step(action)
 
 
 @pytest.mark.parametrize("mode", INFERENCE)
-def test_a_lane_is_the_same_lane_everywhere(mode):
-    """The policy of the lanes 0 to 3 of an actor acts for these, whoever computes it."""
-    graph = program(mode, agent=TellsLanes(), environment=ExpectsOwnLane, lanes_per_actor=4)
-    ExpectsOwnLane.made = 0
-    assert launch.launch(graph, engine="serial")["actor_steps"] == 600
+def test_a_env_is_the_same_env_everywhere(mode):
+    """The policy of the envs 0 to 3 of an actor acts for these, whoever computes it."""
+    graph = program(mode, agent=TellsEnvs(), environment=ExpectsOwnEnv, envs_per_actor=4)
+    ExpectsOwnEnv.made = 0
+    assert launch.launch(graph, engine="serial")["env_steps"] == 600
 
 
 class BreaksWhenServed(DQN):
@@ -200,11 +200,11 @@ def test_a_broken_policy_is_one_clear_error(engine, mode):
     ("settings", "words"),
     [
         ({"mode": "remote"}, "inference is 'remote'"),
-        ({"mode": "alternating", "lanes_per_actor": 1}, "lanes_per_actor is 1"),
+        ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor is 1"),
         ({"mode": "server", "inference_min_batch": 0}, "inference_min_batch is 0"),
         (
             {"mode": "server", "inference_min_batch": 99},
-            "inference_min_batch is 99; expected at most the lanes",
+            "inference_min_batch is 99; expected at most the envs",
         ),
         ({"mode": "server", "inference_max_batch": 0}, "inference_max_batch is 0"),
         (
@@ -222,7 +222,7 @@ def test_settings_that_make_no_sense_are_refused(settings, words):
 
 def test_agents_without_parameters_can_be_served():
     graph = program("server", agent=RandomActions(), environment=functools.partial(FakeEnvironment))
-    assert launch.launch(graph, engine="serial")["actor_steps"] == 600
+    assert launch.launch(graph, engine="serial")["env_steps"] == 600
 
 
 def small_ppo(**changes):
@@ -269,11 +269,11 @@ def test_other_agents(name, mode):
     environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
     graph = program(mode, agent=AGENTS[name](), environment=environment)
     result = launch.launch(graph, engine="serial")
-    assert result["reason"] == "max_actor_steps" and result["actor_steps"] == 600
+    assert result["reason"] == "max_env_steps" and result["env_steps"] == 600
     assert result["learner_steps"] > 10
 
 
 def test_an_agent_that_follows_the_learner_in_step_is_served_in_processes():
     environment = functools.partial(FakeEnvironment, episode_length=LENGTH)
     graph = program("alternating+server", agent=small_ppo(), environment=environment)
-    assert launch.launch(graph, engine="processes")["actor_steps"] == 600
+    assert launch.launch(graph, engine="processes")["env_steps"] == 600

@@ -27,10 +27,10 @@ CONFIG = DQNConfig(
 def small_program(agent=None, **changes):
     settings = {
         "num_learners": 2,
-        "lanes_per_actor": 3,
-        "evaluate_every": None,
-        "learner_log_every": 20,
-        "publish_every": 5,
+        "envs_per_actor": 3,
+        "evaluate_period": None,
+        "learner_log_period": 20,
+        "publish_period": 5,
         **changes,
     }
     environment = functools.partial(FakeEnvironment, episode_length=7)
@@ -52,24 +52,24 @@ def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume(tmp_path):
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_on_policy_learners_share_the_lanes(overlap, tmp_path):
+def test_two_on_policy_learners_share_the_envs(overlap, tmp_path):
     config = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8, overlap=overlap)
     program = small_program(
-        PPO(config), lanes_per_actor=4, max_learner_steps=12, learner_log_every=1, directory=tmp_path
+        PPO(config), envs_per_actor=4, max_learner_steps=12, learner_log_period=1, directory=tmp_path
     )
     assert launch.launch(program)["learner_steps"] == 12
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
-    # Rows of all lanes are counted; an episode of 7 steps has a closing row, which teaches nothing.
+    # Rows of all envs are counted; an episode of 7 steps has a closing row, which teaches nothing.
     assert all(4 * 5 <= row["rows"] <= 4 * 6 for row in rows)
     assert all(row["staleness"] <= 1 + overlap for row in rows)
-    with pytest.raises(ValueError, match="The program has 4 lanes; with num_learners=3"):
-        small_program(PPO(config), lanes_per_actor=4, num_learners=3)
+    with pytest.raises(ValueError, match="The program has 4 envs; with num_learners=3"):
+        small_program(PPO(config), envs_per_actor=4, num_learners=3)
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
 def test_a_stop_ends_learners_that_wait_for_data_and_for_each_other():
     started = threading.Event()
-    program = small_program(DQN(CONFIG), max_actor_steps=None)
+    program = small_program(DQN(CONFIG), max_env_steps=None)
     job = launch.start(program)
     with job:
         while not started.is_set():
@@ -128,4 +128,4 @@ def test_several_learners_need_processes(engine):
 )
 def test_numbers_of_learners_that_make_no_sense_are_refused(agent, learners, message):
     with pytest.raises(ValueError, match=message):
-        small_program(agent, num_learners=learners, max_actor_steps=10)
+        small_program(agent, num_learners=learners, max_env_steps=10)

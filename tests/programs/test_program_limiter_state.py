@@ -17,19 +17,19 @@ class Narrow(IMPALA):
     """Its queue holds less than a batch."""
 
     def make_tables(self, spec):
-        return [replay.Table.queue("priority_table", self.config.batch_size - 1)]
+        return [replay.Table.queue("queue", self.config.batch_size - 1)]
 
 
 def test_a_queue_that_never_holds_a_batch_is_one_clear_error():
     agent = Narrow(IMPALAConfig(batch_size=4, unroll_length=5, hidden_sizes=(8,)))
     program = make_program(
-        agent, functools.partial(FakeEnvironment), lanes_per_actor=9, max_actor_steps=500, evaluate_every=None
+        agent, functools.partial(FakeEnvironment), envs_per_actor=9, max_env_steps=500, evaluate_period=None
     )
     with pytest.raises(launch.LaunchError) as raised:
         launch.launch(program, engine="serial")
     text = str(raised.value)
-    assert "actor-0" in text and "a step of its 9 lanes" in text and "Use fewer lanes" in text
-    assert "table 'priority_table' holds 3 items and takes 0 more" in text
+    assert "actor-0" in text and "a step of its 9 envs" in text and "Use fewer envs" in text
+    assert "table 'queue' holds 3 items and takes 0 more" in text
     assert "holds 3 items and gives 3 samples" in text
 
 

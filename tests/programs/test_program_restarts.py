@@ -40,14 +40,14 @@ def start(directory, steps=STEPS, **options):
         DQN(config),
         functools.partial(FakeEnvironment, episode_length=7),
         num_actors=2,
-        lanes_per_actor=2,
-        max_actor_steps=steps,
-        evaluate_every=1000,
+        envs_per_actor=2,
+        max_env_steps=steps,
+        evaluate_period=1000,
         num_evaluation_episodes=2,
-        log_every=200,
-        learner_log_every=20,
-        publish_every=5,
-        checkpoint_every=300,
+        log_period=200,
+        learner_log_period=20,
+        publish_period=5,
+        checkpoint_period=300,
         directory=directory,
     )
     return launch.start(program, "processes", directory=directory, **options)
@@ -59,7 +59,7 @@ def node_of(job, group):
 
 def wait_for_steps(job, steps):
     # After the steps so far: a counter that comes back starts from its checkpoint.
-    assert job.client("counter").wait_for("actor_steps", steps, timeout=PATIENCE)
+    assert job.client("counter").wait_for("env_steps", steps, timeout=PATIENCE)
 
 
 @pytest.mark.slow
@@ -75,8 +75,8 @@ def test_any_one_node_may_be_killed(tmp_path, groups):
             wait_for_steps(job, 700 * number)
             os.kill(node_of(job, group)["pid"], signal.SIGKILL)
         result = job.wait(PATIENCE)
-        assert result["reason"] == "max_actor_steps"
-        assert result["actor_steps"] == STEPS
+        assert result["reason"] == "max_env_steps"
+        assert result["env_steps"] == STEPS
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
         # Nobody else came to harm.
         assert {label for label, count in restarts.items() if count} == {f"{group}-0" for group in groups}
@@ -92,7 +92,7 @@ def test_a_hung_learner_is_found_and_made_anew(tmp_path):
     with start(tmp_path, restarts={"learner": 1}, heartbeat_timeout=8.0) as job:
         wait_for_steps(job, 700)
         os.kill(node_of(job, "learner")["pid"], signal.SIGSTOP)
-        assert job.wait(PATIENCE)["actor_steps"] == STEPS
+        assert job.wait(PATIENCE)["env_steps"] == STEPS
         learner = node_of(job, "learner")
         assert learner["restarts"] == 1
         assert "no sign of life" in learner["error"]

@@ -26,13 +26,13 @@ SMALL = DQNConfig(
 def small_program(directory: pathlib.Path | None = None, **changes) -> launch.Program:
     settings: dict = {
         "num_actors": 2,
-        "lanes_per_actor": 3,
-        "max_actor_steps": 500,
-        "evaluate_every": 200,
+        "envs_per_actor": 3,
+        "max_env_steps": 500,
+        "evaluate_period": 200,
         "num_evaluation_episodes": 3,
-        "log_every": 100,
-        "learner_log_every": 20,
-        "publish_every": 5,
+        "log_period": 100,
+        "learner_log_period": 20,
+        "publish_period": 5,
         "directory": directory,
     }
     settings.update(changes)
@@ -44,8 +44,8 @@ def small_program(directory: pathlib.Path | None = None, **changes) -> launch.Pr
 @pytest.mark.parametrize("engine", ENGINES)
 def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     result = launch.launch(small_program(tmp_path), engine=engine)
-    assert result["reason"] == "max_actor_steps"
-    assert result["actor_steps"] == 500
+    assert result["reason"] == "max_env_steps"
+    assert result["env_steps"] == 500
     # Actors may be 118 items ahead by the limiter; 2 x 64 wait for room, as many are staged. The rest has to
     # be paid for with samples: (500 - 118 - 256) * 4 / 16 learner steps.
     assert result["learner_steps"] >= 25
@@ -60,10 +60,10 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
     assert 0 < learner["replay/sample_age"] < learner["replay/inserted"]
     assert learner["acting_staleness"] >= 0 and learner["times_sampled"] >= 1
     # The last row may be of the moment after the last step.
-    assert max(row["time/environment_steps_per_s"] for row in learners) > 0
+    assert max(row["time/env_steps_per_s"] for row in learners) > 0
     assert learner["time/replay/insert_blocked_s"] >= 0 and learner["time/replay/sample_blocked_s"] >= 0
     reader = Checkpointer(tmp_path / "checkpoints").restore()
-    assert reader.state("counter")["counts"]["actor_steps"] == 500
+    assert reader.state("counter")["counts"]["env_steps"] == 500
     returns = [row["episode_return"] for row in rows if row["label"] == "evaluator"]
     best = reader.state("best")
     assert best["row"]["episode_return"] == max(returns)
@@ -75,11 +75,11 @@ def test_makes_exactly_the_steps_and_says_why_it_ended(engine, tmp_path):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_replay_ratio_is_that_of_the_rate_limiter(engine):
     """No engine lets actors or the learner get further ahead than the error buffer says."""
-    program = small_program(max_actor_steps=3000, evaluate_every=None)
+    program = small_program(max_env_steps=3000, evaluate_period=None)
     with launch.start(program, engine=engine) as job:
         result = job.wait()
     # An episode of 7 steps makes 7 + n - 1 items; its last ones may be missing at the end.
-    items = result["actor_steps"] * (7 + SMALL.n_step - 1) / 7
+    items = result["env_steps"] * (7 + SMALL.n_step - 1) / 7
     drawn = result["learner_steps"] * SMALL.batch_size
     slack = SMALL.insert_burst * SMALL.samples_per_insert + SMALL.batch_size
     # Beside the buffer: items on their way when the last step is made, and the beginning of learning.
@@ -111,8 +111,8 @@ def test_another_seed_is_another_run(tmp_path):
 def test_a_run_goes_on_where_it_stopped(engine, tmp_path):
     launch.launch(small_program(tmp_path), engine=engine)
     first = Checkpointer(tmp_path / "checkpoints").restore().state("learner")
-    result = launch.launch(small_program(tmp_path, max_actor_steps=800), engine=engine)
-    assert result["actor_steps"] == 800
+    result = launch.launch(small_program(tmp_path, max_env_steps=800), engine=engine)
+    assert result["env_steps"] == 800
     assert result["learner_steps"] >= first["steps"]
     second = Checkpointer(tmp_path / "checkpoints").restore().state("learner")
     assert second["steps"] > first["steps"]
@@ -120,26 +120,26 @@ def test_a_run_goes_on_where_it_stopped(engine, tmp_path):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_target_return_ends_the_program(engine):
-    result = launch.launch(small_program(target_return=-1e9, max_actor_steps=100_000), engine=engine)
+    result = launch.launch(small_program(target_return=-1e9, max_env_steps=100_000), engine=engine)
     assert result["reason"] == "target_return"
-    assert result["actor_steps"] < 100_000
+    assert result["env_steps"] < 100_000
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_max_learner_steps_ends_the_program(engine):
-    program = small_program(max_actor_steps=None, max_learner_steps=40, evaluate_every=None)
+    program = small_program(max_env_steps=None, max_learner_steps=40, evaluate_period=None)
     result = launch.launch(program, engine=engine)
     assert result == {"reason": "max_learner_steps", "learner_steps": 40}
 
 
 def test_without_an_evaluator_the_last_actor_ends_the_program():
-    result = launch.launch(small_program(evaluate_every=None), engine="serial")
-    assert result["reason"] == "max_actor_steps" and result["actor_steps"] == 500
+    result = launch.launch(small_program(evaluate_period=None), engine="serial")
+    assert result["reason"] == "max_env_steps" and result["env_steps"] == 500
 
 
 def test_the_smallest_agent_runs(tmp_path):
     result = launch.launch(small_program(tmp_path, agent=RandomActions()), engine="serial")
-    assert result["actor_steps"] == 500
+    assert result["env_steps"] == 500
 
 
 class BreaksInEpisode(FakeEnvironment):
@@ -172,7 +172,7 @@ def test_a_broken_environment_is_one_clear_error(engine, how, words):
     assert words in str(raised.value).lower()
 
 
-@pytest.mark.parametrize("name", ["num_actors", "lanes_per_actor", "max_actor_steps", "evaluate_every"])
+@pytest.mark.parametrize("name", ["num_actors", "envs_per_actor", "max_env_steps", "evaluate_period"])
 def test_counts_that_make_no_sense_are_refused(name):
     with pytest.raises(ValueError, match=name):
         small_program(**{name: 0})
@@ -180,7 +180,7 @@ def test_counts_that_make_no_sense_are_refused(name):
 
 def test_a_goal_without_an_evaluator_is_refused():
     with pytest.raises(ValueError, match="evaluator"):
-        small_program(target_return=1.0, evaluate_every=None)
+        small_program(target_return=1.0, evaluate_period=None)
 
 
 def assert_equal_state(first, second) -> None:

@@ -22,13 +22,13 @@ CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
 
 
 def program(overlap, steps, **changes):
-    settings = {"evaluate_every": 200, "num_evaluation_episodes": 2, **changes}
+    settings = {"evaluate_period": 200, "num_evaluation_episodes": 2, **changes}
     return make_program(
         PPO(PPOConfig(overlap=overlap, **CONFIG)),
         functools.partial(FakeEnvironment, episode_length=7),
         num_actors=2,
-        lanes_per_actor=3,
-        max_actor_steps=steps,
+        envs_per_actor=3,
+        max_env_steps=steps,
         **settings,
     )
 
@@ -37,8 +37,8 @@ def slow_ppo(before_step):
     """PPO whose learner calls ``before_step()`` first, in each step."""
 
     class Slow(PPO):
-        def for_lanes(self, num_lanes):
-            return Slow(self.config, num_lanes, self.num_learners)
+        def for_envs(self, num_envs):
+            return Slow(self.config, num_envs, self.num_learners)
 
         def make_learner(self, networks, spec):
             learner = super().make_learner(networks, spec)
@@ -57,9 +57,9 @@ def test_the_last_whole_batch_is_learned_from(num_actors, overlap):
         agent,
         functools.partial(FakeEnvironment, episode_length=1_000),
         num_actors=num_actors,
-        lanes_per_actor=3,
-        max_actor_steps=3 * num_actors * 8 * 4,
-        evaluate_every=None,
+        envs_per_actor=3,
+        max_env_steps=3 * num_actors * 8 * 4,
+        evaluate_period=None,
     )
     assert launch.launch(graph, engine="threads")["learner_steps"] == 4
 
@@ -69,8 +69,8 @@ def test_the_last_evaluation_is_of_what_was_learned_last(tmp_path):
     graph = make_program(
         agent,
         functools.partial(FakeEnvironment, episode_length=50),
-        lanes_per_actor=4,
-        max_actor_steps=4 * 8 * 5,
+        envs_per_actor=4,
+        max_env_steps=4 * 8 * 5,
         num_evaluation_episodes=1,
         directory=tmp_path,
     )
@@ -87,33 +87,33 @@ CASES = [(overlap, steps) for overlap in (False, True) for steps in (127, 500, 6
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_the_end_of_the_budget_leaves_nobody_waiting(engine, overlap, steps):
     result = launch.launch(program(overlap, steps), engine=engine)
-    assert (result["reason"], result["actor_steps"]) == ("max_actor_steps", steps)
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
 
 
 def test_ends_in_processes():
-    assert launch.launch(program(False, 400), engine="processes")["actor_steps"] == 400
+    assert launch.launch(program(False, 400), engine="processes")["env_steps"] == 400
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_run_whose_queue_is_empty_at_its_end_goes_on_from_there(overlap, tmp_path):
-    assert launch.launch(program(overlap, 480, directory=tmp_path), engine="serial")["actor_steps"] == 480
+    assert launch.launch(program(overlap, 480, directory=tmp_path), engine="serial")["env_steps"] == 480
     result = launch.launch(program(overlap, 1_000, directory=tmp_path), engine="serial")
-    assert (result["reason"], result["actor_steps"]) == ("max_actor_steps", 1_000)
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 1_000)
     assert result["learner_steps"] > 1_000 // (8 * 2 * 3) - 6
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_stop_ends_the_wait_for_a_version(engine):
     # The learner stops after its third step, when the actors wait for the next version or soon will.
-    result = launch.launch(program(False, None, max_learner_steps=3, evaluate_every=None), engine=engine)
+    result = launch.launch(program(False, None, max_learner_steps=3, evaluate_period=None), engine=engine)
     assert result["learner_steps"] == 3
 
 
 class Refused(PPO):
     """Its table takes nothing of what its actors send, and says so only after they went on."""
 
-    def for_lanes(self, num_lanes):
-        return Refused(self.config, num_lanes, self.num_learners)
+    def for_envs(self, num_envs):
+        return Refused(self.config, num_envs, self.num_learners)
 
     def make_tables(self, spec):
         return [replay.Table.queue(TABLE, 100, signature={"nothing": Array((), np.float32)})]
@@ -124,9 +124,9 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(i
     graph = make_program(
         Refused(PPOConfig(**CONFIG)),
         FakeEnvironment,
-        lanes_per_actor=2,
-        max_actor_steps=400,
-        evaluate_every=None,
+        envs_per_actor=2,
+        max_env_steps=400,
+        evaluate_period=None,
         inference=inference,
     )
     with pytest.raises(launch.NodeError, match="nothing"), launch.start(graph, engine="processes") as job:
@@ -136,11 +136,11 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(i
 @pytest.mark.slow
 def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versions_before():
     """Else actors that have version 9 would wait for a tenth while the new learner makes its first."""
-    with launch.start(program(False, 3000, evaluate_every=None), restarts={"learner": 1}) as job:
+    with launch.start(program(False, 3000, evaluate_period=None), restarts={"learner": 1}) as job:
         assert job.client("counter").wait_for("learner_steps", 9, timeout=60)
         (learner,) = [node for node in job.status()["nodes"] if node["group"] == "learner"]
         os.kill(learner["pid"], signal.SIGKILL)
-        assert job.wait(timeout=60)["actor_steps"] == 3000
+        assert job.wait(timeout=60)["env_steps"] == 3000
         assert [node["restarts"] for node in job.status()["nodes"] if node["group"] == "learner"] == [1]
 
 
@@ -158,12 +158,12 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     logger.addHandler(handler := Hears())
     try:
         graph = make_program(
-            slow(PPOConfig(**CONFIG)), FakeEnvironment, max_actor_steps=100, evaluate_every=None
+            slow(PPOConfig(**CONFIG)), FakeEnvironment, max_env_steps=100, evaluate_period=None
         )
         with launch.start(graph, engine="threads") as job:
             assert said.wait(30)
             gate.set()
-            assert job.wait(timeout=60)["actor_steps"] == 100
+            assert job.wait(timeout=60)["env_steps"] == 100
     finally:
         logger.removeHandler(handler)
     text = caplog.messages[0]
@@ -174,7 +174,7 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
 def test_a_resumed_run_goes_on_in_step(tmp_path):
     launch.launch(program(False, 300, directory=tmp_path), engine="serial")
     result = launch.launch(program(False, 600, directory=tmp_path), engine="serial")
-    assert result["actor_steps"] == 600
+    assert result["env_steps"] == 600
     assert (
         result["learner_steps"] > 9
     )  # 600 steps are at least 12 batches of 48, the last of each life left out

@@ -73,30 +73,30 @@ def test_tables_say_the_same_of_themselves(serve, selector):
     assert theirs._replace(table_worker_time=times) == ours._replace(table_worker_time=times)
 
 
-def episodes(num_lanes, num_steps, seed=0):
-    """``[(action, time step)]``: lanes whose episodes have different lengths; the first has no action."""
+def episodes(num_envs, num_steps, seed=0):
+    """``[(action, time step)]``: envs whose episodes have different lengths; the first has no action."""
     rng = np.random.default_rng(seed)
-    kinds = np.zeros(num_lanes, np.int64)
+    kinds = np.zeros(num_envs, np.int64)
     steps = []
     for _ in range(num_steps):
         timestep = dm_env.TimeStep(
             step_type=kinds,
-            reward=rng.random(num_lanes).astype(np.float32),
-            discount=np.ones(num_lanes, np.float32),
+            reward=rng.random(num_envs).astype(np.float32),
+            discount=np.ones(num_envs, np.float32),
             observation={
-                "a": rng.random((num_lanes, 3)).astype(np.float32),
-                "b": rng.integers(9, size=num_lanes),
+                "a": rng.random((num_envs, 3)).astype(np.float32),
+                "b": rng.integers(9, size=num_envs),
             },
         )
-        steps.append((rng.integers(2, size=num_lanes), timestep))
+        steps.append((rng.integers(2, size=num_envs), timestep))
         over = kinds == 2
-        kinds = np.where(over, 0, np.where(rng.random(num_lanes) < 0.2, 2, 1))
+        kinds = np.where(over, 0, np.where(rng.random(num_envs) < 0.2, 2, 1))
     return steps
 
 
 def fill(client, make_adder):
     adder = make_adder(client)
-    (_, first), *others = episodes(num_lanes=3, num_steps=40)
+    (_, first), *others = episodes(num_envs=3, num_steps=40)
     adder.add_first(first)
     for action, timestep in others:
         adder.add(action, timestep, {"logits": timestep.observation["a"]})
@@ -151,7 +151,7 @@ def test_stacks_of_frames_are_the_same(serve):
     batches = []
     for make_client in (lambda table: replay.EmbeddedClient([table]), lambda t: serve(t).localhost_client()):
         client = make_client(make_table(max_times_sampled=1))
-        environment = FrameStack(environments.make("gymnasium:CartPole-v1", num_lanes=2, seed=1), 3)
+        environment = FrameStack(environments.make("gymnasium:CartPole-v1", num_envs=2, seed=1), 3)
         adder = adders.NStepTransitionAdder(
             client,
             2,
@@ -362,10 +362,10 @@ def test_dqn_trains(engine):
     program = programs.make_program(
         DQN(config),
         functools.partial(_environment),
-        max_actor_steps=400,
-        evaluate_every=400,
+        max_env_steps=400,
+        evaluate_period=400,
         num_evaluation_episodes=2,
         replay_backend="framework.replay.reverb",
     )
     result = launch.launch(program, engine=engine)
-    assert result["actor_steps"] == 400 and result["learner_steps"] >= 40
+    assert result["env_steps"] == 400 and result["learner_steps"] >= 40

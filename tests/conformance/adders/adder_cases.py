@@ -38,20 +38,20 @@ def feed_single(adder, episodes, extras=None):
             adder.add(np.int32(0), dm_env.TimeStep(*step), () if extras is None else extras(i))
 
 
-def feed_lanes(adder, episodes, lanes, extras=None):
-    """Every lane plays the same steps, lane b after b more FIRST steps: no two lanes end at the same time."""
+def feed_envs(adder, episodes, envs, extras=None):
+    """Every env plays the same steps, env b after b more FIRST steps: no two envs end at the same time."""
     timeline = [step for steps in episodes for step in steps]
     index = {id(step): i - 1 for steps in episodes for i, step in enumerate(steps)}
     real = timeline[1]
     rows = []
-    for b in range(lanes):
+    for b in range(envs):
         wait = [timeline[0]] * b
-        rows.append(wait + timeline + [None] * (lanes - b))
+        rows.append(wait + timeline + [None] * (envs - b))
     began = False
     for column in zip(*rows, strict=True):
         if all(step is None for step in column):
             break
-        # A lane that has played all its steps is reset; its open episode has no transition.
+        # An env that has played all its steps is reset; its open episode has no transition.
         column = [timeline[0] if step is None else step for step in column]
 
         def stack(field, default, column=column):
@@ -73,7 +73,7 @@ def feed_lanes(adder, episodes, lanes, extras=None):
         if extras is not None:
             values = [extras(max(0, index[id(step)])) for step in column]
             extra = tree.map_structure(lambda *leaves: np.stack(leaves), *values)
-        adder.add(np.arange(lanes, dtype=np.int32), timestep, extra)
+        adder.add(np.arange(envs, dtype=np.int32), timestep, extra)
 
 
 def check(items, expected):
@@ -88,11 +88,11 @@ def _same_shape(x, y):
     assert np.shape(x) == np.shape(y)
 
 
-def check_lanes(items, expected, lanes):
-    """``feed_lanes`` takes the lane's number as its action: each lane has the expected items in order."""
-    assert {int(np.ravel(item.action)[0]) for item in items} == (set(range(lanes)) if expected else set())
-    for lane in range(lanes):
-        own = [item for item in items if np.ravel(item.action)[0] == lane]
+def check_envs(items, expected, envs):
+    """``feed_envs`` takes the env's number as its action: each env has the expected items in order."""
+    assert {int(np.ravel(item.action)[0]) for item in items} == (set(range(envs)) if expected else set())
+    for env in range(envs):
+        own = [item for item in items if np.ravel(item.action)[0] == env]
         check([item._replace(action=np.zeros_like(item.action)) for item in own], expected)
 
 

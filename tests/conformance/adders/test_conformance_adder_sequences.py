@@ -1,11 +1,11 @@
-"""What Acme's adders write, case by case: sequences and episodes; one lane, and several out of phase."""
+"""What Acme's adders write, case by case: sequences and episodes; one env, and several out of phase."""
 
 import dataclasses
 
 import dm_env
 import numpy as np
 import pytest
-from adder_cases import check, check_lanes, check_signature, episode, feed_lanes
+from adder_cases import check, check_envs, check_signature, episode, feed_envs
 from adder_items import drain, make_client
 from dm_env import specs
 
@@ -91,17 +91,17 @@ def sequences(case):
     return result
 
 
-def feed_sequences(adder, case, lanes=None):
+def feed_sequences(adder, case, envs=None):
     for _ in range(case.episodes):
         for i in range(case.steps + 1):
             kind = FIRST if i == 0 else LAST if i == case.steps else MID
             end = i == case.steps and not case.truncated
             values = (np.float32(10 * i), np.float32(0 if end else 1), np.float32(i + 1))
             action, extras = np.int32(i), {"e": np.float32(i + 0.5)}
-            if lanes is not None:
-                values = tuple(np.full(lanes, value) for value in values)
-                action, extras = np.full(lanes, action), {"e": np.full(lanes, extras["e"])}
-            timestep = dm_env.TimeStep(kind if lanes is None else np.full(lanes, kind), *values)
+            if envs is not None:
+                values = tuple(np.full(envs, value) for value in values)
+                action, extras = np.full(envs, action), {"e": np.full(envs, extras["e"])}
+            timestep = dm_env.TimeStep(kind if envs is None else np.full(envs, kind), *values)
             if i == 0:
                 adder.add_first(timestep)
             else:
@@ -137,24 +137,24 @@ def test_sequences_twice_in_one_adder(case):
 
 
 @pytest.mark.parametrize("case", SEQUENCES, ids=lambda case: case.name)
-def test_sequences_of_lanes_in_phase(case):
+def test_sequences_of_envs_in_phase(case):
     client = make_client()
     adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
-    feed_sequences(adder, case, lanes=3)
-    # The order is that of the calls, then of the lanes: sorting makes it easy to say what must be there.
+    feed_sequences(adder, case, envs=3)
+    # The order is that of the calls, then of the envs: sorting makes it easy to say what must be there.
     check(sorted(drain(client), key=str), sorted(sequences(case) * 3, key=str))
 
 
 @pytest.mark.parametrize("case", BREAKING, ids=lambda case: case.name)
-def test_sequences_of_lanes_out_of_phase(case):
+def test_sequences_of_envs_out_of_phase(case):
     client = make_client()
     adder = adders.SequenceAdder(client, case.length, case.period, case.behavior)
     steps = episode([10.0 * (i + 1) for i in range(case.steps)], truncated=case.truncated)
-    feed_lanes(adder, [steps] * 2, 3)
+    feed_envs(adder, [steps] * 2, 3)
     expected = [
         item._replace(action=np.zeros(len(item.reward), np.int32), extras=()) for item in sequences(case)
     ]
-    check_lanes(drain(client), expected * 2, 3)
+    check_envs(drain(client), expected * 2, 3)
 
 
 # --- episodes ---

@@ -1,4 +1,4 @@
-"""What Acme's adders write, case by case: n-step transitions; one lane, and several out of phase."""
+"""What Acme's adders write, case by case: n-step transitions; one env, and several out of phase."""
 
 import dataclasses
 from typing import Any
@@ -8,10 +8,10 @@ import pytest
 from adder_cases import (
     array,
     check,
-    check_lanes,
+    check_envs,
     check_signature,
     episode,
-    feed_lanes,
+    feed_envs,
     feed_single,
     spec_like,
 )
@@ -225,8 +225,8 @@ def test_transitions(case, repeat):
 
 
 @pytest.mark.parametrize("case", TRANSITIONS, ids=lambda case: case.name)
-def test_transitions_of_lanes_out_of_phase(case):
+def test_transitions_of_envs_out_of_phase(case):
     client = make_client()
     adder = adders.NStepTransitionAdder(client, case.n, case.g)
-    feed_lanes(adder, [episode(case.rewards, case.discounts, observe=case.observe)] * 2, 3, case.extras)
-    check_lanes(drain(client), transitions(case) * 2, 3)
+    feed_envs(adder, [episode(case.rewards, case.discounts, observe=case.observe)] * 2, 3, case.extras)
+    check_envs(drain(client), transitions(case) * 2, 3)

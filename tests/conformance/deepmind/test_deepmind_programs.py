@@ -128,13 +128,13 @@ def test_dqn_trains_on_cartpole():
         DQN(config),
         "gymnasium:CartPole-v1",
         num_actors=2,
-        max_actor_steps=1500,
-        evaluate_every=1500,
+        max_env_steps=1500,
+        evaluate_period=1500,
         num_evaluation_episodes=2,
         replay_backend="framework.replay.reverb",
     )
     result = lp.launch(program, "launchpad_mt", stop_timeout=60.0)
-    assert result["actor_steps"] == 1500
+    assert result["env_steps"] == 1500
     assert result["learner_steps"] >= 100
     assert result["episode_return"] > 0
 
@@ -166,10 +166,10 @@ def drive(loop_factory):
     from framework.actors.acme import AcmeActor
 
     agent = DQN(DQNConfig(n_step=2, min_replay_size=1))
-    spec = specs.make_environment_spec(environments.make(Corridor, num_lanes=1))
+    spec = specs.make_environment_spec(environments.make(Corridor, num_envs=1))
     client = replay.EmbeddedClient(agent.make_tables(spec), concurrent=False)
     policy = agent.make_policy(agent.make_networks(spec))
-    actor = PolicyActor(policy, adder=agent.make_adder(client, spec), num_lanes=1, seed=0)
+    actor = PolicyActor(policy, adder=agent.make_adder(client, spec), num_envs=1, seed=0)
     loop_factory(Corridor(), AcmeActor(actor))
     return client
 
@@ -183,13 +183,13 @@ def test_acme_environment_loop_drives_our_actor():
 
     client = drive(run)
     # Windows of 2 steps that begin and end with the episode: 5 steps make 6 items.
-    assert client.server_info()["priority_table"].current_size == 60
-    sample = client.sample_batch("priority_table", 256)
+    assert client.server_info()["replay"].current_size == 60
+    sample = client.sample_batch("replay", 256)
     last = sample.data.discount == 0
     assert last.any() and np.array_equal(sample.data.next_observation[last][:, 0], np.full(last.sum(), 5.0))
 
 
-def test_the_adapter_adds_and_removes_the_lane():
+def test_the_adapter_adds_and_removes_the_env():
     def run(environment, actor):
         for _ in range(10):
             timestep = environment.reset()
@@ -201,4 +201,4 @@ def test_the_adapter_adds_and_removes_the_lane():
                 actor.observe(action, next_timestep=timestep)
                 actor.update()
 
-    assert drive(functools.partial(run)).server_info()["priority_table"].current_size == 60
+    assert drive(functools.partial(run)).server_info()["replay"].current_size == 60

@@ -134,11 +134,11 @@ def dqn_program(directory, steps):
     return make_program(
         DQN(config),
         functools.partial(FakeEnvironment, episode_length=7),
-        lanes_per_actor=2,
-        max_actor_steps=steps,
-        evaluate_every=steps // 2,
+        envs_per_actor=2,
+        max_env_steps=steps,
+        evaluate_period=steps // 2,
         num_evaluation_episodes=2,
-        checkpoint_every=200,
+        checkpoint_period=200,
         directory=directory,
     )
 
@@ -146,8 +146,8 @@ def dqn_program(directory, steps):
 def test_a_whole_program(cluster, tmp_path):
     resources = {"actor": {"custom": {"left": 1}}, "replay": {"custom": {"head": 1}}}
     result = lp.launch(dqn_program(tmp_path, 500), "ray", directory=tmp_path, resources=resources)
-    assert result["reason"] == "max_actor_steps"
-    assert result["actor_steps"] == 500
+    assert result["reason"] == "max_env_steps"
+    assert result["env_steps"] == 500
     assert (tmp_path / "status.json").exists()
 
 
@@ -180,10 +180,10 @@ def test_a_whole_program_survives_the_loss_of_the_machine_of_its_replay(cluster,
     with lp.start(
         program, "ray", directory=tmp_path, resources=resources, restarts={"replay": 1}, stop_timeout=30.0
     ) as job:
-        assert job.client("counter").wait_for("actor_steps", 500, timeout=PATIENCE)
+        assert job.client("counter").wait_for("env_steps", 500, timeout=PATIENCE)
         cluster.remove_node(doomed, allow_graceful=False)
         cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
         result = job.wait(2 * PATIENCE)
-        assert result["actor_steps"] == 12_000
+        assert result["env_steps"] == 12_000
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
         assert {label for label, count in restarts.items() if count} == {"replay-0"}

@@ -10,7 +10,7 @@ PATIENCE_S = 45.0
 _LATELY_S = 10.0  # actors that wait ask every half second
 
 
-class Standstill:
+class StallDetector:
     """For agents whose actors follow the learner in step.
 
     An actor waits for parameters only when all that it made is in replay, and the learner makes them of what

@@ -1,4 +1,4 @@
-"""One environment, dm_env's or gymnasium's, seen as a lane: the two APIs brought to one."""
+"""One environment, dm_env's or gymnasium's, seen as an env: the two APIs brought to one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from framework.types import Nest
 _BOUNDED_FLOAT = specs.BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount")
 
 
-class Lane(abc.ABC):
+class SingleEnv(abc.ABC):
     """One environment. It never starts a new episode by itself; the batch around it says when."""
 
     spec: specs.EnvironmentSpec
@@ -39,7 +39,7 @@ class Lane(abc.ABC):
     def close(self) -> None: ...
 
 
-class GymnasiumLane(Lane):
+class GymnasiumAdapter(SingleEnv):
     """A gymnasium environment. ``terminated`` is LAST with discount 0, ``truncated`` LAST with discount 1."""
 
     def __init__(self, environment: Any, seed: int | None):
@@ -95,7 +95,7 @@ class _Offsets:
         return specs.unflattener(self._spec)(shifted)
 
 
-class DmEnvLane(Lane):
+class DmEnvAdapter(SingleEnv):
     """A dm_env environment; rewards and discounts may be nested or arrays and become float32."""
 
     def __init__(self, environment: dm_env.Environment):
@@ -152,16 +152,16 @@ def _as_float32(spec: specs.Array) -> specs.Array:
     return specs.Array(spec.shape, np.float32, name=spec.name)
 
 
-def make_lane(environment: Any, seed: int | None) -> Lane:
+def make_env(environment: Any, seed: int | None) -> SingleEnv:
     """Wraps what a factory returned; TypeError if it is neither dm_env's nor gymnasium's."""
     if isinstance(environment, dm_env.Environment):
-        return DmEnvLane(environment)
+        return DmEnvAdapter(environment)
     import gymnasium
 
     if isinstance(environment, gymnasium.Env):
-        return GymnasiumLane(environment, seed)
+        return GymnasiumAdapter(environment, seed)
     if all(hasattr(environment, name) for name in ("reset", "step", "observation_spec", "action_spec")):
-        return DmEnvLane(environment)
+        return DmEnvAdapter(environment)
     raise TypeError(
         f"the environment factory returned {type(environment).__name__}, expected a dm_env.Environment or a "
         "gymnasium.Env (environments of the old gym package: wrap them in a gymnasium.Env)."
@@ -180,8 +180,8 @@ def call_factory(factory: Callable[..., Any], seed: int | None, options: Mapping
     return factory(**arguments)
 
 
-def lane_seeds(seed: int | None, num_lanes: int) -> list[int | None]:
-    """One independent seed per lane; lane i's does not depend on how many lanes there are."""
+def env_seeds(seed: int | None, num_envs: int) -> list[int | None]:
+    """One independent seed per env; env i's does not depend on how many envs there are."""
     if seed is None:
-        return [None] * num_lanes
-    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(num_lanes)]
+        return [None] * num_envs
+    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(num_envs)]

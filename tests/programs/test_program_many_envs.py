@@ -1,4 +1,4 @@
-"""A step of all lanes may be more than the tables have room for at once; one thread goes on all the same."""
+"""A step of all envs may be more than the tables have room for at once; one thread goes on all the same."""
 
 import pytest
 
@@ -13,7 +13,7 @@ SMALL = DQNConfig(
 )
 TIGHT = DQNConfig(hidden_sizes=(16,), insert_burst=8, samples_per_insert=4.0, min_replay_size=20)
 
-# Case: (agent, environment, lanes, keyword arguments).
+# Case: (agent, environment, envs, keyword arguments).
 CASES = {
     "more unrolls than the queue holds": (
         IMPALA(IMPALAConfig(unroll_length=5, hidden_sizes=(16,), batch_size=8)),
@@ -44,15 +44,15 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_thread_goes_on(case):
-    agent, environment, lanes, options = CASES[case]
+    agent, environment, envs, options = CASES[case]
     program = programs.make_program(
         agent,
         environment,
-        lanes_per_actor=lanes,
-        max_actor_steps=lanes * 12,
-        evaluate_every=None,
+        envs_per_actor=envs,
+        max_env_steps=envs * 12,
+        evaluate_period=None,
         **options,
     )
     result = launch.launch(program, "serial")
-    assert result["actor_steps"] == lanes * 12
+    assert result["env_steps"] == envs * 12
     assert result["learner_steps"] > 0

@@ -8,11 +8,11 @@ import pytest
 import launch
 from agents.ppo import PPO, TABLE, PPOConfig
 from framework.environments.testing import FakeEnvironment
-from framework.programs import make_program, standstill
-from framework.programs.standstill import Standstill
+from framework.programs import make_program, stall_detector
+from framework.programs.stall_detector import StallDetector
 
 CASES = {
-    # name: (who asks every four seconds, or "moved"; which of these times is a standstill, after 20 seconds)
+    # name: (who asks every four seconds, or "moved"; which of these times is a stall_detector, after 20 seconds)
     "all ask": (["ab"] * 8, [5, 6, 7]),
     "one does not": (["a"] * 20, []),
     "one comes later": (["a"] * 4 + ["ab"] * 8, [9, 10, 11]),
@@ -22,10 +22,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_a_standstill(case):
+def test_what_is_a_stall_detector(case):
     times, expected = CASES[case]
     now = [0.0]
-    still = Standstill(2, patience=20.0, clock=lambda: now[0])
+    still = StallDetector(2, patience=20.0, clock=lambda: now[0])
     found = []
     for number, what in enumerate(times):
         now[0] = 4.0 * number
@@ -40,20 +40,20 @@ def test_what_is_a_standstill(case):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, overlap):
-    monkeypatch.setattr(standstill, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(stall_detector, "PATIENCE_S", 0.6)
     config = PPOConfig(unroll_length=8, epochs=1, hidden_sizes=(8,), overlap=overlap)
     program = make_program(
         PPO(config),
         functools.partial(FakeEnvironment, episode_length=7),
         num_actors=2,
-        lanes_per_actor=2,
-        max_actor_steps=2000,
-        evaluate_every=None,
+        envs_per_actor=2,
+        max_env_steps=2000,
+        evaluate_period=None,
     )
     with launch.start(program, engine="threads") as job, caplog.at_level(logging.WARNING):
         client = job.client("replay")
         for _ in range(8):  # as many items as there are in flight at most
             client.sample_batch(TABLE, 1, timeout=30)
         result = job.wait(timeout=100)
-    assert result["actor_steps"] == 2000
+    assert result["env_steps"] == 2000
     assert any("published the parameters" in text for text in caplog.messages)
