@@ -12,7 +12,7 @@ from framework.programs import make_program, stall_detector
 from framework.programs.stall_detector import StallDetector
 
 CASES = {
-    # name: (who asks every four seconds, or "moved"; which of these times is a stall_detector, after 20 seconds)
+    # name: (who asks every four seconds, or "moved"; which of these times is a stall, after 20 seconds)
     "all ask": (["ab"] * 8, [5, 6, 7]),
     "one does not": (["a"] * 20, []),
     "one comes later": (["a"] * 4 + ["ab"] * 8, [9, 10, 11]),
