@@ -174,7 +174,7 @@ def measure(row: Row, sections: Sections, options: argparse.Namespace) -> dict[s
     import agents
     import launch
     from agents import presets
-    from framework.programs import make_program
+    from framework.programs import RunConfig, make_program
 
     preset = presets.find(row.agent, row.environment)
     kinds = {"num_actors", "envs_per_actor", "publish_period", "stepping"}
@@ -183,7 +183,7 @@ def measure(row: Row, sections: Sections, options: argparse.Namespace) -> dict[s
     if options.envs:
         run["envs_per_actor"] = options.envs
     agent = agents.make(row.agent, **{**preset.agent, **row.config})
-    program = make_program(agent, row.environment, evaluate_period=None, log_period=10**9, **run)
+    program = make_program(agent, row.environment, RunConfig(evaluate_period=None, log_period=10**9, **run))
     with launch.start(program, "serial") as job:
         counts = {}
         for seconds in (options.warm_up, options.seconds):

@@ -31,7 +31,7 @@ class LoadedPolicy:
 
     def __init__(self, folder: RunFolder, reader: CheckpointReader, best: bool = False):
         self.agent = folder.make_agent()
-        self.spec = environment_spec(folder.options, self.agent)
+        self.spec = environment_spec(folder.options.environment, folder.config.seed, self.agent)
         if describe_spec(self.spec) != folder.environment_spec:
             raise CommandError(
                 f"{folder.path}: {folder.options.environment!r} is not the environment that the run was "
@@ -39,7 +39,7 @@ class LoadedPolicy:
             )
         self.networks = self.agent.make_networks(self.spec)
         self.step, self.checkpoint = reader.step, reader.path
-        self._options = folder.options
+        self._environment, self._stepping = folder.options.environment, folder.config.stepping
         self._normaliser: Any = None
         if best:
             self._load_best(reader)
@@ -75,10 +75,10 @@ class LoadedPolicy:
         from framework import environments
 
         environment = environments.make(
-            self._options.environment,
+            self._environment,
             num_envs=num_envs,
             seed=seed,
-            stepping="inline" if render_mode else self._options.stepping,
+            stepping="inline" if render_mode else self._stepping,
             render_mode=render_mode,
             wrappers=self.agent.environment_wrappers(),
         )

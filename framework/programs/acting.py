@@ -20,9 +20,8 @@ from framework.actors.alternating import (
 )
 from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
 from framework.environment_loop import EnvironmentLoop
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import derive_seed
-
-INFERENCE = ("local", "server", "alternating", "alternating+server")
 
 
 class Acting(NamedTuple):
@@ -43,21 +42,19 @@ class Acting(NamedTuple):
 
 
 def make_acting(
-    mode: str,
     agent: core.Agent,
     make_environment: Any,
     spec: Any,
+    config: RunConfig,
     *,
     replay: Any,
     learner: Any,
     inference: Any,
     name: str,
-    envs: int,
     seed: int,
-    update_period: int,
-    messages: bool = False,
 ) -> Acting:
-    """Makes the parts for ``mode``, one of `INFERENCE`; the arguments are those of `ActorWorker`."""
+    """Makes the parts for ``config.inference``; the arguments are those of `ActorWorker`."""
+    mode, envs, update_period = config.inference, config.envs_per_actor, config.update_period
     alternating, served = mode.startswith("alternating"), mode.endswith("server")
     updates = agent.synchrony() is None
     make_adder = functools.partial(agent.make_adder, replay, spec) if replay is not None else lambda: None
@@ -83,7 +80,7 @@ def make_acting(
     ports: list[Port]
     if served:
         ports = [
-            connect(inference, f"{name}.{half}", spec, size, offset, envs, messages)
+            connect(inference, f"{name}.{half}", spec, size, offset, envs, config.inference_messages)
             for half, (size, offset) in enumerate(zip(sizes, offsets, strict=True))
         ]
         has_variables = learner is not None

@@ -13,6 +13,7 @@ import numpy as np
 from framework import core
 from framework.programs.learner_group import FirstLearner
 from framework.programs.limiter_state import describe_stock
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import keep_freed_memory, prepare_process
 from framework.programs.stall_detector import StallDetector
 from framework.programs.worker import ProgramWorker
@@ -28,47 +29,36 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
     Args:
       agent: makes the networks, the dataset and the learner.
       spec: the ``EnvironmentSpec`` of one env.
+      config: the run's settings.
       replay: the replay client to sample from and to write priorities to.
       counter: counts ``learner_steps``.
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state; it is restored from there on construction. None keeps nothing.
       seed: of this worker.
-      max_steps: stop the program after so many learner steps; None for no limit.
-      publish_period: learner steps between two versions handed to the actors; 1 if they follow in step.
-      log_period: learner steps between two rows of metrics.
-      checkpoint_period: env steps between two checkpoints; None for one at the end only.
-      num_learners: this one and the replicas beside it, each with its shard of every batch. Metrics are
-        those of this one's shard.
-      num_actors: of the program; for agents whose actors follow in step.
     """
 
     def __init__(
         self,
         agent: core.Agent,
         spec: Any,
+        config: RunConfig,
         *,
         replay: Any,
         counter: Any,
         monitor: Any,
         checkpointer: Any = None,
         seed: int = 0,
-        max_steps: int | None = None,
-        publish_period: int = 10,
-        log_period: int = 500,
-        checkpoint_period: int | None = None,
-        num_learners: int = 1,
-        num_actors: int = 1,
     ):
         prepare_process(seed)
         keep_freed_memory()
-        agent = agent.for_learner(0, num_learners)
+        self._config = config
+        agent = agent.for_learner(0, config.num_learners)
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
-        self._max_steps = max_steps
-        self._publish_period = publish_period if agent.synchrony() is None else 1
-        self._log_period, self._checkpoint_period = log_period, checkpoint_period
+        # Actors that follow in step need every version.
+        self._publish_period = config.publish_period if agent.synchrony() is None else 1
         self._steps = 0
         self._uncounted = 0
         self._waited_s = 0.0  # for the dataset, since the last row
@@ -76,16 +66,16 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._table_size = 0
         self._logged = (0, time.perf_counter())
         self._metrics: dict[str, Any] | None = None  # of the last step
-        self._checkpointed_at = 0
+        self._checkpointed = (0, time.monotonic())  # env steps and clock at the last checkpoint
         # Of the published variables: they are served while a step runs.
         self._published = threading.Condition()
         self._version = -1
         self._version_offset = 0
         self._variables: dict[str, Any] = {}
         self._waits_for_data = False
-        self._stall_detector = StallDetector(num_actors)
+        self._stall_detector = StallDetector(config.num_actors)
         self._restore()
-        self._others = FirstLearner(self._learner, num_learners) if num_learners > 1 else None
+        self._others = FirstLearner(self._learner, config.num_learners) if config.num_learners > 1 else None
         self._publish()
 
     def get_variables(
@@ -163,13 +153,14 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._steps += 1
         self._uncounted += 1
         self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
-        last = self._max_steps is not None and self._steps >= self._max_steps
+        limit = self._config.max_learner_steps
+        last = limit is not None and self._steps >= limit
         if last or self._steps % self._publish_period == 0:
             # Counted first: who sees the version may look how many steps it took.
             counts = self._count()
             self._publish()
             self._checkpoint_if_due(counts)
-        if last or self._steps % self._log_period == 0:
+        if last or self._steps % self._config.learner_log_period == 0:
             self._log(result.metrics)
         if last:
             self._finished = True
@@ -204,7 +195,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
             self._logged = (self._steps, time.perf_counter())
         counts = self._counter.get_counts()
         if state is not None:
-            self._checkpointed_at = counts.get("env_steps", 0)
+            self._checkpointed = (counts.get("env_steps", 0), time.monotonic())
         # A learner that comes back from an older checkpoint, or none, goes on above what actors may have.
         made = counts.get("learner_steps", 0)
         if made > self._steps:
@@ -225,10 +216,13 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         return counts
 
     def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
-        if self._checkpointer is None or self._checkpoint_period is None:
+        if self._checkpointer is None:
             return
-        if counts.get("env_steps", 0) - self._checkpointed_at >= self._checkpoint_period:
-            self._checkpointed_at = counts["env_steps"]
+        period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes
+        made, now = counts.get("env_steps", 0), time.monotonic()
+        since = made - self._checkpointed[0], now - self._checkpointed[1]
+        if (period is not None and since[0] >= period) or (minutes is not None and since[1] >= 60 * minutes):
+            self._checkpointed = (made, now)
             self._checkpointer.put("learner", self.save())
             self._checkpointer.commit("periodic")
 
