@@ -4,6 +4,7 @@ A program written for dm-reverb runs with ``from framework import replay as reve
 TensorFlow's objects aside.
 """
 
+from framework.nest import register as register_structure
 from framework.replay import checkpointers, errors, platform, rate_limiters, selectors, structured
 from framework.replay.client import Client, connect_node, serve_node
 from framework.replay.columns import TrajectoryColumn
@@ -19,7 +20,6 @@ from framework.replay.errors import (
     UnknownTableError,
     WouldBlockError,
 )
-from framework.replay.layout import register_structure
 from framework.replay.sequence_writer import Writer
 from framework.replay.served import ServedClient
 from framework.replay.server import Server
