@@ -22,7 +22,7 @@ from framework.replay.delivery import gather_parts
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.layout import Layout, pack_function
 from framework.replay.mirror import Mirror
-from framework.replay.reverb_api import ReverbApi
+from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.served_writer import ServedWriter
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from framework.replay.batch_writer import BatchWriter
+from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.layout import Layout, LayoutBuilder, Slice, _thaw
-from framework.replay.reverb_tables import check_priorities, describe_structure
 from framework.replay.store import RowStore
 from framework.types import Nest
 
 if TYPE_CHECKING:
-    from framework.replay.reverb_client import Client
+    from framework.replay.dm_reverb.client import Client
 
 # dm-reverb prints warnings from about 64 on.
 DEFAULT_IN_FLIGHT = 32

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.columns import ColumnHistory, Describer, TrajectoryColumn
 from framework.replay.errors import ServerClosed
 from framework.replay.layout import flatten, packer
+from framework.replay.reverb_api.columns import ColumnHistory, Describer, TrajectoryColumn
 from framework.types import Nest
 
 
