@@ -9,7 +9,7 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import specs
+from framework import nest, specs
 from framework.types import Nest
 
 FIRST = int(dm_env.StepType.FIRST)
@@ -149,9 +149,9 @@ class Buffers:
         self._timesteps = [
             dm_env.TimeStep(
                 step_type=self.step_types[slot],
-                reward=specs.unflattener(spec.rewards)(self.rewards[slot]),
-                discount=specs.unflattener(spec.discounts)(self.discounts[slot]),
-                observation=specs.unflattener(spec.observations)(self.observations[slot]),
+                reward=nest.unflattener(spec.rewards)(self.rewards[slot]),
+                discount=nest.unflattener(spec.discounts)(self.discounts[slot]),
+                observation=nest.unflattener(spec.observations)(self.observations[slot]),
             )
             for slot in range(self.SLOTS)
         ]

@@ -150,7 +150,7 @@ class _Gymnasium:
         if not any(offsets):
             return nest
         values = [specs.pick(nest, path) for path, _ in specs.leaves(spec)]
-        return specs.unflattener(spec)([v + sign * o for v, o in zip(values, offsets, strict=True)])
+        return nest.unflattener(spec)([v + sign * o for v, o in zip(values, offsets, strict=True)])
 
 
 class _DmEnv:

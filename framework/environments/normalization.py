@@ -9,7 +9,7 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import specs
+from framework import nest, specs
 from framework.core import Saveable
 from framework.environments.base import FIRST, LAST, BatchedEnvironment
 from framework.environments.wrappers import EnvironmentWrapper
@@ -93,7 +93,7 @@ class NormalizeObservation(EnvironmentWrapper):
             RunningStatistics(leaf.shape) if leaf.dtype.kind == "f" else None
             for leaf in tree.flatten(environment.observation_spec())
         ]
-        self._build = specs.unflattener(environment.observation_spec())
+        self._build = nest.unflattener(environment.observation_spec())
 
     def observation_spec(self) -> Nest:
         def normalized(leaf: specs.Array) -> specs.Array:

@@ -92,7 +92,7 @@ class _Offsets:
         shifted = [
             value + offset if offset else value for value, offset in zip(values, self._offsets, strict=True)
         ]
-        return specs.unflattener(self._spec)(shifted)
+        return nest.unflattener(self._spec)(shifted)
 
 
 class DmEnvAdapter(SingleEnv):

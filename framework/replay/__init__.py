@@ -4,6 +4,7 @@ A program written for dm-reverb runs with ``from framework import replay as reve
 TensorFlow's objects aside.
 """
 
+from framework.nest import register as register_structure
 from framework.replay import checkpointers, errors, platform, rate_limiters, selectors
 from framework.replay.client import Client, connect_node, serve_node
 from framework.replay.dataset import Dataset
@@ -18,7 +19,6 @@ from framework.replay.errors import (
     UnknownTableError,
     WouldBlockError,
 )
-from framework.replay.layout import register_structure
 from framework.replay.reverb_api import (
     StructuredWriter,
     TrajectoryColumn,

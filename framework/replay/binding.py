@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.layout import Layout, flatten, layout_paths, leaf_paths, pack_function
+from framework import nest as nests
+from framework.replay.layout import Layout, layout_paths, pack_function
 from framework.replay.store import RowStore, Stream
 from framework.types import Nest
 
@@ -69,8 +70,8 @@ class Binding:
             self._check(table, signature)
 
     def _check(self, table: str, signature: Nest) -> None:
-        specs, structure = flatten(signature)
-        wanted = dict(zip(leaf_paths(structure), specs, strict=True))
+        specs, structure = nests.flatten(signature)
+        wanted = dict(zip(nests.paths(structure), specs, strict=True))
         if sorted(wanted) != sorted(self.paths):
             raise ValueError(
                 f"table {table!r}: got a trajectory with leaves {sorted(self.paths)}, its signature "

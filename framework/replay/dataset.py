@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from framework import nest as nests
 from framework.replay.delivery import Delivery
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
-from framework.replay.layout import flatten
 from framework.replay.transfer import Transfer
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
@@ -343,18 +343,16 @@ def join(
 
     With ``out`` the leaves are there already and only get their structure.
     """
-    from framework.replay.layout import packer
-
-    flat = [flatten(sample.data) for sample in samples]
+    flat = [nests.flatten(sample.data) for sample in samples]
     if any(structure != flat[0][1] for _, structure in flat):
         raise ValueError(f"tables with items of different structure cannot be mixed: {[s for _, s in flat]}")
-    pack = packer(flat[0][1])
+    pack = nests.packer(flat[0][1])
     if out is not None:
         return ReplaySample(info, pack(out))
     leaves = [_stack(arrays) for arrays in zip(*[leaves for leaves, _ in flat], strict=True)]
     if not isinstance(samples[0], PaddedSample):
         return ReplaySample(info, pack(leaves))
-    lengths = [flatten(sample.lengths)[0] for sample in samples]
+    lengths = [nests.flatten(sample.lengths)[0] for sample in samples]
     joined = [None if each[0] is None else np.concatenate(each) for each in zip(*lengths, strict=True)]
     return PaddedSample(info, pack(leaves), pack(joined))
 

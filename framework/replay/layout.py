@@ -11,122 +11,14 @@ items of one call have one ``Layout``; what differs between them is one line of 
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.types import Nest, Step, Transition
-
-_NAMED_TUPLES: dict[tuple[str, tuple[str, ...]], type] = {}
-
-
-def register_structure(cls: type) -> type:
-    """Makes a NamedTuple class known, so that nests of it come back as that class. A decorator too."""
-    if not (isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")):
-        raise ValueError(f"register_structure: got {cls!r}, expected a NamedTuple class")
-    _NAMED_TUPLES[(cls.__name__, tuple(cls._fields))] = cls
-    return cls
-
-
-register_structure(Transition)
-register_structure(Step)
-
-
-def flatten(nest: Nest, leaf_type: type | None = None) -> tuple[list[Any], list[Any]]:
-    """``(leaves, structure)``; the structure is of lists, strings and numbers only and keeps dicts in sorted
-    order.
-
-    A structure node is ``None`` (a leaf), ``["dict", keys, nodes]``, ``["list", nodes]``,
-    ``["tuple", nodes]`` or
-    ``["named", class name, fields, nodes]``. With ``leaf_type``, anything else at a leaf is a ValueError.
-    """
-    leaves: list[Any] = []
-    return leaves, [_flatten(nest, leaves, leaf_type)]
-
-
-def _flatten(nest: Any, leaves: list[Any], leaf_type: type | None) -> Any:
-    if isinstance(nest, tuple):
-        nodes = [_flatten(child, leaves, leaf_type) for child in nest]
-        fields = getattr(nest, "_fields", None)
-        return ["tuple", nodes] if fields is None else ["named", type(nest).__name__, list(fields), nodes]
-    if isinstance(nest, dict):
-        try:
-            keys = sorted(nest)
-        except TypeError as error:
-            raise ValueError(f"keys of a dict in a nest must sort: got {list(nest)}") from error
-        return ["dict", keys, [_flatten(nest[key], leaves, leaf_type) for key in keys]]
-    if isinstance(nest, list):
-        return ["list", [_flatten(child, leaves, leaf_type) for child in nest]]
-    if leaf_type is not None and not isinstance(nest, leaf_type):
-        raise ValueError(f"trajectory: got {type(nest).__name__} at a leaf, expected {leaf_type.__name__}")
-    leaves.append(nest)
-    return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    return collections.namedtuple(name, fields)  # type: ignore[misc]
-
-
-def packer(structure: list[Any]) -> Callable[[Sequence[Any]], Nest]:
-    """The function that puts leaves back into the nest that ``structure`` describes."""
-    make, _ = _packer(structure[0], 0)
-    return make
-
-
-def _packer(node: Any, at: int) -> tuple[Callable[[Sequence[Any]], Nest], int]:
-    if node is None:
-        return lambda leaves: leaves[at], at + 1
-    kind, nodes = node[0], node[-1]
-    if nodes and all(child is None for child in nodes):  # the common flat case, without a call per leaf
-        end = at + len(nodes)
-        if kind == "named":
-            make = _class_of(node)._make  # type: ignore[attr-defined]
-            return lambda leaves: make(leaves[at:end]), end
-        if kind == "dict":
-            keys = node[1]
-            return lambda leaves: dict(zip(keys, leaves[at:end], strict=True)), end
-    makers = []
-    for child in nodes:
-        maker, at = _packer(child, at)
-        makers.append(maker)
-    if kind == "dict":
-        pairs = list(zip(node[1], makers, strict=True))
-        return lambda leaves: {key: maker(leaves) for key, maker in pairs}, at
-    if kind == "list":
-        return lambda leaves: [maker(leaves) for maker in makers], at
-    if kind == "tuple":
-        return lambda leaves: tuple([maker(leaves) for maker in makers]), at
-    if kind == "named":
-        cls = _class_of(node)
-        return lambda leaves: cls(*[maker(leaves) for maker in makers]), at
-    raise ValueError(f"structure: got a node of kind {kind!r}, expected dict, list, tuple or named")
-
-
-def _class_of(node: Any) -> type:
-    name, fields = str(node[1]), tuple(str(field) for field in node[2])
-    return _NAMED_TUPLES.get((name, fields)) or _named_tuple(name, fields)
-
-
-def leaf_paths(structure: list[Any]) -> list[str]:
-    """The path of each leaf, ``"observation/pixels"``, for messages and names of columns."""
-    paths: list[str] = []
-
-    def walk(node: Any, prefix: str) -> None:
-        if node is None:
-            paths.append(prefix)
-            return
-        names = {"dict": 1, "named": 2}.get(node[0])
-        labels = node[names] if names else range(len(node[-1]))
-        for label, child in zip(labels, node[-1], strict=True):
-            walk(child, f"{prefix}/{label}" if prefix else str(label))
-
-    walk(structure[0], "")
-    return paths
+from framework import nest as nests
+from framework.types import Nest
 
 
 class Slice:
@@ -164,7 +56,7 @@ class Leaf(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What all items of one kind have in common. ``structure`` is a ``repr``-able nest (see ``flatten``)."""
+    """What all items of one kind have in common; `structure` is that of `framework.nest`, frozen."""
 
     groups: tuple[Group, ...]
     leaves: tuple[Leaf, ...]
@@ -186,41 +78,36 @@ class Layout(NamedTuple):
 
     def to_wire(self) -> list[Any]:
         """Lists, strings, numbers and booleans only."""
-        return [[list(g) for g in self.groups], [list(leaf) for leaf in self.leaves], _thaw(self.structure)]
+        return [
+            [list(g) for g in self.groups],
+            [list(leaf) for leaf in self.leaves],
+            nests.thaw(self.structure),
+        ]
 
     @classmethod
     def from_wire(cls, value: Sequence[Any]) -> Layout:
         """The opposite of ``to_wire``; ValueError if it is not sound."""
         groups = tuple(Group(str(s), int(n), bool(r)) for s, n, r in value[0])
         leaves = tuple(Leaf(str(c), int(g), bool(t)) for c, g, t in value[1])
-        layout = cls(groups, leaves, freeze(value[2]))
+        layout = cls(groups, leaves, nests.freeze(value[2]))
         if any(group.length < 1 for group in groups) or any(
             not 0 <= leaf.group < len(groups) or (not leaf.time and groups[leaf.group].length != 1)
             for leaf in leaves
         ):
             raise ValueError(f"layout: got groups {groups} and leaves {leaves}, which do not fit together")
-        if len(leaf_paths(_thaw(layout.structure))) != len(leaves):
+        if len(nests.paths(nests.thaw(layout.structure))) != len(leaves):
             raise ValueError(f"layout: the structure does not have {len(leaves)} leaves: {value[2]}")
         return layout
 
 
-def freeze(structure: Any) -> Any:
-    """A structure as tuples."""
-    return tuple(freeze(node) for node in structure) if isinstance(structure, (list, tuple)) else structure
-
-
-def _thaw(structure: Any) -> Any:
-    return [_thaw(node) for node in structure] if isinstance(structure, (list, tuple)) else structure
-
-
 def pack_function(layout: Layout) -> Callable[[Sequence[Any]], Nest]:
-    """``packer`` for a layout's structure."""
-    return packer(_thaw(layout.structure))
+    """`nest.packer` for a layout's structure."""
+    return nests.packer(nests.thaw(layout.structure))
 
 
 def layout_paths(layout: Layout) -> list[str]:
-    """``leaf_paths`` for a layout's structure."""
-    return leaf_paths(_thaw(layout.structure))
+    """`nest.paths` for a layout's structure."""
+    return nests.paths(nests.thaw(layout.structure))
 
 
 @dataclasses.dataclass(slots=True)
@@ -306,14 +193,14 @@ class LayoutBuilder:
                 )
             if leaf.lengths is not None and leaf.rows.ndim != 2:
                 raise ValueError(f"slice of column {leaf.column!r}: lengths need rows [k, L], got [k]")
-        _, structure = flatten(trajectory, Slice)
+        _, structure = nests.flatten(trajectory, Slice)
         groups: dict[int, Group] = {}
         for stream, _, at, tail, ragged in leaves:
             groups[at] = Group(stream, tail[0] if tail else 1, ragged)
         return Layout(
             tuple(groups[at] for at in range(len(arrays))),
             tuple(Leaf(column, at, bool(tail)) for _, column, at, tail, _ in leaves),
-            freeze(structure),
+            nests.freeze(structure),
         )
 
 

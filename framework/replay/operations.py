@@ -29,13 +29,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from framework import nest as nests
 from framework.replay import info as infos
 from framework.replay.binding import Binding
 from framework.replay.connection import PROTOCOL
 from framework.replay.delivery import Delivery, gather_parts
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.holdings import Draws, Held
-from framework.replay.layout import Layout, flatten
+from framework.replay.layout import Layout
 from framework.replay.service import Parked, Reply, Session
 from framework.replay.shm import SharedMemory
 from framework.replay.store import RowStore
@@ -183,9 +184,9 @@ class Operations(WriteOperations):
             )
             numbers = [self._number(first.layout)]
             reply["layout"] = numbers[0]
-            reply["leaves"] = flatten(sample.data)[0]
+            reply["leaves"] = nests.flatten(sample.data)[0]
             if isinstance(sample, PaddedSample):
-                reply["lengths"] = flatten(sample.lengths)[0]
+                reply["lengths"] = nests.flatten(sample.lengths)[0]
             delivery.unpin()
         reply["define"] = [self._definition(number) for number in numbers if number not in held.known]
         held.known.update(numbers)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.layout import flatten, packer
+from framework import nest as nests
 from framework.replay.types import PaddedSample, ReplaySample
 
 
@@ -50,8 +50,8 @@ class Transfer:
 
     def send(self, sample: Any, buffered: bool) -> Any:
         """Starts the copy of a gathered sample; ``buffered`` if it lies in `buffers`."""
-        leaves, structure = flatten(sample.data)
-        pack = packer(structure)
+        leaves, structure = nests.flatten(sample.data)
+        pack = nests.packer(structure)
         torch = self._torch
         if not self._cuda:
             tensors = [self._tensor(leaf).to(self._device) if _fits(leaf) else leaf for leaf in leaves]

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("reverb", reason="dm-reverb is not installed")
 
 import launch
-from framework import adders, environments, replay, specs
+from framework import adders, environments, nest, replay, specs
 from framework.environments.wrappers import FrameStack
 from framework.replay import dm_reverb
 from framework.replay.dm_reverb import writer as dm_reverb_writer
@@ -118,7 +118,7 @@ ADDERS = {
 
 def contents(data):
     """The items of a batch as a sorted list of what is in them."""
-    leaves, structure = replay.layout.flatten(data)
+    leaves, structure = nest.flatten(data)
     flat = [np.asarray(leaf, np.float64).reshape(len(leaf), -1) for leaf in leaves]
     return structure, np.sort(
         np.concatenate(flat, axis=1).view(f"V{8 * sum(f.shape[1] for f in flat)}"), axis=0

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from framework import nest as nests
 from framework.replay import rate_limiters
-from framework.replay.layout import flatten, packer
 from framework.replay.types import (
     CallStats,
     PaddedSample,
@@ -69,8 +69,8 @@ def _native_selector(table: str, selector: Any) -> Any:
 def _native_signature(signature: Nest) -> Nest:
     import tensorflow as tf
 
-    specs, structure = flatten(signature)
-    return packer(structure)(
+    specs, structure = nests.flatten(signature)
+    return nests.packer(structure)(
         [
             tf.TensorSpec(
                 [None if size is None else int(size) for size in spec.shape],
@@ -161,7 +161,7 @@ class Stacker:
         key = described.tobytes()
         pack = self._packers.get(key)
         if pack is None:
-            pack = self._packers[key] = packer(json.loads(key.decode()))
+            pack = self._packers[key] = nests.packer(json.loads(key.decode()))
         return pack
 
     def stack(
@@ -185,7 +185,7 @@ class Stacker:
                 )
             pack, data = self._packer(described), [leaves[1:] for leaves in data]
         else:
-            pack = packer(flatten(signature)[1])
+            pack = nests.packer(nests.flatten(signature)[1])
         leaves, lengths = [], []
         for at, column in enumerate(zip(*data, strict=True)):
             arrays = [np.asarray(array) for array in column]

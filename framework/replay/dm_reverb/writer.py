@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from framework import nest as nests
 from framework.replay.batch_writer import BatchWriter
 from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.layout import Layout, LayoutBuilder, Slice, _thaw
+from framework.replay.layout import Layout, LayoutBuilder, Slice
 from framework.replay.store import RowStore
 from framework.types import Nest
 
@@ -245,7 +246,7 @@ class ReverbWriter:
         if step is not None and self._steps - step <= self._window // 2:
             return step
         if stream == _STRUCTURES:
-            data = {f"{stream}/{row}": describe_structure(_thaw(self._structures[row].structure))}
+            data = {f"{stream}/{row}": describe_structure(nests.thaw(self._structures[row].structure))}
         else:
             data = {
                 f"{stream}/{name}": column[row] for name, column in self.store.streams[stream].columns.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from framework.replay.layout import flatten, leaf_paths, packer
+from framework import nest as nests
 from framework.replay.reverb_api.sequence_writer import Writer
 from framework.replay.reverb_api.structured import Config
 from framework.replay.reverb_api.structured_writer import StructuredWriter
@@ -29,9 +29,9 @@ class ReverbApi:
             raise ValueError("priorities: got none, expected {table: priority} with at least one table")
         with TrajectoryWriter(self, 1) as writer:
             step = writer.append(data)
-            leaves, structure = flatten(step)
+            leaves, structure = nests.flatten(step)
             # One step with its time axis, as Reverb stores it.
-            timed = packer(structure)([leaf_history(writer, path) for path in leaf_paths(structure)])
+            timed = nests.packer(structure)([leaf_history(writer, path) for path in nests.paths(structure)])
             for table, priority in priorities.items():
                 writer.create_item(table, priority, timed if leaves else step)
 
@@ -86,10 +86,10 @@ class ReverbApi:
     def _samples(self, table: str, n: int, steps: bool, nested: bool, timeout: float | None) -> Iterator[Any]:
         for _ in range(n):
             batch = self.sample_batch(table, 1, timeout=timeout)  # type: ignore[attr-defined]
-            leaves, structure = flatten(batch.data)
+            leaves, structure = nests.flatten(batch.data)
             leaves = [leaf[0] for leaf in leaves]
             info = SampleInfo(*[field[0] for field in batch.info])
-            pack = packer(structure) if nested else list
+            pack = nests.packer(structure) if nested else list
             if not steps:
                 yield ReplaySample(info, pack(leaves))
                 continue

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.replay.layout import flatten, freeze, leaf_paths, packer
+from framework import nest as nests
 
 # Reads rows of a column back: (column, rows int64 [L]) -> [L, ...].
 Reader = Callable[[str, np.ndarray], np.ndarray]
@@ -33,11 +33,11 @@ class Describer:
             known = self._known.get(key)
             if known is not None:
                 return [nest[path] for path in known.paths], known
-        leaves, structure = flatten(nest)
-        frozen = freeze(structure)
+        leaves, structure = nests.flatten(nest)
+        frozen = nests.freeze(structure)
         known = self._known.get(frozen)
         if known is None:
-            known = self._known[frozen] = Shape(leaf_paths(structure), packer(structure))
+            known = self._known[frozen] = Shape(nests.paths(structure), nests.packer(structure))
         if type(nest) is dict and list(nest) and known.paths == sorted(nest):
             self._known[tuple(nest)] = known
         return leaves, known

@@ -20,7 +20,7 @@ from typing import Any
 import dm_env.specs
 import numpy as np
 
-from framework.replay.layout import flatten, leaf_paths, packer
+from framework import nest as nests
 from framework.types import Nest
 
 # The steps that a pattern covers, as a reader of columns: (path, number of last steps) -> [L, ...].
@@ -113,9 +113,9 @@ class Condition:
     @staticmethod
     def data(step_structure: Nest) -> Nest:
         """The nest of the step's values (scalars): ``Condition.data(step)["reward"] >= 1``."""
-        leaves, structure = flatten(step_structure)
-        paths = leaf_paths(structure)
-        return packer(structure)([Quantity(_value_of(path)) for path in paths][: len(leaves)])
+        leaves, structure = nests.flatten(step_structure)
+        paths = nests.paths(structure)
+        return nests.packer(structure)([Quantity(_value_of(path)) for path in paths][: len(leaves)])
 
 
 def _value_of(path: str) -> Callable[[Moment], float]:
@@ -173,13 +173,13 @@ class Config:
     @property
     def lookback(self) -> int:
         """Steps that must be there before it can be applied."""
-        return max(-leaf.start for leaf in flatten(self.pattern)[0])
+        return max(-leaf.start for leaf in nests.flatten(self.pattern)[0])
 
 
 def create_reference_step(step_structure: Nest) -> Nest:
     """A nest like ``step_structure`` with a ``Reference`` at each leaf."""
-    _, structure = flatten(step_structure)
-    return packer(structure)([Reference(path) for path in leaf_paths(structure)])
+    _, structure = nests.flatten(step_structure)
+    return nests.packer(structure)([Reference(path) for path in nests.paths(structure)])
 
 
 def pattern_from_transform(step_structure: Nest, transform: Callable[[Nest], Nest]) -> Nest:
@@ -219,10 +219,10 @@ def create_config(
     priority: PriorityFn | None = None,
 ) -> Config:
     """A ``Config``; the priority is 1 if none is given."""
-    leaves, structure = flatten(pattern)
+    leaves, structure = nests.flatten(pattern)
     if not leaves:
         raise ValueError("pattern: got a nest without leaves, expected at least one step[...][...]")
-    for path, leaf in zip(leaf_paths(structure), leaves, strict=True):
+    for path, leaf in zip(nests.paths(structure), leaves, strict=True):
         if not isinstance(leaf, Pattern):
             raise ValueError(
                 f"pattern, leaf {path!r}: got {type(leaf).__name__}, expected step[...][negative index]"
@@ -253,11 +253,11 @@ def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
     names = {config.table for config in configs}
     if len(names) > 1:
         raise ValueError(f"configs: got some for tables {sorted(names)}, expected all for one table")
-    specs, step_structure = flatten(step_spec)
-    known: Mapping[str, Any] = dict(zip(leaf_paths(step_structure), specs, strict=True))
+    specs, step_structure = nests.flatten(step_spec)
+    known: Mapping[str, Any] = dict(zip(nests.paths(step_structure), specs, strict=True))
     found: list[tuple[Any, list[tuple]]] = []
     for config in configs:
-        leaves, structure = flatten(config.pattern)
+        leaves, structure = nests.flatten(config.pattern)
         described = []
         for leaf in leaves:
             if leaf.path not in known:
@@ -282,9 +282,9 @@ def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
                     "leave the table "
                     "without a signature, or use one table for each"
                 )
-    paths = leaf_paths(structure)
+    paths = nests.paths(structure)
     arrays = [
         dm_env.specs.Array(tuple(shape), dtype, path)
         for shape, (dtype, _), path in zip(lengths, described, paths, strict=True)
     ]
-    return packer(structure)(arrays)
+    return nests.packer(structure)(arrays)

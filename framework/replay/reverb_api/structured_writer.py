@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.layout import flatten, packer
+from framework import nest as nests
 from framework.replay.reverb_api.columns import ColumnHistory
 from framework.replay.reverb_api.structured import Config, Moment
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
@@ -30,7 +30,7 @@ class StructuredWriter:
         if not configs:
             raise ValueError("configs: got none, expected at least one structured.create_config(...)")
         self._configs = list(configs)
-        self._patterns = [flatten(config.pattern) for config in configs]
+        self._patterns = [nests.flatten(config.pattern) for config in configs]
         self._writer = TrajectoryWriter(client, max(config.lookback for config in configs))
         self._since = [0] * len(self._configs)
         self._columns: dict[str, ColumnHistory] = {}
@@ -43,7 +43,7 @@ class StructuredWriter:
     def append(self, step: Nest, partial_step: bool = False) -> None:
         """Appends a step, or a part of it; None at a leaf means that the step has nothing there."""
         self._writer.append(step, partial_step)
-        paths, columns = (flatten(nest) for nest in (self._writer._structure, self._writer.history))
+        paths, columns = (nests.flatten(nest) for nest in (self._writer._structure, self._writer.history))
         self._columns = {
             path: column for path, column in zip(paths[0], columns[0], strict=True) if column is not None
         }
@@ -66,7 +66,7 @@ class StructuredWriter:
             leaves, structure = self._patterns[number]
             if not all(self._has(leaf) for leaf in leaves):
                 continue
-            trajectory = packer(structure)([self._columns[leaf.path][leaf.index] for leaf in leaves])
+            trajectory = nests.packer(structure)([self._columns[leaf.path][leaf.index] for leaf in leaves])
             priority = config.priority(self._read, config.lookback)
             self._writer.create_item(config.table, priority, trajectory)
             self._since[number] = 0

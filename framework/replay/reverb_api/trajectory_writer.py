@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from framework import nest as nests
 from framework.replay.errors import ServerClosed
-from framework.replay.layout import flatten, packer
 from framework.replay.reverb_api.columns import ColumnHistory, Describer, TrajectoryColumn
 from framework.types import Nest
 
@@ -72,8 +72,8 @@ class TrajectoryWriter:
         if self._structure is None:
             raise RuntimeError("history: nothing was appended yet")
         if self._history is None:
-            paths, structure = flatten(self._structure)
-            self._history = packer(structure)([self._columns.get(path) for path in paths])
+            paths, structure = nests.flatten(self._structure)
+            self._history = nests.packer(structure)([self._columns.get(path) for path in paths])
         return self._history
 
     def configure(
