@@ -20,9 +20,9 @@ import numpy as np
 from framework import nest as nests
 from framework.replay.batch_writer import BatchWriter
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.layout import Layout, LayoutBuilder, Slice
 from framework.replay.reverb_tables import check_priorities, describe_structure
-from framework.replay.store import RowStore
+from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
+from framework.replay.rows.store import RowStore
 from framework.types import Nest
 
 if TYPE_CHECKING:
