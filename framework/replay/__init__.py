@@ -5,7 +5,7 @@ TensorFlow's objects aside.
 """
 
 from framework.nest import register as register_structure
-from framework.replay import checkpointers, errors, platform, rate_limiters, selectors
+from framework.replay import checkpointers, errors, platform
 from framework.replay.client import Client, connect_node, serve_node
 from framework.replay.dataset import Dataset
 from framework.replay.embedded import EmbeddedClient
@@ -29,7 +29,8 @@ from framework.replay.reverb_api import (
 from framework.replay.served import ServedClient
 from framework.replay.server import Server
 from framework.replay.sharded import ShardedClient
-from framework.replay.table import Table
+from framework.replay.tables import rate_limiters, selectors
+from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 
 __all__ = [
