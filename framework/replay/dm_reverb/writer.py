@@ -21,7 +21,6 @@ from framework import nest as nests
 from framework.replay.batch_writer import BatchWriter
 from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import RowStore
 from framework.types import Nest
