@@ -8,7 +8,7 @@ from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT
 from framework.replay.embedded import EmbeddedClient
 from framework.replay.served import ServedClient
 from framework.replay.server import Server, server_here
-from framework.replay.table import Table
+from framework.replay.tables.table import Table
 from launch.rpc import sockets
 
 

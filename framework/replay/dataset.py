@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
-from framework.replay.delivery import Delivery
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+from framework.replay.tables.delivery import Delivery
 from framework.replay.transfer import Transfer
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from framework.replay.delivery import Delivery
 from framework.replay.errors import DeadlineExceededError
-from framework.replay.layout import Layout
-from framework.replay.store import Stream
-from framework.replay.table import Table
+from framework.replay.rows.layout import Layout
+from framework.replay.rows.store import Stream
+from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.table import Table
 from framework.replay.types import SampleInfo
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from framework.replay import shm
-from framework.replay.binding import Binding
-from framework.replay.layout import Layout
+from framework.replay.rows.binding import Binding
+from framework.replay.rows.layout import Layout
 
 
 class MirrorStream:

@@ -19,9 +19,9 @@ import numpy as np
 
 from framework.replay.connection import Connection
 from framework.replay.errors import DeadlineExceededError, ReverbError, ServerClosed
-from framework.replay.items import make_keys
-from framework.replay.layout import LayoutBuilder, Slice
 from framework.replay.mirror import Mirror
+from framework.replay.rows.layout import LayoutBuilder, Slice
+from framework.replay.tables.items import make_keys
 from framework.replay.writer_rows import WriterRows
 from framework.replay.writer_session import WriterSession
 from framework.types import Nest

@@ -21,10 +21,10 @@ import zmq
 from framework.replay.embedded import EmbeddedClient
 from framework.replay.errors import ServerClosed
 from framework.replay.operations import Operations
+from framework.replay.rows.store import RowStore
 from framework.replay.service import Service
 from framework.replay.shm import SharedMemory
-from framework.replay.store import RowStore
-from framework.replay.table import Table
+from framework.replay.tables.table import Table
 from launch.rpc import sockets
 
 # The servers of this process by address: their clients here need no messages.

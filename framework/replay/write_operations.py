@@ -13,11 +13,11 @@ import numpy as np
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, UnknownTableError
 from framework.replay.holdings import Held, Leases
-from framework.replay.layout import Layout
+from framework.replay.rows.layout import Layout
+from framework.replay.rows.store import RowStore, Stream
 from framework.replay.service import Parked, Reply, Session
 from framework.replay.shm import SharedMemory
-from framework.replay.store import RowStore, Stream
-from framework.replay.table import Table
+from framework.replay.tables.table import Table
 
 # Writers whose last insert is remembered, so that what they send again after a lost connection counts once.
 _MAX_WRITERS = 16384

@@ -15,8 +15,8 @@ import numpy as np
 from framework.replay import wire
 from framework.replay.connection import Connection, SessionLost
 from framework.replay.errors import DeadlineExceededError, ReverbError, ServerClosed
-from framework.replay.layout import Layout
 from framework.replay.mirror import Mirror
+from framework.replay.rows.layout import Layout
 from framework.replay.writer_rows import WriterRows
 
 _ABANDON = 0.5  # seconds after its timeout in which a writer that is closed asks what has got in

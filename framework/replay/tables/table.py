@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from framework.replay.errors import ServerClosed
-from framework.replay.items import LIVE
-from framework.replay.rate_limiters import Queue, Stack
-from framework.replay.sampling import Sampling
-from framework.replay.selectors import Fifo, Lifo
+from framework.replay.tables.items import LIVE
+from framework.replay.tables.rate_limiters import Queue, Stack
+from framework.replay.tables.sampling import Sampling
+from framework.replay.tables.selectors import Fifo, Lifo
 from framework.replay.types import (
     CallStats,
     RateLimiterInfo,

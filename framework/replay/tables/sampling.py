@@ -1,4 +1,4 @@
-"""The sampling part of a table; see ``framework.replay.table``."""
+"""The sampling part of a table; see ``framework.replay.tables.table``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.delivery import Delivery, gather_parts
 from framework.replay.errors import ServerClosed
-from framework.replay.inserting import Inserting
-from framework.replay.items import LIMBO, LIVE
+from framework.replay.tables.delivery import Delivery, gather_parts
+from framework.replay.tables.inserting import Inserting
+from framework.replay.tables.items import LIMBO, LIVE
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 _ONE = np.int32(1)

@@ -1,4 +1,4 @@
-"""The inserting part of a table; see ``framework.replay.table``."""
+"""The inserting part of a table; see ``framework.replay.tables.table``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.binding import Binding
 from framework.replay.errors import ServerClosed
-from framework.replay.items import LIVE
-from framework.replay.layout import Layout
-from framework.replay.selectors import Fifo
-from framework.replay.table_core import TableCore
+from framework.replay.rows.binding import Binding
+from framework.replay.rows.layout import Layout
+from framework.replay.tables.items import LIVE
+from framework.replay.tables.selectors import Fifo
+from framework.replay.tables.table_core import TableCore
 
 
 class Inserting(TableCore):

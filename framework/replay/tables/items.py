@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from framework.replay import kernels
-from framework.replay.selectors.base import grown
+from framework.replay.tables.selectors.base import grown
 
 FOREIGN = 1 << 55
 _KEY_BITS = 55

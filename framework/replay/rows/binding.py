@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
-from framework.replay.layout import Layout, layout_paths, pack_function
-from framework.replay.store import RowStore, Stream
+from framework.replay.rows.layout import Layout, layout_paths, pack_function
+from framework.replay.rows.store import RowStore, Stream
 from framework.types import Nest
 
 

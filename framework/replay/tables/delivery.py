@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.binding import Binding
+from framework.replay.rows.binding import Binding
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from framework.replay.selectors.base import Selector, grown
+from framework.replay.tables.selectors.base import Selector, grown
 
 
 class Uniform(Selector):

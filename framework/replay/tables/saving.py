@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay import selectors
-from framework.replay.binding import Binding
 from framework.replay.errors import CheckpointError
-from framework.replay.items import FREE, LIMBO, LIVE, Items
-from framework.replay.layout import Layout
-from framework.replay.rate_limiters import RateLimiter
-from framework.replay.selectors import Selector
-from framework.replay.table import Table
+from framework.replay.rows.binding import Binding
+from framework.replay.rows.layout import Layout
+from framework.replay.tables import selectors
+from framework.replay.tables.items import FREE, LIMBO, LIVE, Items
+from framework.replay.tables.rate_limiters import RateLimiter
+from framework.replay.tables.selectors import Selector
+from framework.replay.tables.table import Table
 
 _LOG = logging.getLogger(__name__)
 _SELECTORS = ("Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized")

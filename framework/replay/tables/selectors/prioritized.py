@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.selectors.base import Selector
-from framework.replay.selectors.uniform import Uniform
-from framework.replay.sum_tree import SumTree
+from framework.replay.tables.selectors.base import Selector
+from framework.replay.tables.selectors.uniform import Uniform
+from framework.replay.tables.sum_tree import SumTree
 
 # Sums of billions of weights must stay finite.
 _LARGEST = 1e290

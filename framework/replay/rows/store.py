@@ -25,8 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from framework.replay import kernels
-from framework.replay.compression import CompressedColumn
 from framework.replay.errors import StoreFullError
+from framework.replay.rows.compression import CompressedColumn
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _HUGE_PAGE = 2 << 20
@@ -281,8 +281,9 @@ class RowStore:
       max_bytes: what all rows together may take of physical memory; None for no limit but the machine's.
       allocator: where columns live; this process's own memory if None.
       capacity: rows that one stream can address; virtual, so it costs nothing until it is used.
-      compress: patterns, as of file names, of columns whose rows are kept compressed: ``("*pixels*",)``; see
-        ``framework.replay.compression`` for when that pays. In this process's memory, whatever the allocator.
+      compress: patterns, as of file names, of columns whose rows are kept compressed: ``("*pixels*",)``;
+        `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
+        the allocator.
     """
 
     def __init__(

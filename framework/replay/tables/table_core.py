@@ -1,4 +1,4 @@
-"""What a table is made of: items, selectors, limiter, locks; see ``framework.replay.table``."""
+"""What a table is made of: items, selectors, limiter, locks; see ``framework.replay.tables.table``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from framework.replay import kernels
-from framework.replay.binding import Binding
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.items import LIVE, Items
-from framework.replay.layout import Layout
-from framework.replay.rate_limiters import RateLimiter
-from framework.replay.selectors import Selector
-from framework.replay.store import RowStore
+from framework.replay.rows.binding import Binding
+from framework.replay.rows.layout import Layout
+from framework.replay.rows.store import RowStore
+from framework.replay.tables.items import LIVE, Items
+from framework.replay.tables.rate_limiters import RateLimiter
+from framework.replay.tables.selectors import Selector
 from framework.types import Nest
 
 

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from framework.replay.selectors.base import Selector
+from framework.replay.tables.selectors.base import Selector
 
 
 class _Heap(Selector):
