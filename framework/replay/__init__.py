@@ -8,8 +8,8 @@ from framework.nest import register as register_structure
 from framework.replay import checkpointers, errors, platform, structured
 from framework.replay.client import Client, connect_node, serve_node
 from framework.replay.columns import TrajectoryColumn
-from framework.replay.dataset import Dataset
-from framework.replay.embedded import EmbeddedClient
+from framework.datasets.dataset import Dataset
+from framework.replay.local.client import EmbeddedClient
 from framework.replay.errors import (
     CheckpointError,
     DeadlineExceededError,
@@ -21,8 +21,8 @@ from framework.replay.errors import (
     WouldBlockError,
 )
 from framework.replay.sequence_writer import Writer
-from framework.replay.served import ServedClient
-from framework.replay.server import Server
+from framework.replay.remote.client import ServedClient
+from framework.replay.server.server import Server
 from framework.replay.sharded import ShardedClient
 from framework.replay.structured_writer import StructuredWriter
 from framework.replay.tables import rate_limiters, selectors

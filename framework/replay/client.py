@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT
-from framework.replay.embedded import EmbeddedClient
-from framework.replay.served import ServedClient
-from framework.replay.server import Server, server_here
+from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT
+from framework.replay.local.client import EmbeddedClient
+from framework.replay.remote.client import ServedClient
+from framework.replay.server.server import Server, server_here
 from framework.replay.tables.table import Table
 from launch.rpc import sockets
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from framework.replay.client import Client
-from framework.replay.dataset import EmbeddedSource, join
+from framework.datasets.dataset import EmbeddedSource, join
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api import ReverbApi
 from framework.replay.types import CallStats, SampleInfo, TableInfo

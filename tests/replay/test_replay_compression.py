@@ -6,7 +6,7 @@ import pytest
 from framework import replay
 from framework.replay.rows.compression import CompressedColumn
 from framework.replay.rows.store import RowStore
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 SHAPE = (20, 20)
 

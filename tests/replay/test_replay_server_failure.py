@@ -12,13 +12,13 @@ import pytest
 
 from framework import replay
 from framework.replay import shm
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 PRELUDE = """
 import sys, time, zlib
 import numpy as np
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 def table(limiter=None, size=1000):
     return replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), size,

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import zmq
 
-from framework.replay import channel as channels
-from framework.replay import service, wire
+from framework.replay.remote import channel as channels
+from framework.replay import wire
+from framework.replay.server import service
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from launch.rpc import sockets
 

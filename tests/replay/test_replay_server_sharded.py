@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 from framework.replay.sharded import ShardedClient
 
 

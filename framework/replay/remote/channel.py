@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from framework.replay.connection import (
+from framework.replay.remote.connection import (
     DEFAULT_RECONNECT_TIMEOUT,
     Connection,
     Interrupt,

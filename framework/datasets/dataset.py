@@ -21,7 +21,7 @@ import numpy as np
 from framework import nest as nests
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from framework.replay.tables.delivery import Delivery
-from framework.replay.transfer import Transfer
+from framework.datasets.transfer import Transfer
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 # Where the number of the table is kept in the keys of mixed batches: bits 56 to 60 belong to shards.

@@ -18,11 +18,11 @@ from typing import Any
 
 import zmq
 
-from framework.replay.embedded import EmbeddedClient
+from framework.replay.local.client import EmbeddedClient
 from framework.replay.errors import ServerClosed
-from framework.replay.operations import Operations
+from framework.replay.server.operations import Operations
 from framework.replay.rows.store import RowStore
-from framework.replay.service import Service
+from framework.replay.server.service import Service
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.table import Table
 from launch.rpc import sockets
