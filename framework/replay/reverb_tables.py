@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
-from framework.replay import rate_limiters
+from framework.replay.tables import rate_limiters
 from framework.replay.types import (
     CallStats,
     PaddedSample,

@@ -6,12 +6,12 @@ import types
 
 import numpy as np
 import pytest
-from framework.replay.tables.items import Items, make_keys
-from framework.replay.tables.sum_tree import SumTree
 
 from framework import replay
 from framework.replay import kernels
 from framework.replay.rows.store import RowStore
+from framework.replay.tables.items import Items, make_keys
+from framework.replay.tables.sum_tree import SumTree
 
 NAMES = [
     "tree_set",

@@ -281,8 +281,9 @@ class RowStore:
       max_bytes: what all rows together may take of physical memory; None for no limit but the machine's.
       allocator: where columns live; this process's own memory if None.
       capacity: rows that one stream can address; virtual, so it costs nothing until it is used.
-      compress: patterns, as of file names, of columns whose rows are kept compressed: ``("*pixels*",)``; see
-        ``framework.replay.rows.compression`` for when that pays. In this process's memory, whatever the allocator.
+      compress: patterns, as of file names, of columns whose rows are kept compressed: ``("*pixels*",)``;
+        `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
+        the allocator.
     """
 
     def __init__(

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay import selectors
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.binding import Binding
 from framework.replay.rows.layout import Layout
+from framework.replay.tables import selectors
 from framework.replay.tables.items import FREE, LIMBO, LIVE, Items
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.selectors import Selector
