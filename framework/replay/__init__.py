@@ -6,10 +6,8 @@ TensorFlow's objects aside.
 
 from framework.nest import register as register_structure
 from framework.replay import checkpointers, errors, platform, structured
-from framework.replay.client import Client, connect_node, serve_node
+from framework.replay.client import Client
 from framework.replay.columns import TrajectoryColumn
-from framework.datasets.dataset import Dataset
-from framework.replay.local.client import EmbeddedClient
 from framework.replay.errors import (
     CheckpointError,
     DeadlineExceededError,
@@ -20,8 +18,10 @@ from framework.replay.errors import (
     UnknownTableError,
     WouldBlockError,
 )
-from framework.replay.sequence_writer import Writer
+from framework.replay.local.client import EmbeddedClient
 from framework.replay.remote.client import ServedClient
+from framework.replay.sequence_writer import Writer
+from framework.replay.server.node import connect_node, serve_node
 from framework.replay.server.server import Server
 from framework.replay.sharded import ShardedClient
 from framework.replay.structured_writer import StructuredWriter
@@ -33,7 +33,6 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, Table
 __all__ = [
     "CheckpointError",
     "Client",
-    "Dataset",
     "DeadlineExceededError",
     "EmbeddedClient",
     "PaddedSample",

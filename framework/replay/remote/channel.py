@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from framework.replay.errors import ServerClosed
 from framework.replay.remote.connection import (
     DEFAULT_RECONNECT_TIMEOUT,
     Connection,
@@ -16,7 +17,6 @@ from framework.replay.remote.connection import (
     News,
     SessionLost,
 )
-from framework.replay.errors import ServerClosed
 from launch.rpc import sockets
 
 
