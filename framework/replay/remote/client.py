@@ -21,7 +21,7 @@ from framework.replay.remote.channel import Channel
 from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT, Connection, SessionLost
 from framework.replay.remote.mapping import Mirror
 from framework.replay.remote.writer import ServedWriter
-from framework.replay.reverb_api import ReverbApi
+from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout, pack_function
 from framework.replay.tables.delivery import gather_parts
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
