@@ -26,7 +26,7 @@ MakeEnvironment = Callable[[int, int], Any]  # (num_envs, seed) -> BatchedEnviro
 # For nodes whose methods may be carried out twice: a call that a restart of the node swallowed is made again,
 # so that its caller does not fail with it.
 _REPEAT = {"repeat_lost": True}
-_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.reverb"}
+_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 
 
 class Graph:

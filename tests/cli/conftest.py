@@ -35,7 +35,7 @@ def make_run(tmp_path):
     """Makes the folder of a run, with returns of evaluations and a checkpoint for each of ``steps``."""
 
     def make(name="run", steps=(), returns=(), agent="random_actions", **settings):
-        options = TrainOptions()
+        options = TrainOptions(environment=settings.pop("environment", "gymnasium:CartPole-v1"))
         config = RunConfig(**{"max_env_steps": 1000, "directory": str(tmp_path / name), **settings})
         spec = building.environment_spec(options.environment, config.seed, agents.make(agent))
         folder = RunFolder.create(tmp_path / name, agent, agents.make_config(agent), options, config, spec)

@@ -255,7 +255,7 @@ def test_what_a_run_says_at_its_end(result, text):
 
 class TestPlot:
     def test_curve_is_read_against_environment_steps(self, make_run):
-        folder = make_run(returns=[1.0, 2.0, 4.0])
+        folder = make_run(returns=[1.0, 2.0, 4.0], num_actors=2)
         with folder.metrics.open("a") as file:
             for row in (
                 {"label": "actor-0", "steps": 50, "episode_return": 9.0},

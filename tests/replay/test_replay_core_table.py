@@ -155,7 +155,7 @@ def test_old_keys_do_not_hit_new_items():
 
 
 def test_writers_keys_are_found_and_inserted_once():
-    from framework.replay.items import make_keys
+    from framework.replay.tables.items import make_keys
 
     client = make(sampler=selectors.MaxHeap())
     writer = client.batch_writer()

@@ -58,7 +58,7 @@ def replay_program(backend):
 
 
 @needs_launchpad
-@pytest.mark.parametrize("backend", ["framework.replay", "framework.replay.reverb"])
+@pytest.mark.parametrize("backend", ["framework.replay", "framework.replay.dm_reverb"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_replay_nodes(engine, backend):
     pid, values, after = lp.launch(replay_program(backend), engine, stop_timeout=60.0)
@@ -80,7 +80,7 @@ def test_the_graph_is_a_launchpad_program():
     from launch.engines.launchpad import _part
 
     program = lp.Program("graph")
-    store = program.add_node(lp.ReplayNode(tables, backend="framework.replay.reverb"), label="replay")
+    store = program.add_node(lp.ReplayNode(tables, backend="framework.replay.dm_reverb"), label="replay")
     counter = lp.CourierNode(Counter)
     handle = program.add_node(counter, label="counter")
     counter.configure(handle)  # a circle
