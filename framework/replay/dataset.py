@@ -33,7 +33,7 @@ class EmbeddedSource:
     """What a `Dataset` draws from if the tables are in this process; `ServedClient.source` is its like."""
 
     class Reservation:
-        """A batch that counts once it is handed out."""
+        """A batch that can be given back until it is handed out."""
 
         __slots__ = ("delivery", "sample", "table")
 
@@ -49,7 +49,7 @@ class EmbeddedSource:
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> EmbeddedSource.Reservation:
-        """``n`` samples of a table, gathered and reserved; ServerClosed after `interrupt`."""
+        """``n`` samples of a table, drawn and gathered; ServerClosed after `interrupt`."""
         found = self._client.table(table)
         delivery = found.sample(n, timeout, self._is_cancelled)
         try:
@@ -57,15 +57,13 @@ class EmbeddedSource:
         except BaseException:
             found.give_back(delivery)
             raise
-        finally:
-            delivery.unpin()
         return self.Reservation(sample, found, delivery)
 
     def settle(self, reservations: Sequence[Any], handed_out: bool) -> None:
-        """Commits reservations or gives them back."""
+        """Releases deliveries or gives them back."""
         for each in reservations:
             if handed_out:
-                each.table.commit(each.delivery)
+                each.table.release(each.delivery)
             else:
                 each.table.give_back(each.delivery)
 
@@ -89,8 +87,8 @@ class EmbeddedSource:
 class Dataset:
     """An iterator of ``ReplaySample``: ``info`` of numpy arrays ``[N]``, ``data`` of leaves ``[N, ...]``.
 
-    A batch counts for the rate limiter when it is handed out. Batches that were fetched ahead and are left
-    over when the dataset is closed are given back, as if they had never been drawn.
+    A batch counts for the rate limiter when it is drawn. Batches that were fetched ahead and are left over
+    when the dataset is closed are given back, as if they had never been drawn.
 
     The iteration ends when the server is stopped, the client interrupted, or ``rate_limiter_timeout`` is
     over. Any other error of the thread that fetches ahead is raised here.
@@ -101,7 +99,7 @@ class Dataset:
         are the weights', rounded so that they hold exactly in the long run; the items of the first table
         come first. Use `update_priorities` of the dataset then.
       batch_size: N.
-      max_in_flight: at most so many items are reserved and not handed out; fixes ``prefetch`` if that is not
+      max_in_flight: at most so many items are drawn and not handed out; fixes ``prefetch`` if that is not
         given.
       rate_limiter_timeout: seconds without a batch after which the iteration ends; None waits for ever.
       device: None for numpy arrays, else tensors on this torch device; through pinned memory to a GPU.
