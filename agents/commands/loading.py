@@ -40,7 +40,6 @@ class LoadedPolicy:
         self.networks = self.agent.make_networks(self.spec)
         self.step, self.checkpoint = reader.step, reader.path
         self._options = folder.options
-        self._normaliser: Any = None
         if best:
             self._load_best(reader)
         else:
@@ -71,10 +70,10 @@ class LoadedPolicy:
         return PolicyActor(self._policy, num_envs=num_envs, seed=seed)
 
     def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
-        """The run's environment, with the normalisers' statistics of the checkpoint."""
+        """The run's environment."""
         from framework import environments
 
-        environment = environments.make(
+        return environments.make(
             self._options.environment,
             num_envs=num_envs,
             seed=seed,
@@ -82,9 +81,6 @@ class LoadedPolicy:
             render_mode=render_mode,
             wrappers=self.agent.environment_wrappers(),
         )
-        if self._normaliser is not None:
-            environment.restore(self._normaliser)
-        return environment
 
     def _load(self, reader: CheckpointReader) -> None:
         from framework.actors import VariableClient
@@ -93,8 +89,6 @@ class LoadedPolicy:
             learner = self.agent.make_learner(self.networks, self.spec)
             learner.restore(reader.state("learner")["learner"])
             VariableClient(learner, self.networks).update(wait=True)
-        if "actor-0" in reader.names:
-            self._normaliser = reader.state("actor-0").get("environment")
 
     def _load_best(self, reader: CheckpointReader) -> None:
         if "best" not in reader.names:
@@ -105,7 +99,6 @@ class LoadedPolicy:
         best = reader.state("best")
         self.networks.load_state_dict(best["networks"])
         self.step = int(best["row"]["env_steps"])
-        self._normaliser = best["environment"]
 
 
 def _envs(observation: Any, observation_spec: Any) -> int:

@@ -48,7 +48,7 @@ class RunOptions:
 
 # Not arguments of make_program: what runs it, and what is shown and written beside it.
 _OF_THE_COMMAND = ("environment", "engine", "restarts", "replay", "csv", "tensorboard")
-_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.reverb"}
+_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 
 
 def program_arguments(options: RunOptions) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import nest, specs
+from framework import nest as nests
+from framework import specs
 from framework.types import Nest
 
 FIRST = int(dm_env.StepType.FIRST)
@@ -101,25 +102,6 @@ class BatchedEnvironment(dm_env.Environment):
             "render_mode='rgb_array' and stepping='inline'."
         )
 
-    def unscaled_reward(self, timestep: dm_env.TimeStep) -> Nest:
-        """The reward of the latest ``timestep`` before normalisation: what scores are made of."""
-        return timestep.reward
-
-    def freeze(self) -> None:
-        """For evaluation: from now on wrappers use their statistics without changing them."""
-
-    def save(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the statistics of wrappers. The state of the world itself is not kept."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues with what ``save`` of an environment made the same way returned."""
-        if state:
-            raise ValueError(
-                f"{self.name}: the checkpoint holds state of {sorted(state)}, but {type(self).__name__} "
-                "keeps none; make the environment with the same wrappers as the saved one."
-            )
-
 
 class Buffers:
     """The arrays of the time steps of B envs, twice over.
@@ -149,9 +131,9 @@ class Buffers:
         self._timesteps = [
             dm_env.TimeStep(
                 step_type=self.step_types[slot],
-                reward=nest.unflattener(spec.rewards)(self.rewards[slot]),
-                discount=nest.unflattener(spec.discounts)(self.discounts[slot]),
-                observation=nest.unflattener(spec.observations)(self.observations[slot]),
+                reward=nests.unflattener(spec.rewards)(self.rewards[slot]),
+                discount=nests.unflattener(spec.discounts)(self.discounts[slot]),
+                observation=nests.unflattener(spec.observations)(self.observations[slot]),
             )
             for slot in range(self.SLOTS)
         ]

@@ -9,6 +9,7 @@ import dm_env
 import numpy as np
 import tree
 
+from framework import nest as nests
 from framework import specs
 from framework.environments import suites, testing
 from framework.environments.single import call_factory
@@ -150,7 +151,7 @@ class _Gymnasium:
         if not any(offsets):
             return nest
         values = [specs.pick(nest, path) for path, _ in specs.leaves(spec)]
-        return nest.unflattener(spec)([v + sign * o for v, o in zip(values, offsets, strict=True)])
+        return nests.unflattener(spec)([v + sign * o for v, o in zip(values, offsets, strict=True)])
 
 
 class _DmEnv:

@@ -8,7 +8,8 @@ import socket
 import threading
 import traceback
 
-from framework import nest, specs
+from framework import nest as nests
+from framework import specs
 from framework.environments import pipes
 from framework.environments.factory import build_env
 from framework.environments.inline import InlineEnvironment
@@ -98,7 +99,7 @@ def _say_failure(connection: socket.socket, error: Exception) -> None:
 def _answer(
     connection: socket.socket, environment: InlineEnvironment, shared: pipes.SharedArrays, rows: slice
 ) -> None:
-    build_action = nest.unflattener(environment.action_spec())
+    build_action = nests.unflattener(environment.action_spec())
     action = build_action([column[rows] for column in shared.actions])
     active, ended = shared.active[rows], shared.ended[rows]
     while True:

@@ -9,7 +9,8 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import nest, specs
+from framework import nest as nests
+from framework import specs
 from framework.environments.base import (
     FIRST,
     LAST,
@@ -65,7 +66,7 @@ class InlineEnvironment(BatchedEnvironment):
         self._discrete = [
             leaf.shape == () and leaf.dtype.kind in "iu" for _, leaf in specs.leaves(self.spec.actions)
         ]
-        self._build_action = nest.unflattener(self.spec.actions)
+        self._build_action = nests.unflattener(self.spec.actions)
         self._single_action = not tree.is_nested(self.spec.actions)
         self._columns = specs.leaves(self.spec.observations)
         self._single_observation = not tree.is_nested(self.spec.observations)

@@ -11,6 +11,7 @@ import dm_env
 import numpy as np
 import tree
 
+from framework import nest as nests
 from framework import specs
 from framework.environments.base import LAST, MID
 from framework.types import Nest
@@ -92,7 +93,7 @@ class _Offsets:
         shifted = [
             value + offset if offset else value for value, offset in zip(values, self._offsets, strict=True)
         ]
-        return nest.unflattener(self._spec)(shifted)
+        return nests.unflattener(self._spec)(shifted)
 
 
 class DmEnvAdapter(SingleEnv):

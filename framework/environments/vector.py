@@ -6,7 +6,8 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import nest, specs
+from framework import nest as nests
+from framework import specs
 from framework.environments.base import (
     FIRST,
     LAST,
@@ -49,8 +50,8 @@ class VectorEnvironment(BatchedEnvironment):
         self._action_spec = specs.from_space(action_space, "action")
         self._columns = specs.leaves(self._observation_spec)
         self._single = not tree.is_nested(self._observation_spec)
-        self._build_observation = nest.unflattener(self._observation_spec)
-        self._build_action = nest.unflattener(self._action_spec)
+        self._build_observation = nests.unflattener(self._observation_spec)
+        self._build_action = nests.unflattener(self._action_spec)
         self._observation_offsets = specs.discrete_offsets(observation_space)
         self._action_offsets = specs.discrete_offsets(action_space)
         self._check_action = ActionChecker(name, self._action_spec, self.num_envs)

@@ -38,7 +38,7 @@ class ActorWorker(ProgramWorker):
       learner: the variable source to pull parameters from; None for an agent without parameters.
       counter: hands out steps and counts them.
       monitor: takes the rows of metrics.
-      checkpointer: keeps the state of the environment's normalisers between lives; None keeps nothing.
+      checkpointer: keeps the state of the policy's random numbers between lives; None keeps nothing.
       index: which of the actors this is.
       envs: number of environments B stepped as one batch.
       seed: of this actor; environments and exploration derive theirs from it.
@@ -222,13 +222,8 @@ class ActorWorker(ProgramWorker):
         self._environment.close()
 
     def save(self) -> dict[str, Any]:
-        """The state of the environment's normalisers and of the policy's random numbers."""
-        save = getattr(self._environment, "save", None)
-        return {
-            "environment": save() if save else None,
-            "actor": self._actor.save(),
-            "steps": self._steps,
-        }
+        """The state of the policy's random numbers, and the steps made."""
+        return {"actor": self._actor.save(), "steps": self._steps}
 
     def _restore(self) -> None:
         state = self._checkpointer.get(self._name)
@@ -236,8 +231,6 @@ class ActorWorker(ProgramWorker):
             return
         self._steps = self._logged_at = int(state["steps"])
         self._actor.restore(state["actor"])
-        if state["environment"] is not None:
-            self._environment.restore(state["environment"])
 
     def _finish(self) -> None:
         self._finished = True

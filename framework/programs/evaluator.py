@@ -30,7 +30,7 @@ class Evaluator(ProgramWorker):
       every: env steps between two evaluations.
       max_env_steps: the program ends with the evaluation after this many; None for no limit.
       target_return: the program ends when the mean return reaches this; None for no goal.
-      checkpointer: where the normalisers' statistics of the first actor are found; None for none.
+      checkpointer: keeps the parameters of the best evaluation; None keeps nothing.
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class Evaluator(ProgramWorker):
         prepare_process(seed)
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._environment = make_environment(num_episodes, seed)
-        self._environment.freeze()  # evaluating changes no statistics
         networks = agent.make_networks(spec)
         self._variables = VariableClient(learner, networks) if learner is not None else None
         self._actor = PolicyActor(
@@ -84,10 +83,6 @@ class Evaluator(ProgramWorker):
     def evaluate(self) -> dict[str, Any]:
         """Plays the episodes now, writes a row, and ends the program if it is at its goal or its end."""
         counts = self._counter.get_counts()
-        if self._checkpointer is not None and hasattr(self._environment, "restore"):
-            state = self._checkpointer.get("actor-0")
-            if state is not None and state["environment"] is not None:
-                self._environment.restore(state["environment"])
         self._actor.update(wait=True)
         played = self._loop.run_episodes(self._num_episodes)
         returns, lengths = played["episode_return"], played["episode_length"]
@@ -123,9 +118,7 @@ class Evaluator(ProgramWorker):
         if row["episode_return"] >= self._best:
             self._best = row["episode_return"]
             networks = {name: value.cpu().clone() for name, value in self._networks.state_dict().items()}
-            actor = self._checkpointer.get("actor-0")
-            environment = None if actor is None else actor["environment"]
-            self._checkpointer.put("best", {"row": row, "networks": networks, "environment": environment})
+            self._checkpointer.put("best", {"row": row, "networks": networks})
 
     def close(self) -> None:
         """Closes the environment."""

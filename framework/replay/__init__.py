@@ -5,9 +5,8 @@ TensorFlow's objects aside.
 """
 
 from framework.nest import register as register_structure
-from framework.replay import checkpointers, errors, platform, structured
+from framework.replay import checkpointers, errors, platform
 from framework.replay.client import Client, connect_node, serve_node
-from framework.replay.columns import TrajectoryColumn
 from framework.replay.dataset import Dataset
 from framework.replay.embedded import EmbeddedClient
 from framework.replay.errors import (
@@ -20,14 +19,18 @@ from framework.replay.errors import (
     UnknownTableError,
     WouldBlockError,
 )
-from framework.replay.sequence_writer import Writer
+from framework.replay.reverb_api import (
+    StructuredWriter,
+    TrajectoryColumn,
+    TrajectoryWriter,
+    Writer,
+    structured,
+)
 from framework.replay.served import ServedClient
 from framework.replay.server import Server
 from framework.replay.sharded import ShardedClient
-from framework.replay.structured_writer import StructuredWriter
 from framework.replay.tables import rate_limiters, selectors
 from framework.replay.tables.table import Table
-from framework.replay.trajectory_writer import TrajectoryWriter
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 
 __all__ = [

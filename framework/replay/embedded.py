@@ -18,7 +18,7 @@ from typing import Any
 from framework.replay.batch_writer import BatchWriter
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
 from framework.replay.errors import ServerClosed, UnknownTableError
-from framework.replay.reverb_api import ReverbApi
+from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo

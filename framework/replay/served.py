@@ -20,7 +20,7 @@ from framework.replay.channel import Channel
 from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT, Connection, SessionLost
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.mirror import Mirror
-from framework.replay.reverb_api import ReverbApi
+from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout, pack_function
 from framework.replay.served_writer import ServedWriter
 from framework.replay.tables.delivery import gather_parts

@@ -24,7 +24,7 @@ import numpy as np
 from framework.replay.client import Client
 from framework.replay.dataset import EmbeddedSource, join
 from framework.replay.errors import DeadlineExceededError
-from framework.replay.reverb_api import ReverbApi
+from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.types import CallStats, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys
 

@@ -1,22 +1,4 @@
-"""dm-reverb as the server behind our tables, adders, datasets and agents.
-
-::
-
-    from framework import replay
-    from framework.replay import reverb
-
-    server = reverb.Server([replay.Table(...)])
-    client = server.localhost_client()            # or reverb.Client("localhost:8000"), from anywhere
-    adder = adders.NStepTransitionAdder(client, n_step=5, discount=0.99)
-    dataset = replay.Dataset(client, "replay", batch_size=256)
-
-``launch.ReplayNode(tables_fn, backend="framework.replay.reverb")`` runs a program on it. What dm-reverb
-cannot do is listed in ``docs/deepmind.md``; in short: keys of new items are not told, batches fetched ahead
-count as sampled when they are drawn, the largest priority is that of this client, waiting readers look every
-few milliseconds, and its connections are neither encrypted nor authenticated.
-
-Needs dm-reverb (0.7.2 and 0.14.0 are tested) and the TensorFlow that fits it.
-"""
+"""The dm-reverb server, and how ``launch.ReplayNode`` starts and finds it."""
 
 from __future__ import annotations
 
@@ -28,11 +10,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from framework.replay import reverb_tables
+from framework.replay.dm_reverb import convert
+from framework.replay.dm_reverb.client import START_SECONDS, Client
 from framework.replay.errors import ReverbError, ServerClosed
-from framework.replay.reverb_client import START_SECONDS, Client
-
-__all__ = ["Client", "Server", "connect_node", "native_checkpointer", "native_tables", "serve_node"]
 
 _PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints within the given one
 
@@ -103,7 +83,7 @@ class Server:
 
 def native_tables(tables: Sequence[Any]) -> list[Any]:
     """The ``reverb.Table``s for our tables; a hook for an ``lp.ReverbNode``."""
-    return [reverb_tables.to_native_table(table) for table in tables]
+    return [convert.to_native_table(table) for table in tables]
 
 
 def native_checkpointer(checkpointer: Any) -> Any:

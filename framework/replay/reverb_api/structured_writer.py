@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
-from framework.replay.columns import ColumnHistory
-from framework.replay.structured import Config, Moment
-from framework.replay.trajectory_writer import TrajectoryWriter
+from framework.replay.reverb_api.columns import ColumnHistory
+from framework.replay.reverb_api.structured import Config, Moment
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
 from framework.types import Nest
 
 

@@ -19,14 +19,14 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay.batch_writer import BatchWriter
+from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.reverb_tables import check_priorities, describe_structure
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import RowStore
 from framework.types import Nest
 
 if TYPE_CHECKING:
-    from framework.replay.reverb_client import Client
+    from framework.replay.dm_reverb.client import Client
 
 # dm-reverb prints warnings from about 64 on.
 DEFAULT_IN_FLIGHT = 32

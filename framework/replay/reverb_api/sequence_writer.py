@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tree
 
-from framework.replay.columns import ColumnHistory
-from framework.replay.trajectory_writer import TrajectoryWriter
+from framework.replay.reverb_api.columns import ColumnHistory
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
 from framework.types import Nest
 
 # What None stands for: a bound all the same, since what is in flight takes memory.

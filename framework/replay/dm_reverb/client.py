@@ -1,4 +1,4 @@
-"""The client of a dm-reverb server; see ``framework.replay.reverb``."""
+"""The client of a dm-reverb server; see `framework.replay.dm_reverb`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay import reverb_tables
+from framework.replay.dm_reverb import convert
+from framework.replay.dm_reverb.writer import ReverbWriter
 from framework.replay.errors import (
     DeadlineExceededError,
     ServerClosed,
     UnknownTableError,
     WouldBlockError,
 )
-from framework.replay.reverb_writer import ReverbWriter
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 
 START_SECONDS = 120.0  # that a server of another process may take to come up, TensorFlow's import included
@@ -53,7 +53,7 @@ class Client:
         self._coming: dict[str, int] = {}  # samples that calls on their way will get
         self._max_priority: dict[str, float] = {}
         self._signatures: dict[str, Any] | None = None
-        self._stacker = reverb_tables.Stacker()
+        self._stacker = convert.Stacker()
 
     # Writing.
 
@@ -134,7 +134,7 @@ class Client:
                     del kept[: len(samples)]
                     missing = n - len(samples)
                     coming = self._coming.get(table, 0)
-                    allowed = reverb_tables.samples_to_be_had(info, missing + coming, certain=True) - coming
+                    allowed = convert.samples_to_be_had(info, missing + coming, certain=True) - coming
                     self._coming[table] = coming + max(0, allowed)
                 if missing and allowed > 0:
                     samples += self._take(table, allowed, cancelled)
@@ -211,7 +211,7 @@ class Client:
         """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
         ignored."""
         keys = np.asarray(keys, np.uint64).ravel()
-        priorities = reverb_tables.check_priorities(priorities, len(keys))
+        priorities = convert.check_priorities(priorities, len(keys))
         self._mutate(table, dict(zip(keys.tolist(), priorities.tolist(), strict=True)), [])
 
     def mutate_priorities(
@@ -223,7 +223,7 @@ class Client:
         """Deletes items, then sets priorities. ValueError for a priority that is negative or not a number,
         and nothing is changed then."""
         updates = dict(updates or {})
-        reverb_tables.check_priorities(list(updates.values()), len(updates))
+        convert.check_priorities(list(updates.values()), len(updates))
         self._mutate(table, updates, [] if deletes is None else [int(key) for key in deletes])
 
     def _mutate(self, table: str, updates: dict[int, float], deletes: list[int]) -> None:
@@ -251,7 +251,7 @@ class Client:
         missing = n - len(self._kept.get(table, ()))
         return (
             missing <= 0
-            or reverb_tables.samples_to_be_had(self._settled_info(table), missing, certain=False) == missing
+            or convert.samples_to_be_had(self._settled_info(table), missing, certain=False) == missing
         )
 
     def can_insert(self, table: str, n: int = 1) -> bool:
@@ -261,11 +261,11 @@ class Client:
 
     def has_room(self, table: str, n: int) -> bool:
         """`can_insert` for items that are not waiting already."""
-        return reverb_tables.limiter_of(self._info(table)).can_insert(n)
+        return convert.limiter_of(self._info(table)).can_insert(n)
 
     def all_have_room(self) -> bool:
         """Whether no rate limiter would refuse one more item."""
-        return all(reverb_tables.limiter_of(i).can_insert(1) for i in self._all_info(None).values())
+        return all(convert.limiter_of(i).can_insert(1) for i in self._all_info(None).values())
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """What is to be known of each table; ``timeout`` in seconds, rounded up to whole ones."""
@@ -286,7 +286,7 @@ class Client:
     def _info(self, table: str) -> TableInfo:
         if self._tables is not None and table in self._tables:
             self._check()
-            return reverb_tables.to_info(self._tables[table].info, self.max_priority(table))
+            return convert.to_info(self._tables[table].info, self.max_priority(table))
         return _find(self._all_info(None), table)
 
     def _all_info(self, timeout: float | None) -> dict[str, TableInfo]:
@@ -295,7 +295,7 @@ class Client:
             return {name: self._info(name) for name in self._tables}
         # Never without a limit: dm-reverb would wait for a server that is gone, and nobody could end that.
         native = self._ask(5 if timeout is None else max(1, math.ceil(timeout)), timeout is None)
-        return {name: reverb_tables.to_info(info, self.max_priority(name)) for name, info in native.items()}
+        return {name: convert.to_info(info, self.max_priority(name)) for name, info in native.items()}
 
     def _ask(self, seconds: int, again: bool) -> dict[str, Any]:
         from reverb import errors

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
-from framework.replay.columns import ColumnHistory, Describer, TrajectoryColumn
 from framework.replay.errors import ServerClosed
+from framework.replay.reverb_api.columns import ColumnHistory, Describer, TrajectoryColumn
 from framework.types import Nest
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from framework import nest as nests
-from framework.replay.sequence_writer import Writer
-from framework.replay.structured import Config
-from framework.replay.structured_writer import StructuredWriter
-from framework.replay.trajectory_writer import TrajectoryWriter
+from framework.replay.reverb_api.sequence_writer import Writer
+from framework.replay.reverb_api.structured import Config
+from framework.replay.reverb_api.structured_writer import StructuredWriter
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
 from framework.replay.types import ReplaySample, SampleInfo
 from framework.types import Nest
 
@@ -58,7 +58,7 @@ class ReverbApi:
         return str(address).removeprefix("tcp://")
 
     def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
-        """A writer that makes items by patterns; see ``framework.replay.structured``."""
+        """A writer that makes items by patterns; see ``framework.replay.reverb_api.structured``."""
         return StructuredWriter(self, configs)
 
     def sample(
