@@ -6,10 +6,10 @@
     slot 0            every tensor, one after the other
     slot 1            every tensor, one after the other
 
-Publication n goes to slot n mod 2, between ``begun = n`` and ``done = n``. A reader copies slot ``done`` mod 2
-and reads again if publication ``done + 2`` has begun meanwhile. So readers never see parts of two versions, and
-the writer never waits for a reader. A writer that dies in the middle leaves the other slot intact, and the next
-one goes on in the same file.
+Publication n goes to slot n mod 2, between ``begun = n`` and ``done = n``. A reader copies slot ``done``
+mod 2, and copies again if publication ``done + 2`` has begun meanwhile. So readers never see parts of two
+versions, and the writer never waits for a reader. A writer that dies in the middle leaves the other slot
+intact, and the next one goes on in the same file.
 """
 
 from __future__ import annotations
@@ -59,19 +59,23 @@ class _Entry(NamedTuple):
     dtype: torch.dtype
 
 
+Layout = dict[str, dict[str, _Entry]]
+
+
 class VariableBlock:
     """See the module. One thread at a time may publish; any number of threads and processes may read.
 
     Args:
       parameters: tensors by child name and key; their shapes and dtypes, not their values, are used.
-      path: a file in shared memory, see `shared_path`; one that exists is continued. None takes private memory.
+      path: a file in shared memory, see `shared_path`; one that exists is continued. None: private memory.
 
     Raises:
       OSError: shared memory is full.
     """
 
     def __init__(self, parameters: Parameters, path: str | None = None):
-        layout, offset = {}, 0
+        layout: Layout = {}
+        offset = 0
         for name, state in parameters.items():
             layout[name] = entries = {}
             for key, tensor in state.items():
@@ -80,7 +84,7 @@ class VariableBlock:
         self._attach(layout, offset, path, os.O_RDWR | os.O_CREAT)
         self._header[_BEGUN] = self._header[_DONE]
 
-    def _attach(self, layout: dict[str, dict[str, _Entry]], size: int, path: str | None, flags: int) -> None:
+    def _attach(self, layout: Layout, size: int, path: str | None, flags: int) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
         memory = bytearray(total) if path is None else _map(path, total, flags)
@@ -111,7 +115,9 @@ class VariableBlock:
           ValueError: the version is not greater, or the tensors are not those of the constructor.
         """
         if version <= self.version:
-            raise ValueError(f"version: got {version}, expected more than {self.version}. Versions only grow.")
+            raise ValueError(
+                f"version: got {version}, expected more than {self.version}. Versions only grow."
+            )
         number = int(self._header[_DONE]) + 1
         self._header[_BEGUN] = number
         copy_variables(parameters, self._slots[number % 2])
@@ -183,7 +189,9 @@ def copy_variables(source: Parameters, targets: Parameters) -> None:
         state = source[name]
         if state.keys() != target.keys():
             odd = sorted(state.keys() ^ target.keys())
-            raise ValueError(f"Variable {name!r}: entries {odd} are on one side only. Make both networks alike.")
+            raise ValueError(
+                f"Variable {name!r}: entries {odd} are on one side only. Make both networks alike."
+            )
         for key, tensor in target.items():
             value = state[key]
             if value.shape != tensor.shape:
@@ -198,7 +206,9 @@ def _tensor(memory: Any, begin: int, entry: _Entry) -> torch.Tensor:
     count = math.prod(entry.shape)
     if count == 0:  # torch.frombuffer refuses it
         return torch.empty(entry.shape, dtype=entry.dtype)
-    return torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=begin + entry.offset).view(entry.shape)
+    return torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=begin + entry.offset).view(
+        entry.shape
+    )
 
 
 def _map(path: str, size: int, flags: int) -> mmap.mmap:
@@ -211,7 +221,7 @@ def _map(path: str, size: int, flags: int) -> mmap.mmap:
         os.close(file)
 
 
-def _reach(layout: dict[str, dict[str, _Entry]], size: int, path: str | None) -> VariableBlock | None:
+def _reach(layout: Layout, size: int, path: str | None) -> VariableBlock | None:
     if path is None:
         return None
     block = VariableBlock.__new__(VariableBlock)

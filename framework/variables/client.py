@@ -104,6 +104,6 @@ class VariableClient:
         concurrent.futures.wait([future], self._timeout)
         if not future.done():
             raise TimeoutError(
-                f"variables: got no answer of the learner's node within {self._timeout} s. See whether it is alive."
+                f"variables: got no answer of the learner's node within {self._timeout} s. Is it alive?"
             )
         return future.result()
