@@ -33,7 +33,7 @@ from framework.replay.tables.table import Table
 from framework.types import Nest
 
 if TYPE_CHECKING:
-    from framework.replay.embedded import EmbeddedClient
+    from framework.replay.local.client import EmbeddedClient
 
 
 @dataclasses.dataclass(eq=False)

@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framework.replay.batch_writer import BatchWriter
@@ -20,8 +20,13 @@ from framework.replay.checkpointers import CheckpointerBase, default_checkpointe
 from framework.replay.errors import ServerClosed, UnknownTableError
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.store import RowStore
+from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
+from launch.rpc import sockets
+
+# The clients of the servers of this process, by address: their tables need no messages.
+_served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
 
 
 class EmbeddedClient(ReverbApi):
@@ -56,9 +61,10 @@ class EmbeddedClient(ReverbApi):
             table.attach(self.store, concurrent)
         self._interrupted = False
         self._writers: list[BatchWriter] = []
-        #: Where clients of other processes find these tables, and the keys they need; set by ``Server``.
+        #: Where clients of other processes find these tables; set by `Server`.
         self.address: str | None = None
-        self.curve: Any = None
+        #: The function that connects another process to these tables, and its arguments; set by `Server`.
+        self.elsewhere: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
         if checkpointer is not None:
             checkpointer.load(self.tables, self.store)
 
@@ -80,14 +86,12 @@ class EmbeddedClient(ReverbApi):
         return client
 
     def __reduce__(self) -> Any:
-        if self.address is None:
+        if self.elsewhere is None:
             raise TypeError(
                 "this client's tables are in this process only; a client that travels needs a served one: "
                 "replay.Server(tables)"
             )
-        from framework.replay.client import Client  # which imports this module
-
-        return functools.partial(Client, curve=self.curve), (self.address,)
+        return self.elsewhere
 
     def __repr__(self) -> str:
         return f"replay.EmbeddedClient({sorted(self.tables)}, address={self.address!r})"
@@ -103,6 +107,10 @@ class EmbeddedClient(ReverbApi):
         writer = BatchWriter(self)
         self._writers.append(writer)
         return writer
+
+    def source(self) -> EmbeddedSource:
+        """What a `Dataset` draws from."""
+        return EmbeddedSource(self)
 
     def register_pending(self, pending: Any) -> None:
         """``pending.flush_pending()`` is called, from any thread, before a table is read. It must not
@@ -193,3 +201,81 @@ class EmbeddedClient(ReverbApi):
         for writer in list(self._writers):
             writer.close(timeout=0)
         self.interrupt()
+
+
+class EmbeddedSource:
+    """What a `Dataset` draws from if the tables are in this process; `ServedClient.source` is its like."""
+
+    class Reservation:
+        """A batch that can be given back until it is handed out."""
+
+        __slots__ = ("delivery", "sample", "table")
+
+        def __init__(self, sample: Any, table: Any, delivery: Delivery) -> None:
+            self.sample = sample
+            self.table = table
+            self.delivery = delivery
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._interrupted = False
+
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> EmbeddedSource.Reservation:
+        """``n`` samples of a table, drawn and gathered; ServerClosed after `interrupt`."""
+        found = self._client.table(table)
+        delivery = found.sample(n, timeout, self._is_cancelled)
+        try:
+            sample = delivery.gather(out, pad)
+        except BaseException:
+            found.give_back(delivery)
+            raise
+        return self.Reservation(sample, found, delivery)
+
+    def settle(self, reservations: Sequence[Any], handed_out: bool) -> None:
+        """Releases deliveries or gives them back."""
+        for each in reservations:
+            if handed_out:
+                each.table.release(each.delivery)
+            else:
+                each.table.give_back(each.delivery)
+
+    def can_sample(self, table: str, n: int) -> bool:
+        """Whether a draw would not wait."""
+        return bool(self._client.can_sample(table, n))
+
+    def interrupt(self) -> None:
+        """Ends a draw that waits."""
+        self._interrupted = True
+        for table in self._client.tables.values():
+            table.wake()
+
+    def close(self) -> None:
+        """Nothing to do: what was not settled is settled by the `Dataset`."""
+
+    def _is_cancelled(self) -> bool:
+        return self._interrupted or self._client.is_interrupted()
+
+
+def serve_here(address: str, client: EmbeddedClient | None) -> None:
+    """Makes `client_here` find a client of the tables that are served at an address; None ends that."""
+    if client is None:
+        _served_here.pop(_key(address), None)
+    else:
+        _served_here[_key(address)] = client
+
+
+def client_here(address: str) -> EmbeddedClient | None:
+    """A new client of the tables that this process serves at an address; None if it serves none there."""
+    client = _served_here.get(_key(address))
+    return None if client is None else client.another()
+
+
+def _key(address: str) -> str:
+    transport, _, rest = address.partition("://")
+    if transport == "tcp":
+        host, _, port = rest.rpartition(":")
+        if sockets.is_loopback(host) or host in ("0.0.0.0", "*"):
+            return f"tcp://loopback:{port}"
+    return address

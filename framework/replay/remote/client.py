@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from framework.replay import info as infos
-from framework.replay.channel import Channel
-from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT, Connection, SessionLost
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.mirror import Mirror
+from framework.replay.remote.channel import Channel
+from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT, Connection, SessionLost
+from framework.replay.remote.mapping import Mirror
+from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout, pack_function
-from framework.replay.served_writer import ServedWriter
 from framework.replay.tables.delivery import gather_parts
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys

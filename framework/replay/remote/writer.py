@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.connection import Connection
 from framework.replay.errors import DeadlineExceededError, ReverbError, ServerClosed
-from framework.replay.mirror import Mirror
+from framework.replay.remote.connection import Connection
+from framework.replay.remote.mapping import Mirror
+from framework.replay.remote.writer_rows import WriterRows
+from framework.replay.remote.writer_session import WriterSession
 from framework.replay.rows.layout import LayoutBuilder, Slice
 from framework.replay.tables.items import make_keys
-from framework.replay.writer_rows import WriterRows
-from framework.replay.writer_session import WriterSession
 from framework.types import Nest
 
 _SEND_ITEMS = 64  # so many small items make one message
