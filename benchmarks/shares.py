@@ -115,7 +115,7 @@ def instrument(sections: Sections) -> None:
     import agents.ppo
     import agents.sac
     from framework import core, networks
-    from framework.actors import PolicyActor, VariableClient
+    from framework.actors import PolicyActor
     from framework.adders.block import BlockAdder
     from framework.datasets import Dataset
     from framework.environment_loop import EnvironmentLoop
@@ -126,6 +126,7 @@ def instrument(sections: Sections) -> None:
     from framework.learners import MinibatchLearner, SGDLearner
     from framework.programs.actor_worker import ActorWorker
     from framework.programs.learner_worker import LearnerWorker
+    from framework.variables import VariableClient
 
     assert BatchedEnvironment
     for env in (GymnasiumAdapter, DmEnvAdapter):

@@ -83,12 +83,11 @@ class LoadedPolicy:
         )
 
     def _load(self, reader: CheckpointReader) -> None:
-        from framework.actors import VariableClient
-
         if "learner" in reader.names:
             learner = self.agent.make_learner(self.networks, self.spec)
             learner.restore(reader.state("learner")["learner"])
-            VariableClient(learner, self.networks).update(wait=True)
+            for name, state in learner.parameters().items():
+                getattr(self.networks, name).load_state_dict(state)
 
     def _load_best(self, reader: CheckpointReader) -> None:
         if "best" not in reader.names:

@@ -11,7 +11,7 @@ import tree
 
 import launch
 from framework import core
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.actors.alternating import (
     AlternatingActor,
     AlternatingAdder,
@@ -22,6 +22,7 @@ from framework.actors.inference_client import InferenceActor, LocalPort, Port, c
 from framework.environment_loop import EnvironmentLoop
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import derive_seed
+from framework.variables import VariableClient
 
 
 class Acting(NamedTuple):
@@ -64,9 +65,10 @@ def make_acting(
     if not (alternating or served):
         environment = make_environment(envs, seed)
         networks = agent.make_networks(spec)
-        variables = _variable_client(learner, networks, update_period)
+        policy = agent.make_policy(networks)
+        variables = _variable_client(learner, networks, policy, update_period)
         adder = make_adder()
-        actor = PolicyActor(agent.make_policy(networks), adder, variables, envs, seed)
+        actor = PolicyActor(policy, adder, variables, envs, seed)
         loop = EnvironmentLoop(environment, actor, should_update=updates)
         return Acting(environment, adder, actor, loop, 1, variables, lambda: None)
 
@@ -88,7 +90,7 @@ def make_acting(
         networks = agent.make_networks(spec)
         policy = agent.make_policy(networks)
         policy.seed(seed)
-        variables = _variable_client(learner, networks, update_period)
+        variables = _variable_client(learner, networks, policy, update_period)
         has_variables = variables is not None
         run = None
         if launch.get_node_context().engine != "serial":
@@ -129,8 +131,10 @@ def make_acting(
     return Acting(environment, adder, both, loop, len(sizes), versioned, close_all)
 
 
-def _variable_client(learner: Any, networks: Any, update_period: int) -> VariableClient | None:
-    return None if learner is None else VariableClient(learner, networks, update_period=update_period)
+def _variable_client(
+    learner: Any, networks: Any, policy: core.Policy, update_period: int
+) -> VariableClient | None:
+    return None if learner is None else VariableClient(learner, networks, policy, update_period)
 
 
 def _envs_of(state: Any, offset: int, size: int) -> Any:

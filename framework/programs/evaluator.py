@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from framework import core
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.environment_loop import EnvironmentLoop
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
 from framework.programs.worker import ProgramWorker
+from framework.variables import VariableClient
 
 
 class Evaluator(ProgramWorker):
@@ -49,6 +50,7 @@ class Evaluator(ProgramWorker):
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._environment = make_environment(num_episodes, seed)
         networks = agent.make_networks(spec)
+        # All variables, not only those that the policy names: `best` keeps the whole networks.
         self._variables = VariableClient(learner, networks) if learner is not None else None
         self._actor = PolicyActor(
             agent.make_policy(networks, evaluation=True),

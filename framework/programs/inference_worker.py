@@ -7,10 +7,10 @@ from typing import Any
 
 import launch
 from framework import core
-from framework.actors import VariableClient
 from framework.actors.inference_server import InferenceServer
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
+from framework.variables import VariableClient
 
 _SAVE_EVERY = 1000  # batches between two states of the random choices that are put aside
 
@@ -49,7 +49,7 @@ class InferenceWorker(InferenceServer):
         follows = agent.synchrony() is not None
         variables = None
         if learner is not None:
-            variables = VariableClient(learner, networks, update_period=config.update_period)
+            variables = VariableClient(learner, networks, policy, config.update_period)
         super().__init__(
             policy,
             spec,
