@@ -26,6 +26,7 @@ from torch import nn
 from agents.presets import Preset
 from framework import config_checks as check
 from framework import core, learners, losses, networks
+from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, distributed, schedules
 from framework.types import Nest
 
@@ -259,7 +260,8 @@ class IMPALA(core.Agent):
     ::
 
         agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
-        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
+        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+        program = programs.make_program(agent, environment_factory, config)
     """
 
     def __init__(self, config: IMPALAConfig | None = None):
@@ -301,9 +303,7 @@ class IMPALA(core.Agent):
         return adders.UnrollAdder(client, self.config.unroll_length, extras_of_first_row=state)
 
     def make_dataset(self, client: Any) -> Any:
-        from framework import replay
-
-        return replay.Dataset(
+        return Dataset(
             client,
             "queue",
             self.config.batch_size,

@@ -17,6 +17,7 @@ from torch import nn
 from agents.presets import Preset
 from framework import config_checks as check
 from framework import core, learners, losses, networks
+from framework.datasets import Dataset
 from framework.learners import EpochContext, LossOutput, Prepared, distributed, schedules
 
 TABLE = "queue"
@@ -76,7 +77,7 @@ class PPOConfig:
         check.one_of(self, ("lstm", "gru"), "recurrent")
         check.one_of(self, networks.ACTIVATIONS, "activation")
         if not 0 < self.clip < 1:
-            raise ValueError(f"clip is {self.clip}; expected between 0 and 1.")
+            raise ValueError(f"clip: got {self.clip}, expected between 0 and 1.")
 
 
 class Progress(nn.Module):
@@ -333,7 +334,8 @@ class PPO(core.Agent):
     ::
 
         agent = PPO(PPOConfig(unroll_length=64))
-        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
+        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+        program = programs.make_program(agent, environment_factory, config)
 
     Args:
       config: the settings.
@@ -381,12 +383,10 @@ class PPO(core.Agent):
         return adders.UnrollAdder(client, self.config.unroll_length)
 
     def make_dataset(self, client: Any) -> Any:
-        from framework import replay
-
         # What one learner fetches ahead would be missing for the others, of the only batch that there is.
         prefetch = 1 if self.num_learners == 1 else 0
         size = self.num_envs // self.num_learners
-        return replay.Dataset(client, TABLE, size, device=self.config.device, prefetch=prefetch)
+        return Dataset(client, TABLE, size, device=self.config.device, prefetch=prefetch)
 
     def make_learner(self, networks: PPONetworks, spec: Any) -> learners.MinibatchLearner:
         config = self.config

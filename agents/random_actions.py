@@ -14,6 +14,7 @@ from torch import nn
 from agents.presets import Preset
 from framework import config_checks as check
 from framework import core
+from framework.datasets import Dataset
 from framework.types import StepResult
 
 
@@ -81,10 +82,8 @@ class CountingLearner(core.Learner):
         self.steps += 1
         return StepResult({"reward": float(np.mean(np.asarray(batch.data.reward)))})
 
-    def get_variables(self, names: Any = (), newer_than: int = -1) -> tuple[int, dict[str, Any]] | None:
-        if names:
-            raise KeyError(f"names has {list(names)}; this learner has no variables.")
-        return (self.steps, {}) if self.steps > newer_than else None
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        return {}
 
     def save(self) -> dict[str, Any]:
         return {"steps": self.steps}
@@ -138,9 +137,7 @@ class RandomActions(core.Agent):
         return adders.NStepTransitionAdder(client, 1, 1.0, frame_stack=specs.frame_stack(spec.observations))
 
     def make_dataset(self, client: Any) -> Any:
-        from framework import replay
-
-        return replay.Dataset(client, "replay", self.config.batch_size)
+        return Dataset(client, "replay", self.config.batch_size)
 
     def make_learner(self, networks: RandomNetworks, spec: Any) -> CountingLearner:
         return CountingLearner()

@@ -31,7 +31,7 @@ class EnvironmentLoop:
     A *step* is one transition of one env. The call that begins an env's next episode is no transition
     and is not counted.
 
-    Returns are sums of ``environment.unscaled_reward``, so that normalising rewards does not change scores.
+    Returns are sums of the rewards that the environment gives; networks normalize what is learned from.
     For each finished episode the logger is given one row: ``episode_return``, ``episode_length``,
     ``env``, ``steps_per_second`` (of all envs together, since the last row), the seconds spent since the
     last row in ``reset_duration_sec``, ``select_action_duration_sec``, ``step_duration_sec`` and
@@ -133,7 +133,7 @@ class EnvironmentLoop:
 
         self._lengths += moved
         # FIRST steps have reward 0, so adding all envs is right.
-        reward = self._environment.unscaled_reward(timestep)
+        reward = timestep.reward
         if self._nested_reward:
             for total, part in zip(self._returns, tree.flatten(reward), strict=True):
                 total += part

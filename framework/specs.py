@@ -11,7 +11,6 @@ Specs are ``dm_env.specs`` (``Array``, ``BoundedArray``, ``DiscreteArray``) in n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,6 +142,16 @@ def from_space(space: Any, name: str = "observation") -> Nest:
     )
 
 
+def from_spaces(observation_space: Any, action_space: Any) -> EnvironmentSpec:
+    """The spec of a gymnasium environment: float32 rewards, discounts in [0, 1]."""
+    return EnvironmentSpec(
+        observations=from_space(observation_space, "observation"),
+        actions=from_space(action_space, "action"),
+        rewards=Array((), np.float32, name="reward"),
+        discounts=BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount"),
+    )
+
+
 def discrete_offsets(space: Any) -> list[int]:
     """The ``start`` of each leaf of ``from_space(space)``, in the order of ``tree.flatten``; 0 where none."""
     from gymnasium import spaces
@@ -173,30 +182,6 @@ def pick(nest: Nest, path: Path) -> Any:
     return nest
 
 
-def unflattener(spec: Nest) -> Callable[[list[Any]], Nest]:
-    """A function from a list of leaves to a nest like ``spec``; much cheaper than ``tree.unflatten_as``."""
-    build = _builder(spec)
-    return lambda values: build(iter(values))
-
-
-def _builder(spec: Nest) -> Callable[[Iterator[Any]], Nest]:
-    if isinstance(spec, dict):
-        keys = list(spec)
-        children = {key: _builder(spec[key]) for key in sorted(keys)}
-
-        def build_dict(values: Iterator[Any]) -> Nest:
-            built = {key: build(values) for key, build in children.items()}
-            return {key: built[key] for key in keys}
-
-        return build_dict
-    if isinstance(spec, tuple | list):
-        parts = [_builder(child) for child in spec]
-        if hasattr(spec, "_fields"):
-            return lambda values: type(spec)(*[part(values) for part in parts])
-        return lambda values: type(spec)([part(values) for part in parts])
-    return next
-
-
 def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
     """A nest of zeros of ``[*batch_shape, *shape]`` in the specs' dtypes (not necessarily within bounds)."""
     return tree.map_structure(lambda leaf: np.zeros((*batch_shape, *leaf.shape), leaf.dtype), spec)
@@ -220,11 +205,11 @@ __all__ = [
     "flat_size",
     "frame_stack",
     "from_space",
+    "from_spaces",
     "leaves",
     "make_environment_spec",
     "path_name",
     "pick",
-    "unflattener",
     "unstacked",
     "zeros",
 ]

@@ -6,7 +6,7 @@ import pytest
 import tree
 from gymnasium import spaces
 
-from framework import environments, specs
+from framework import environments, nest, specs
 from framework.environments import testing
 
 _SPACES = {
@@ -83,10 +83,10 @@ def test_spec_of_an_environment_has_no_env_dimension():
     assert (spec.discounts.minimum, spec.discounts.maximum) == (0, 1)
 
 
-def test_unflattener_agrees_with_tree():
-    nest = {"b": (1, {"y": 2, "x": 3}), "a": [4, testing.make_spec(5, 6, 7, 8)]}
-    assert specs.unflattener(nest)(tree.flatten(nest)) == nest
-    assert [specs.pick(nest, path) for path, _ in specs.leaves(nest)] == tree.flatten(nest)
+def test_paths_pick_the_leaves_in_order():
+    value = {"b": (1, {"y": 2, "x": 3}), "a": [4, testing.make_spec(5, 6, 7, 8)]}
+    assert nest.unflattener(value)(tree.flatten(value)) == value
+    assert [specs.pick(value, path) for path, _ in specs.leaves(value)] == tree.flatten(value)
 
 
 def test_zeros_and_flat_size():

@@ -22,6 +22,7 @@ import numpy as np
 import tree
 
 from framework import core, specs
+from framework import nest as nests
 from framework.types import Nest
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
@@ -73,7 +74,7 @@ class Slots:
             for path, leaf in specs.leaves(spec.observations)
         ]
         self.first = allocate("first", (capacity,), np.dtype(np.bool_))
-        self._build_observation = specs.unflattener(spec.observations)
+        self._build_observation = nests.unflattener(spec.observations)
         # Only the policy knows its extras, so it acts once, on zeros; its random choices are put back.
         random = policy.save()
         action, extras, state = policy.step(specs.zeros(spec.observations, (1,)), policy.initial_state(1))

@@ -1,10 +1,9 @@
 """Environments: anything from a name or a callable to one batched dm_env environment."""
 
-from framework.environments import normalization, wrappers
+from framework.environments import wrappers
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.environments.checks import Violation, check_environment
 from framework.environments.factory import make
-from framework.environments.normalization import NormalizeObservation, NormalizeReward, RunningStatistics
 from framework.environments.wrappers import (
     ActionRepeat,
     ClipAction,
@@ -28,16 +27,12 @@ __all__ = [
     "EnvironmentWrapper",
     "Flatten",
     "FrameStack",
-    "NormalizeObservation",
-    "NormalizeReward",
     "ObservationActionReward",
     "RescaleAction",
-    "RunningStatistics",
     "SinglePrecision",
     "StepLimit",
     "Violation",
     "check_environment",
     "make",
-    "normalization",
     "wrappers",
 ]

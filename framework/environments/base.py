@@ -9,6 +9,7 @@ import dm_env
 import numpy as np
 import tree
 
+from framework import nest as nests
 from framework import specs
 from framework.types import Nest
 
@@ -49,6 +50,8 @@ class BatchedEnvironment(dm_env.Environment):
     name: str = "environment"
     #: B.
     num_envs: int = 1
+    #: Of one env; the four methods below read it, unless a subclass defines them itself.
+    spec: specs.EnvironmentSpec
     #: Whether ``step_envs`` works.
     can_step_envs: bool = False
     #: Whether ``end_episodes`` works.
@@ -82,17 +85,17 @@ class BatchedEnvironment(dm_env.Environment):
             "take options={'max_episode_steps': n} as well."
         )
 
-    @abc.abstractmethod
-    def observation_spec(self) -> Nest: ...
+    def observation_spec(self) -> Nest:
+        return self.spec.observations
 
-    @abc.abstractmethod
-    def action_spec(self) -> Nest: ...
+    def action_spec(self) -> Nest:
+        return self.spec.actions
 
     def reward_spec(self) -> Nest:
-        return specs.Array((), np.float32, name="reward")
+        return self.spec.rewards
 
     def discount_spec(self) -> Nest:
-        return specs.BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount")
+        return self.spec.discounts
 
     def render(self, env: int = 0) -> np.ndarray:
         """A picture uint8[height, width, 3] of one env; make the environment with ``render_mode``."""
@@ -100,25 +103,6 @@ class BatchedEnvironment(dm_env.Environment):
             f"{self.name}: {type(self).__name__} cannot render; make the environment with "
             "render_mode='rgb_array' and stepping='inline'."
         )
-
-    def unscaled_reward(self, timestep: dm_env.TimeStep) -> Nest:
-        """The reward of the latest ``timestep`` before normalisation: what scores are made of."""
-        return timestep.reward
-
-    def freeze(self) -> None:
-        """For evaluation: from now on wrappers use their statistics without changing them."""
-
-    def save(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the statistics of wrappers. The state of the world itself is not kept."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues with what ``save`` of an environment made the same way returned."""
-        if state:
-            raise ValueError(
-                f"{self.name}: the checkpoint holds state of {sorted(state)}, but {type(self).__name__} "
-                "keeps none; make the environment with the same wrappers as the saved one."
-            )
 
 
 class Buffers:
@@ -149,9 +133,9 @@ class Buffers:
         self._timesteps = [
             dm_env.TimeStep(
                 step_type=self.step_types[slot],
-                reward=specs.unflattener(spec.rewards)(self.rewards[slot]),
-                discount=specs.unflattener(spec.discounts)(self.discounts[slot]),
-                observation=specs.unflattener(spec.observations)(self.observations[slot]),
+                reward=nests.unflattener(spec.rewards)(self.rewards[slot]),
+                discount=nests.unflattener(spec.discounts)(self.discounts[slot]),
+                observation=nests.unflattener(spec.observations)(self.observations[slot]),
             )
             for slot in range(self.SLOTS)
         ]

@@ -9,6 +9,7 @@ import dm_env
 import numpy as np
 import tree
 
+from framework import nest as nests
 from framework import specs
 from framework.environments import suites, testing
 from framework.environments.single import call_factory
@@ -99,12 +100,7 @@ class _Gymnasium:
         self._environment = environment
         self._seed: int | None = seed
         self.report = report
-        self.spec = specs.EnvironmentSpec(
-            specs.from_space(environment.observation_space, "observation"),
-            specs.from_space(environment.action_space, "action"),
-            specs.Array((), np.float32, name="reward"),
-            specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount"),
-        )
+        self.spec = specs.from_spaces(environment.observation_space, environment.action_space)
         self._offsets = specs.discrete_offsets(environment.observation_space)
         self._action_offsets = specs.discrete_offsets(environment.action_space)
 
@@ -150,7 +146,7 @@ class _Gymnasium:
         if not any(offsets):
             return nest
         values = [specs.pick(nest, path) for path, _ in specs.leaves(spec)]
-        return specs.unflattener(spec)([v + sign * o for v, o in zip(values, offsets, strict=True)])
+        return nests.unflattener(spec)([v + sign * o for v, o in zip(values, offsets, strict=True)])
 
 
 class _DmEnv:

@@ -8,6 +8,7 @@ import socket
 import threading
 import traceback
 
+from framework import nest as nests
 from framework import specs
 from framework.environments import pipes
 from framework.environments.factory import build_env
@@ -98,7 +99,7 @@ def _say_failure(connection: socket.socket, error: Exception) -> None:
 def _answer(
     connection: socket.socket, environment: InlineEnvironment, shared: pipes.SharedArrays, rows: slice
 ) -> None:
-    build_action = specs.unflattener(environment.action_spec())
+    build_action = nests.unflattener(environment.action_spec())
     action = build_action([column[rows] for column in shared.actions])
     active, ended = shared.active[rows], shared.ended[rows]
     while True:
@@ -109,7 +110,7 @@ def _answer(
                 ended[:] = False
             if command == pipes.STEP:
                 environment.step(action)
-            elif command == pipes.STEP_LANES:
+            elif command == pipes.STEP_ENVS:
                 environment.step_envs(action, active)
             elif command == pipes.RESET:
                 environment.reset()

@@ -9,6 +9,7 @@ import dm_env
 import numpy as np
 import tree
 
+from framework import nest as nests
 from framework import specs
 from framework.environments.base import (
     FIRST,
@@ -65,7 +66,7 @@ class InlineEnvironment(BatchedEnvironment):
         self._discrete = [
             leaf.shape == () and leaf.dtype.kind in "iu" for _, leaf in specs.leaves(self.spec.actions)
         ]
-        self._build_action = specs.unflattener(self.spec.actions)
+        self._build_action = nests.unflattener(self.spec.actions)
         self._single_action = not tree.is_nested(self.spec.actions)
         self._columns = specs.leaves(self.spec.observations)
         self._single_observation = not tree.is_nested(self.spec.observations)
@@ -79,18 +80,6 @@ class InlineEnvironment(BatchedEnvironment):
         self._accepted = [{leaf.dtype} for _, leaf in self._columns]
         self._buffers = Buffers(self.spec, self.num_envs, allocate)
         self._step_types = [LAST] * self.num_envs  # LAST: the next step starts an episode
-
-    def observation_spec(self) -> Nest:
-        return self.spec.observations
-
-    def action_spec(self) -> Nest:
-        return self.spec.actions
-
-    def reward_spec(self) -> Nest:
-        return self.spec.rewards
-
-    def discount_spec(self) -> Nest:
-        return self.spec.discounts
 
     def reset(self) -> dm_env.TimeStep:
         self._step_types = [LAST] * self.num_envs

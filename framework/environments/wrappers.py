@@ -36,9 +36,6 @@ class EnvironmentWrapper(BatchedEnvironment):
         self.name = environment.name
         self.num_envs = environment.num_envs
         self.can_end_episodes = environment.can_end_episodes
-        # How errors and checkpoints tell two wrappers of one class apart.
-        depth = environment.depth + 1 if isinstance(environment, EnvironmentWrapper) else 1
-        self.depth: int = depth
 
     @property
     def wrapped(self) -> BatchedEnvironment:
@@ -69,42 +66,8 @@ class EnvironmentWrapper(BatchedEnvironment):
     def render(self, env: int = 0) -> np.ndarray:
         return self._environment.render(env)
 
-    def unscaled_reward(self, timestep: dm_env.TimeStep) -> Nest:
-        return self._environment.unscaled_reward(timestep)
-
-    def freeze(self) -> None:
-        self._environment.freeze()
-
     def close(self) -> None:
         self._environment.close()
-
-    def own_state(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps of this wrapper itself; None for nothing."""
-        return None
-
-    def set_own_state(self, state: dict[str, Any]) -> None:
-        """Takes back what ``own_state`` gave."""
-        raise NotImplementedError(f"{type(self).__name__} has no state")
-
-    @property
-    def _key(self) -> str:
-        return f"{self.depth}:{type(self).__name__}"
-
-    def save(self) -> dict[str, Any]:
-        state = self._environment.save()
-        own = self.own_state()
-        return state if own is None else {**state, self._key: own}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        if self.own_state() is not None:
-            if self._key not in state:
-                raise ValueError(
-                    f"{self.name}: the checkpoint has no state of wrapper {self._key}, only of "
-                    f"{sorted(state)}; make the environment with the same wrappers as the saved one."
-                )
-            self.set_own_state(state.pop(self._key))
-        self._environment.restore(state)
 
 
 class ActionRepeat(EnvironmentWrapper):

@@ -9,7 +9,7 @@ import torch
 import tree
 from torch import nn
 
-from framework import specs
+from framework import nest as nests
 from framework.learners.sgd import LossFn, LossOutput, SGDLearner
 from framework.types import Nest, StepResult
 
@@ -179,7 +179,7 @@ class MinibatchLearner(SGDLearner):
             mine = (order >= before) & (order < before + len(leaves[0]))
             cuts = torch.stack([part.sum() for part in mine.split(cuts)]).tolist()
             order = order[mine] - before
-        build = specs.unflattener(data)
+        build = nests.unflattener(data)
         # Shuffled once per epoch: a minibatch is then a slice, without a copy of its own.
         pieces = [leaf[order].split(cuts) for leaf in leaves]
         return ((size, build(list(piece))) for size, *piece in zip(cuts, *pieces, strict=True))

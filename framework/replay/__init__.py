@@ -4,11 +4,9 @@ A program written for dm-reverb runs with ``from framework import replay as reve
 TensorFlow's objects aside.
 """
 
-from framework.replay import checkpointers, errors, platform, rate_limiters, selectors, structured
-from framework.replay.client import Client, connect_node, serve_node
-from framework.replay.columns import TrajectoryColumn
-from framework.replay.dataset import Dataset
-from framework.replay.embedded import EmbeddedClient
+from framework.nest import register as register_structure
+from framework.replay import checkpointers, errors, platform
+from framework.replay.client import Client
 from framework.replay.errors import (
     CheckpointError,
     DeadlineExceededError,
@@ -19,20 +17,25 @@ from framework.replay.errors import (
     UnknownTableError,
     WouldBlockError,
 )
-from framework.replay.layout import register_structure
-from framework.replay.sequence_writer import Writer
-from framework.replay.served import ServedClient
-from framework.replay.server import Server
+from framework.replay.local.client import EmbeddedClient
+from framework.replay.remote.client import ServedClient
+from framework.replay.reverb_api import (
+    StructuredWriter,
+    TrajectoryColumn,
+    TrajectoryWriter,
+    Writer,
+    structured,
+)
+from framework.replay.server.node import connect_node, serve_node
+from framework.replay.server.server import Server
 from framework.replay.sharded import ShardedClient
-from framework.replay.structured_writer import StructuredWriter
-from framework.replay.table import Table
-from framework.replay.trajectory_writer import TrajectoryWriter
+from framework.replay.tables import rate_limiters, selectors
+from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 
 __all__ = [
     "CheckpointError",
     "Client",
-    "Dataset",
     "DeadlineExceededError",
     "EmbeddedClient",
     "PaddedSample",

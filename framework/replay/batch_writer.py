@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from framework.replay import kernels
-from framework.replay.binding import Binding
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.items import make_keys
-from framework.replay.layout import LayoutBuilder, Referenced, Slice
-from framework.replay.selectors.base import grown
-from framework.replay.store import Stream
-from framework.replay.table import Table
+from framework.replay.rows.binding import Binding
+from framework.replay.rows.layout import LayoutBuilder, Referenced, Slice
+from framework.replay.rows.store import Stream
+from framework.replay.tables.items import make_keys
+from framework.replay.tables.selectors.base import grown
+from framework.replay.tables.table import Table
 from framework.types import Nest
 
 if TYPE_CHECKING:
-    from framework.replay.embedded import EmbeddedClient
+    from framework.replay.local.client import EmbeddedClient
 
 
 @dataclasses.dataclass(eq=False)

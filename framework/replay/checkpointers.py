@@ -32,10 +32,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from framework.replay import disk, saving
+from framework.replay import disk
 from framework.replay.errors import CheckpointError, ReverbError, ServerClosed
-from framework.replay.store import RowStore
-from framework.replay.table import Table
+from framework.replay.rows.store import RowStore
+from framework.replay.tables import saving
+from framework.replay.tables.table import Table
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d{12})")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.layout import flatten, packer
+from framework import nest as nests
 from framework.replay.types import CallStats, RateLimiterInfo, TableInfo, TableWorkerTime
 from framework.types import Nest
 
@@ -40,7 +40,7 @@ def from_wire(value: dict[str, Any]) -> TableInfo:
 def _signature_to_wire(signature: Nest) -> Any:
     if signature is None:
         return None
-    specs, structure = flatten(signature)
+    specs, structure = nests.flatten(signature)
     described = []
     for spec in specs:
         shape = [None if size is None else int(size) for size in spec.shape]
@@ -59,4 +59,4 @@ def _signature_from_wire(value: Any) -> Nest:
     for shape, kind, name in described:
         # dm_env knows no open sizes; they come back as 0.
         leaves.append(specs.Array([size or 0 for size in shape], np.dtype(kind), name or None))
-    return packer(structure)(leaves)
+    return nests.packer(structure)(leaves)

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay.batches import join
 from framework.replay.client import Client
-from framework.replay.dataset import EmbeddedSource, join
 from framework.replay.errors import DeadlineExceededError
-from framework.replay.reverb_api import ReverbApi
+from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.types import CallStats, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys
 
@@ -212,9 +212,7 @@ class ShardedSource:
 
     def __init__(self, client: ShardedClient, seed: int | None) -> None:
         self._client = client
-        self._sources: list[Any] = [
-            each.source() if hasattr(each, "source") else EmbeddedSource(each) for each in client.shards
-        ]
+        self._sources: list[Any] = [each.source() for each in client.shards]
         self._rng = np.random.default_rng(seed)
         self._checked: set[str] = set()  # tables whose samplers are known to be alike
 
@@ -321,7 +319,6 @@ def _add(infos: Sequence[TableInfo]) -> TableInfo:
         "num_episodes",
         "num_deleted_episodes",
         "num_unique_samples",
-        "reserved",
         "max_size",
     )
     sums = {name: sum(getattr(info, name) for info in infos) for name in names}

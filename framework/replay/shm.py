@@ -33,7 +33,7 @@ import numpy as np
 import psutil
 
 from framework.replay.errors import ServerClosed, StoreFullError
-from framework.replay.store import MemoryAllocator
+from framework.replay.rows.store import MemoryAllocator
 
 PREFIX = "repertory-"
 

@@ -6,7 +6,7 @@ from embedded_table import contents, insert, make
 
 from framework import replay
 from framework.replay import selectors
-from framework.replay.store import RowStore
+from framework.replay.rows.store import RowStore
 from framework.types import Step, Transition
 
 

@@ -7,7 +7,7 @@ import pytest
 from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors, structured
-from framework.replay.structured import Condition
+from framework.replay.reverb_api.structured import Condition
 
 STEP = structured.create_reference_step({"a": None, "b": {"c": None}})
 

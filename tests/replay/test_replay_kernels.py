@@ -9,9 +9,9 @@ import pytest
 
 from framework import replay
 from framework.replay import kernels
-from framework.replay.items import Items, make_keys
-from framework.replay.store import RowStore
-from framework.replay.sum_tree import SumTree
+from framework.replay.rows.store import RowStore
+from framework.replay.tables.items import Items, make_keys
+from framework.replay.tables.sum_tree import SumTree
 
 NAMES = [
     "tree_set",

@@ -12,13 +12,14 @@ import pytest
 
 from framework import replay
 from framework.replay import shm
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 PRELUDE = """
 import sys, time, zlib
 import numpy as np
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.datasets import Dataset
+from framework.replay.remote.client import ServedClient
 
 def table(limiter=None, size=1000):
     return replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), size,
@@ -121,7 +122,7 @@ def test_a_killed_sampler_pins_no_rows_and_its_reservations_return(spawn):
         child = spawn(
             """
 client = ServedClient(sys.argv[1])
-dataset = replay.Dataset(client, "t", 10, prefetch=3)
+dataset = Dataset(client, "t", 10, prefetch=3)
 next(dataset)
 while len(dataset._batches) < 3:
     time.sleep(0.01)
@@ -132,9 +133,11 @@ sys.stdin.read()
         )
         child.stdout.readline()
         stream = server._client.store.streams["s"]
-        assert queue.info.reserved == 30
+        assert queue.info.rate_limiter_info.sample_stats.completed == 40
+        assert queue.info.current_size == 10
         kill(child)
-        eventually(lambda: queue.info.reserved == 0)
+        eventually(lambda: queue.info.current_size == 40)
+        assert queue.info.rate_limiter_info.sample_stats.completed == 10
         np.testing.assert_array_equal(client.sample_batch("t", 40, timeout=5).data["x"], np.arange(10, 50))
         eventually(lambda: stream.num_rows <= 512)
         assert queue.info.current_size == 0

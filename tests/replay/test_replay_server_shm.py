@@ -9,7 +9,7 @@ import pytest
 
 from framework.replay import shm
 from framework.replay.errors import StoreFullError
-from framework.replay.store import RowStore
+from framework.replay.rows.store import RowStore
 
 F4 = np.dtype(np.float32)
 I8 = np.dtype(np.int64)
@@ -70,7 +70,7 @@ import sys
 import numpy as np
 from framework.replay import shm
 from framework.replay.errors import StoreFullError
-from framework.replay.store import RowStore
+from framework.replay.rows.store import RowStore
 memory = shm.SharedMemory(root=sys.argv[1])
 memory.allocate("steps", "x", (10,), np.dtype(np.int64))
 print(memory.directory, flush=True)

@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("reverb", reason="dm-reverb is not installed")
 
 import launch
-from framework import adders, environments, replay, specs
+from framework import adders, environments, nest, replay, specs
+from framework.datasets import Dataset
 from framework.environments.wrappers import FrameStack
-from framework.replay import reverb, reverb_writer
+from framework.replay import dm_reverb
+from framework.replay.dm_reverb import writer as dm_reverb_writer
 from framework.types import Step, Transition
 
 pytestmark = pytest.mark.reverb
@@ -39,7 +41,7 @@ def serve():
     servers = []
 
     def make(*tables, **options):
-        server = reverb.Server(list(tables), **options)
+        server = dm_reverb.Server(list(tables), **options)
         servers.append(server)
         return server
 
@@ -117,7 +119,7 @@ ADDERS = {
 
 def contents(data):
     """The items of a batch as a sorted list of what is in them."""
-    leaves, structure = replay.layout.flatten(data)
+    leaves, structure = nest.flatten(data)
     flat = [np.asarray(leaf, np.float64).reshape(len(leaf), -1) for leaf in leaves]
     return structure, np.sort(
         np.concatenate(flat, axis=1).view(f"V{8 * sum(f.shape[1] for f in flat)}"), axis=0
@@ -128,7 +130,7 @@ def contents(data):
 @pytest.mark.parametrize("window", [None, 16], ids=["default", "rows are sent again"])
 def test_adders_write_the_same_items(serve, monkeypatch, name, window):
     if window is not None:
-        monkeypatch.setattr(reverb_writer, "_WINDOW_STEPS", (window, window))
+        monkeypatch.setattr(dm_reverb_writer, "_WINDOW_STEPS", (window, window))
     make_adder, kind = ADDERS[name]
     batches = []
     for make_client in (lambda table: replay.EmbeddedClient([table]), lambda t: serve(t).localhost_client()):
@@ -273,7 +275,7 @@ def test_nobody_else_runs(serve):
     client = serve(make_table(), concurrent=False).localhost_client()
     with pytest.raises(replay.WouldBlockError):
         client.sample_batch("t", 1)
-    dataset = replay.Dataset(client, "t", 2)
+    dataset = Dataset(client, "t", 2)
     assert not dataset.ready()
     write(client.batch_writer(), [1, 2])
     threads = threading.active_count()
@@ -285,7 +287,7 @@ def test_nobody_else_runs(serve):
 def test_batches_fetched_ahead_are_not_lost(serve):
     client = serve(make_table(max_times_sampled=1)).localhost_client()
     write(client.batch_writer(), range(12))
-    with replay.Dataset(client, "t", 2, prefetch=2) as dataset:
+    with Dataset(client, "t", 2, prefetch=2) as dataset:
         assert next(dataset).data["x"].tolist() == [0, 1]
     assert sorted(read(client, 10, timeout=PATIENCE)) == list(range(2, 12))
 
@@ -310,16 +312,16 @@ def test_the_checkpoint_has_a_folder_of_its_own(serve, tmp_path):
 def test_another_process_finds_the_port(tmp_path):
     address = f"ipc://{tmp_path}/replay"
     clients = []
-    finding = threading.Thread(target=lambda: clients.append(reverb.connect_node(address)), daemon=True)
+    finding = threading.Thread(target=lambda: clients.append(dm_reverb.connect_node(address)), daemon=True)
     finding.start()
     options = {"embedded": False, "concurrent": True, "address": address, "curve": None}
-    server = reverb.serve_node([make_table()], **options)
+    server = dm_reverb.serve_node([make_table()], **options)
     finding.join(PATIENCE)
     (client,) = clients
     write(client.batch_writer(), [4, 5])
     assert client.can_sample("t") and read(client, 1, timeout=PATIENCE) == [4]
     server.stop()
-    again = reverb.serve_node([make_table()], **options)
+    again = dm_reverb.serve_node([make_table()], **options)
     assert again.port == server.port
     again.stop()
 
@@ -362,10 +364,12 @@ def test_dqn_trains(engine):
     program = programs.make_program(
         DQN(config),
         functools.partial(_environment),
-        max_env_steps=400,
-        evaluate_period=400,
-        num_evaluation_episodes=2,
-        replay_backend="framework.replay.reverb",
+        programs.RunConfig(
+            max_env_steps=400,
+            evaluate_period=400,
+            num_evaluation_episodes=2,
+            replay_backend="reverb",
+        ),
     )
     result = launch.launch(program, engine=engine)
     assert result["env_steps"] == 400 and result["learner_steps"] >= 40

@@ -58,7 +58,7 @@ def replay_program(backend):
 
 
 @needs_launchpad
-@pytest.mark.parametrize("backend", ["framework.replay", "framework.replay.reverb"])
+@pytest.mark.parametrize("backend", ["framework.replay", "framework.replay.dm_reverb"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_replay_nodes(engine, backend):
     pid, values, after = lp.launch(replay_program(backend), engine, stop_timeout=60.0)
@@ -80,7 +80,7 @@ def test_the_graph_is_a_launchpad_program():
     from launch.engines.launchpad import _part
 
     program = lp.Program("graph")
-    store = program.add_node(lp.ReplayNode(tables, backend="framework.replay.reverb"), label="replay")
+    store = program.add_node(lp.ReplayNode(tables, backend="framework.replay.dm_reverb"), label="replay")
     counter = lp.CourierNode(Counter)
     handle = program.add_node(counter, label="counter")
     counter.configure(handle)  # a circle
@@ -127,11 +127,13 @@ def test_dqn_trains_on_cartpole():
     program = programs.make_program(
         DQN(config),
         "gymnasium:CartPole-v1",
-        num_actors=2,
-        max_env_steps=1500,
-        evaluate_period=1500,
-        num_evaluation_episodes=2,
-        replay_backend="framework.replay.reverb",
+        programs.RunConfig(
+            num_actors=2,
+            max_env_steps=1500,
+            evaluate_period=1500,
+            num_evaluation_episodes=2,
+            replay_backend="reverb",
+        ),
     )
     result = lp.launch(program, "launchpad_mt", stop_timeout=60.0)
     assert result["env_steps"] == 1500

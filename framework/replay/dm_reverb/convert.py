@@ -1,0 +1,226 @@
+"""From our tables to dm-reverb's, and from its descriptions and samples to ours."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from framework import nest as nests
+from framework.replay.tables import rate_limiters
+from framework.replay.types import (
+    CallStats,
+    PaddedSample,
+    RateLimiterInfo,
+    ReplaySample,
+    SampleInfo,
+    TableInfo,
+    TableWorkerTime,
+)
+from framework.types import Nest
+
+_TIMES = TableWorkerTime._fields
+
+
+def to_native_table(table: Any) -> Any:
+    """The ``reverb.Table`` that means the same as our `Table`; a ``reverb.Table`` stays what it is.
+
+    Raises:
+      ValueError: the table has a selector or an extension that dm-reverb does not know.
+    """
+    import reverb
+
+    if isinstance(table, reverb.Table):
+        return table
+    if getattr(table, "extensions", ()):
+        raise ValueError(f"table {table.name!r}: extensions do not work on dm-reverb; leave them away")
+    limiter = table.rate_limiter
+    return reverb.Table(
+        name=table.name,
+        sampler=_native_selector(table.name, table.sampler),
+        remover=_native_selector(table.name, table.remover),
+        max_size=table.max_size,
+        max_times_sampled=table.max_times_sampled,
+        rate_limiter=reverb.rate_limiters.RateLimiter(
+            samples_per_insert=limiter.samples_per_insert,
+            min_size_to_sample=limiter.min_size_to_sample,
+            min_diff=limiter.min_diff,
+            max_diff=limiter.max_diff,
+        ),
+        signature=None if table.signature is None else _native_signature(table.signature),
+    )
+
+
+def _native_selector(table: str, selector: Any) -> Any:
+    import reverb
+
+    kind = type(selector).__name__
+    if kind not in ("Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized"):
+        raise ValueError(
+            f"table {table!r}: got a selector {kind}, expected one that dm-reverb has: Uniform, Fifo, Lifo, "
+            "MinHeap, MaxHeap or Prioritized"
+        )
+    return getattr(reverb.selectors, kind)(**selector.options())
+
+
+def _native_signature(signature: Nest) -> Nest:
+    import tensorflow as tf
+
+    specs, structure = nests.flatten(signature)
+    return nests.packer(structure)(
+        [
+            tf.TensorSpec(
+                [None if size is None else int(size) for size in spec.shape],
+                tf.as_dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype)),
+                getattr(spec, "name", None),
+            )
+            for spec in specs
+        ]
+    )
+
+
+def _selector_options(options: Any) -> dict[str, Any]:
+    """A ``KeyDistributionOptions`` message as `TableInfo` has it."""
+    chosen = options.WhichOneof("distribution")
+    if chosen == "heap":
+        return {"kind": "MinHeap" if options.heap.min_heap else "MaxHeap"}
+    if chosen == "prioritized":
+        return {"kind": "Prioritized", "priority_exponent": options.prioritized.priority_exponent}
+    return {"kind": str(chosen).capitalize()}
+
+
+def to_info(native: Any, max_priority: float) -> TableInfo:
+    """Our `TableInfo` for dm-reverb's. ``max_priority`` is what the asking client knows of."""
+    limiter = native.rate_limiter_info
+    info = TableInfo(
+        name=native.name,
+        sampler_options=_selector_options(native.sampler_options),
+        remover_options=_selector_options(native.remover_options),
+        max_size=native.max_size,
+        max_times_sampled=max(0, native.max_times_sampled),
+        rate_limiter_info=RateLimiterInfo(
+            limiter.samples_per_insert,
+            limiter.min_diff,
+            limiter.max_diff,
+            limiter.min_size_to_sample,
+            insert_stats=CallStats(limiter.insert_stats.completed),
+            sample_stats=CallStats(limiter.sample_stats.completed),
+        ),
+        signature=native.signature,
+        current_size=native.current_size,
+        num_episodes=native.num_episodes,
+        num_deleted_episodes=native.num_deleted_episodes,
+        num_unique_samples=native.num_unique_samples,
+        table_worker_time=TableWorkerTime(*[int(getattr(native.table_worker_time, f)) for f in _TIMES]),
+        max_priority=max_priority,
+    )
+    rules = limiter_of(info)
+    return info._replace(why_not_sample=rules.why_not_sample(1), why_not_insert=rules.why_not_insert(1))
+
+
+def limiter_of(info: TableInfo) -> rate_limiters.RateLimiter:
+    """Our rate limiter in the state that a description shows, to ask it what it would allow."""
+    rules, counts = info.rate_limiter_info, info.rate_limiter_info
+    limiter = rate_limiters.RateLimiter(
+        rules.samples_per_insert, rules.min_size_to_sample, rules.min_diff, rules.max_diff
+    )
+    limiter.inserts, limiter.samples = counts.insert_stats.completed, counts.sample_stats.completed
+    limiter.deletes = limiter.inserts - info.current_size
+    return limiter
+
+
+def samples_to_be_had(info: TableInfo, n: int, certain: bool) -> int:
+    """How many of ``n`` samples the table would give now.
+
+    Items that leave when they were sampled often enough can take the table below its minimum size. How often
+    each was sampled is not told, so this is the least that is ``certain``, or the most that is possible.
+    """
+    allowed = limiter_of(info).allowed_samples(n)
+    if info.max_times_sampled and allowed:
+        spare = info.current_size - info.rate_limiter_info.min_size_to_sample + 1
+        allowed = min(allowed, spare if certain else spare * info.max_times_sampled)
+    return max(0, allowed)
+
+
+def describe_structure(structure: Any) -> np.ndarray:
+    """A structure of `layout.flatten` as uint8 ``[M]``: the first column of items in tables that have no
+    signature."""
+    return np.frombuffer(json.dumps(structure).encode(), np.uint8)
+
+
+class Stacker:
+    """Puts what a ``reverb.Client`` samples together to batches of ours."""
+
+    def __init__(self) -> None:
+        self._packers: dict[bytes, Any] = {}
+
+    def _packer(self, described: np.ndarray) -> Any:
+        key = described.tobytes()
+        pack = self._packers.get(key)
+        if pack is None:
+            pack = self._packers[key] = nests.packer(json.loads(key.decode()))
+        return pack
+
+    def stack(
+        self, table: str, samples: Sequence[Any], signature: Nest, out: list[Any] | None, pad: bool
+    ) -> ReplaySample | PaddedSample:
+        """``samples`` are of ``Client.sample(table, emit_timesteps=False)``; see ``Table.sample_batch``."""
+        info = SampleInfo(
+            np.array([sample.info.key for sample in samples], np.uint64),
+            np.array([sample.info.probability for sample in samples], np.float64),
+            np.array([sample.info.table_size for sample in samples], np.int64),
+            np.array([sample.info.priority for sample in samples], np.float64),
+            np.array([sample.info.times_sampled for sample in samples], np.int32),
+        )
+        data = [sample.data for sample in samples]
+        if signature is None:
+            described = data[0][0]
+            if described.dtype != np.uint8 or any(not np.array_equal(d[0], described) for d in data):
+                raise ValueError(
+                    f"table {table!r}: got items of different structure in one batch, or items that this "
+                    "writer did not write; give the table a signature, or keep them in different tables"
+                )
+            pack, data = self._packer(described), [leaves[1:] for leaves in data]
+        else:
+            pack = nests.packer(nests.flatten(signature)[1])
+        leaves, lengths = [], []
+        for at, column in enumerate(zip(*data, strict=True)):
+            arrays = [np.asarray(array) for array in column]
+            sizes = np.array([array.shape[0] if array.ndim else 0 for array in arrays], np.int64)
+            if (sizes != sizes[0]).any():
+                if not pad:
+                    raise ValueError(
+                        f"table {table!r}: got items of different lengths in one batch, "
+                        f"{np.unique(sizes).tolist()}; ask for padding, or sample one by one"
+                    )
+                total = np.zeros((len(arrays), int(sizes.max()), *arrays[0].shape[1:]), arrays[0].dtype)
+                for row, array in zip(total, arrays, strict=True):
+                    row[: len(array)] = array
+            else:
+                total = np.stack(arrays)
+            if out is not None:
+                if out[at].shape != total.shape:
+                    raise ValueError(f"out, leaf {at}: got shape {out[at].shape}, expected {total.shape}")
+                out[at][...] = total
+                total = out[at]
+            leaves.append(total)
+            lengths.append(sizes if arrays[0].ndim else None)
+        if pad:
+            return PaddedSample(info, pack(leaves), pack(lengths))
+        return ReplaySample(info, pack(leaves))
+
+
+def check_priorities(priorities: Any, n: int) -> np.ndarray:
+    """Float64 ``[n]``. ValueError for what would stop a dm-reverb table for good, before it gets there."""
+    array = np.asarray(priorities, np.float64).ravel()
+    if len(array) != n:
+        raise ValueError(f"priorities: got {len(array)}, expected {n}, one for each item")
+    if n and not (array.min() >= 0 and math.isfinite(array.max())):
+        bad = array[~((array >= 0) & np.isfinite(array))]
+        raise ValueError(
+            f"priorities: got {bad[:3].tolist()}, expected finite numbers >= 0; nothing was changed"
+        )
+    return array

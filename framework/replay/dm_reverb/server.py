@@ -1,0 +1,167 @@
+"""The dm-reverb server, and how ``launch.ReplayNode`` starts and finds it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from framework.replay.dm_reverb import convert
+from framework.replay.dm_reverb.client import START_SECONDS, Client
+from framework.replay.errors import ReverbError, ServerClosed
+
+_PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints within the given one
+
+
+class Server:
+    """A ``reverb.Server`` for our tables (or ``reverb.Table``s).
+
+    Args:
+      tables: of different names.
+      port: of all interfaces (dm-reverb knows no other way); None takes a free one.
+      checkpointer: a ``reverb.checkpointers.CheckpointerBase``; or a folder, or one of our checkpointers, in
+        whose folder dm-reverb gets one of its own: it deletes what else is in the folder that it writes to.
+      concurrent: whether more than one thread uses the clients of this process.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        port: int | None = None,
+        checkpointer: Any = None,
+        *,
+        concurrent: bool = True,
+    ) -> None:
+        try:
+            import reverb
+        except ImportError as error:
+            raise ImportError(
+                "replay by dm-reverb needs it, on Python 3.11 or older: pip install 'repertory[reverb]'"
+            ) from error
+
+        names = [table.name for table in tables]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"tables: got the names {names}, expected at least one, each only once")
+        native = native_tables(tables)
+        self.concurrent = concurrent
+        self.tables = dict(zip(names, native, strict=True))
+        # A server that restores a checkpoint makes tables of its own; those given to it stay empty then.
+        self._direct = self.tables if checkpointer is None else None
+        self.native = reverb.Server(native, port=port, checkpointer=native_checkpointer(checkpointer))
+        self.port: int = self.native.port
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
+        self._stopped = threading.Event()
+
+    def localhost_client(self) -> Client:
+        """A client in this process; it goes to the tables directly."""
+        client = Client(f"localhost:{self.port}", concurrent=self.concurrent, tables=self._direct)
+        self._clients.add(client)
+        return client
+
+    def stop(self) -> None:
+        """Ends the server. Calls of its clients of this process that wait raise ServerClosed."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            for client in list(self._clients):
+                client.abandon()
+            self.native.stop()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the server is stopped; whether it is."""
+        return self._stopped.wait(timeout)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop()
+
+
+def native_tables(tables: Sequence[Any]) -> list[Any]:
+    """The ``reverb.Table``s for our tables; a hook for an ``lp.ReverbNode``."""
+    return [convert.to_native_table(table) for table in tables]
+
+
+def native_checkpointer(checkpointer: Any) -> Any:
+    """The checkpointer of dm-reverb for what `Server` takes."""
+    import reverb
+
+    if checkpointer is None or isinstance(checkpointer, reverb.checkpointers.CheckpointerBase):
+        return checkpointer
+    folder = checkpointer if isinstance(checkpointer, (str, os.PathLike)) else None
+    for name in ("path", "directory"):
+        folder = folder or getattr(checkpointer, name, None)
+    if folder is None:
+        raise ValueError(
+            f"checkpointer: got {checkpointer!r}, expected a folder, one of our checkpointers or one of "
+            "dm-reverb's"
+        )
+    private = pathlib.Path(folder) / _PRIVATE
+    private.mkdir(parents=True, exist_ok=True)
+    return reverb.checkpointers.DefaultCheckpointer(str(private))
+
+
+# What launch.ReplayNode calls.
+
+
+def serve_node(
+    tables: Sequence[Any],
+    *,
+    embedded: bool,
+    concurrent: bool,
+    address: str | None,
+    curve: Any,
+    checkpointer: Any = None,
+) -> Server:
+    """How ``launch.ReplayNode`` starts a server.
+
+    dm-reverb serves on TCP ports only. The port for an address ``ipc://path`` is written to ``path.port``,
+    where `connect_node` finds it; a server that is started anew takes the same. ``curve`` is not used.
+    """
+    if embedded or address is None:
+        return Server(tables, checkpointer=checkpointer, concurrent=concurrent)
+    if address.startswith("tcp://"):
+        return Server(tables, port=int(address.rpartition(":")[2]), checkpointer=checkpointer)
+    notice = _notice(address)
+    before = int(notice.read_text()) if notice.exists() else None
+    server = Server(tables, port=before, checkpointer=checkpointer)
+    beside = notice.with_suffix(".new")
+    beside.write_text(str(server.port))
+    beside.rename(notice)
+    return server
+
+
+def connect_node(server_or_address: Any, curve: Any = None) -> Client:
+    """How a handle of a ``launch.ReplayNode`` makes a client; a stop of the program interrupts it."""
+    import launch
+
+    if isinstance(server_or_address, Server):
+        client = server_or_address.localhost_client()
+    elif str(server_or_address).startswith("ipc://"):
+        client = Client(f"localhost:{_wait_for_port(server_or_address)}")
+    else:
+        client = Client(str(server_or_address).removeprefix("tcp://"))
+    launch.register_stop_handler(client.interrupt)
+    return client
+
+
+def _notice(address: str) -> pathlib.Path:
+    return pathlib.Path(address.removeprefix("ipc://") + ".port")
+
+
+def _wait_for_port(address: str) -> int:
+    """The port of the server that is, or will be, at ``ipc://path``."""
+    import launch
+
+    notice, stopped = _notice(address), launch.stop_event()
+    deadline = time.monotonic() + START_SECONDS
+    while not notice.exists():
+        if stopped.wait(0.02):
+            raise ServerClosed("the program stops, and its replay server has not come up")
+        if time.monotonic() > deadline:
+            raise ReverbError(f"the replay server has not come up within {START_SECONDS:g} s")
+    return int(notice.read_text())

@@ -1,0 +1,281 @@
+"""The client of tables in the same process: direct calls, no server.
+
+::
+
+    client = EmbeddedClient([Table(...)])
+    writer = client.batch_writer()
+    rows = writer.append("steps", {"x": np.zeros((256, 4), np.float32)})
+    writer.create_items("replay", {"x": writer.slice("steps", "x", rows)})
+    sample = client.sample_batch("replay", 32)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from framework.replay.batch_writer import BatchWriter
+from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
+from framework.replay.errors import ServerClosed, UnknownTableError
+from framework.replay.reverb_api.client import ReverbApi
+from framework.replay.rows.store import RowStore
+from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.table import Table
+from framework.replay.types import PaddedSample, ReplaySample, TableInfo
+from launch.rpc import sockets
+
+# The clients of the servers of this process, by address: their tables need no messages.
+_served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
+
+
+class EmbeddedClient(ReverbApi):
+    """See the module.
+
+    Args:
+      tables: of different names, not used by another client or server.
+      concurrent: whether other threads use the tables too. If not, a call that would wait for ever is a
+      ``WouldBlockError``.
+      store: where rows live; a new one in plain memory if None.
+      checkpointer: what ``checkpoint`` writes to, and what the tables are restored from now.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        concurrent: bool = True,
+        store: RowStore | None = None,
+        checkpointer: CheckpointerBase | None = None,
+    ):
+        if not tables:
+            raise ValueError("tables: got none, expected at least one replay.Table")
+        names = [table.name for table in tables]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"tables: got several named {name!r}, expected different names")
+        self.concurrent = concurrent
+        self.store = store or RowStore()
+        self.tables: dict[str, Table] = dict(zip(names, tables, strict=True))
+        self.checkpointer = checkpointer
+        for table in tables:
+            table.attach(self.store, concurrent)
+        self._interrupted = False
+        self._writers: list[BatchWriter] = []
+        #: Where clients of other processes find these tables; set by `Server`.
+        self.address: str | None = None
+        #: The function that connects another process to these tables, and its arguments; set by `Server`.
+        self.elsewhere: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+        if checkpointer is not None:
+            checkpointer.load(self.tables, self.store)
+
+    def table(self, name: str) -> Table:
+        """The table; RuntimeError as in Reverb if there is none of that name."""
+        try:
+            return self.tables[name]
+        except KeyError:
+            raise UnknownTableError(
+                f"table {name!r} was not found; there are {sorted(self.tables)}"
+            ) from None
+
+    def another(self) -> EmbeddedClient:
+        """A client of the same tables with writers and an ``interrupt`` of its own."""
+        client = object.__new__(type(self))
+        client.__dict__.update(self.__dict__)
+        client._interrupted = False
+        client._writers = []
+        return client
+
+    def __reduce__(self) -> Any:
+        if self.elsewhere is None:
+            raise TypeError(
+                "this client's tables are in this process only; a client that travels needs a served one: "
+                "replay.Server(tables)"
+            )
+        return self.elsewhere
+
+    def __repr__(self) -> str:
+        return f"replay.EmbeddedClient({sorted(self.tables)}, address={self.address!r})"
+
+    def is_interrupted(self) -> bool:
+        """Whether ``interrupt`` or ``close`` was called."""
+        return self._interrupted
+
+    def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
+        """A writer for B envs. Items are inserted at once here, so none is ever in flight."""
+        if max_in_flight_items is not None and max_in_flight_items < 1:
+            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
+        writer = BatchWriter(self)
+        self._writers.append(writer)
+        return writer
+
+    def source(self) -> EmbeddedSource:
+        """What a `Dataset` draws from."""
+        return EmbeddedSource(self)
+
+    def register_pending(self, pending: Any) -> None:
+        """``pending.flush_pending()`` is called, from any thread, before a table is read. It must not
+        wait."""
+        for table in self.tables.values():
+            table.add_drain(pending.flush_pending)
+
+    def unregister_pending(self, pending: Any) -> None:
+        """The opposite of ``register_pending``."""
+        for table in self.tables.values():
+            table.remove_drain(pending.flush_pending)
+
+    def sample_batch(
+        self,
+        table: str,
+        batch_size: int,
+        timeout: float | None = None,
+        out: list[Any] | None = None,
+        pad: bool = False,
+    ) -> ReplaySample | PaddedSample:
+        """``batch_size`` samples stacked: ``SampleInfo`` of arrays ``[N]`` and the nest that was written,
+        ``[N, ...]``.
+
+        Args:
+          timeout: seconds; None waits for ever and 0 not at all. ``DeadlineExceededError`` when it is over:
+          nothing was sampled.
+          out: arrays for the leaves in the order of the flattened nest.
+          pad: items of different lengths come as a ``PaddedSample``; without it they are a ValueError.
+        """
+        if self._interrupted:
+            raise ServerClosed("the client was interrupted or closed")
+        return self.table(table).sample_batch(batch_size, timeout, out, pad, self.is_interrupted)
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
+        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
+        ignored."""
+        self.table(table).mutate(keys, priorities)
+
+    def mutate_priorities(
+        self,
+        table: str,
+        updates: Mapping[int, float] | None = None,
+        deletes: Sequence[int] | None = None,
+    ) -> None:
+        """Deletes items, then sets priorities; all or nothing."""
+        updates = updates or {}
+        self.table(table).mutate(
+            list(updates.keys()), list(updates.values()), [] if deletes is None else deletes
+        )
+
+    def can_sample(self, table: str, n: int = 1) -> bool:
+        """Whether ``n`` samples could be had now without waiting."""
+        return self.table(table).can_sample(n)
+
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        """Whether ``n`` items could be inserted now without waiting."""
+        return self.table(table).can_insert(n)
+
+    def weight(self, table: str) -> tuple[float, int]:
+        """The sum of the sampler's weights (the number of items if it is not ``Prioritized``), and the number
+        of items that it can choose from."""
+        return self.table(table).weight()
+
+    def reset(self, table: str) -> None:
+        """Removes every item of a table and sets its counters to 0."""
+        self.table(table).reset()
+
+    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """What is to be known of each table. It never waits here, so ``timeout`` does not matter."""
+        return {name: table.info for name, table in self.tables.items()}
+
+    def checkpoint(self) -> str:
+        """Writes a checkpoint with the server's checkpointer, by default to a temporary directory; its
+        path."""
+        if self.checkpointer is None:
+            self.checkpointer = default_checkpointer()
+        return self.checkpointer.save(self.tables, self.store)
+
+    def interrupt(self) -> None:
+        """Every call of this client that waits, and every later one that could, ends with
+        ``ServerClosed``."""
+        self._interrupted = True
+        for table in self.tables.values():
+            table.wake()
+
+    def close(self) -> None:
+        """Ends this client; what its writers hold back is inserted as far as that goes without waiting."""
+        for writer in list(self._writers):
+            writer.close(timeout=0)
+        self.interrupt()
+
+
+class EmbeddedSource:
+    """What a `Dataset` draws from if the tables are in this process; `ServedClient.source` is its like."""
+
+    class Reservation:
+        """A batch that can be given back until it is handed out."""
+
+        __slots__ = ("delivery", "sample", "table")
+
+        def __init__(self, sample: Any, table: Any, delivery: Delivery) -> None:
+            self.sample = sample
+            self.table = table
+            self.delivery = delivery
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._interrupted = False
+
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> EmbeddedSource.Reservation:
+        """``n`` samples of a table, drawn and gathered; ServerClosed after `interrupt`."""
+        found = self._client.table(table)
+        delivery = found.sample(n, timeout, self._is_cancelled)
+        try:
+            sample = delivery.gather(out, pad)
+        except BaseException:
+            found.give_back(delivery)
+            raise
+        return self.Reservation(sample, found, delivery)
+
+    def settle(self, reservations: Sequence[Any], handed_out: bool) -> None:
+        """Releases deliveries or gives them back."""
+        for each in reservations:
+            if handed_out:
+                each.table.release(each.delivery)
+            else:
+                each.table.give_back(each.delivery)
+
+    def can_sample(self, table: str, n: int) -> bool:
+        """Whether a draw would not wait."""
+        return bool(self._client.can_sample(table, n))
+
+    def interrupt(self) -> None:
+        """Ends a draw that waits."""
+        self._interrupted = True
+        for table in self._client.tables.values():
+            table.wake()
+
+    def close(self) -> None:
+        """Nothing to do: what was not settled is settled by the `Dataset`."""
+
+    def _is_cancelled(self) -> bool:
+        return self._interrupted or self._client.is_interrupted()
+
+
+def serve_here(address: str, client: EmbeddedClient | None) -> None:
+    """Makes `client_here` find a client of the tables that are served at an address; None ends that."""
+    if client is None:
+        _served_here.pop(_key(address), None)
+    else:
+        _served_here[_key(address)] = client
+
+
+def client_here(address: str) -> EmbeddedClient | None:
+    """A new client of the tables that this process serves at an address; None if it serves none there."""
+    client = _served_here.get(_key(address))
+    return None if client is None else client.another()
+
+
+def _key(address: str) -> str:
+    transport, _, rest = address.partition("://")
+    if transport == "tcp":
+        host, _, port = rest.rpartition(":")
+        if sockets.is_loopback(host) or host in ("0.0.0.0", "*"):
+            return f"tcp://loopback:{port}"
+    return address

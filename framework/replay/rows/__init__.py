@@ -1,0 +1,1 @@
+"""Rows: the store that holds them, and how items refer to them."""

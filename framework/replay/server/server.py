@@ -1,0 +1,165 @@
+"""The replay server: tables that clients of this process, this machine and other machines share.
+
+::
+
+    server = Server([Table(...)], port=8000)
+    client = server.localhost_client()            # in this process: direct calls
+    client = Client("localhost:8000")             # the same; from another process through shared memory
+    server.stop()
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from framework.replay.client import Client
+from framework.replay.errors import ServerClosed
+from framework.replay.local.client import EmbeddedClient, serve_here
+from framework.replay.rows.store import RowStore
+from framework.replay.server.operations import Operations
+from framework.replay.server.service import Service
+from framework.replay.shm import SharedMemory
+from framework.replay.tables.table import Table
+from launch.rpc import sockets
+
+
+class Server:
+    """Serves tables until `stop`, from a thread of its own.
+
+    Args:
+      tables: of different names; a table belongs to one server.
+      port: on 127.0.0.1; None takes a free one.
+      checkpointer: where `Client.checkpoint` writes to and what is restored from now, before anybody may
+        connect.
+      address: where to serve instead of ``port``: ``ipc://<path in a 0700 directory>`` or ``tcp://interface:port``.
+      curve: keys that clients must have; needed for interfaces other machines can reach.
+      embedded: no sockets and no shared memory: clients of this process only.
+      concurrent: with ``embedded``, whether more than one thread uses the tables.
+      max_bytes: what the rows of all tables may take together; None leaves it to the machine.
+      compress: patterns of columns whose rows are kept compressed; see `RowStore`. Other processes then get
+        and send arrays in messages, as from another machine: what is compressed they could not read in place.
+
+    Raises:
+      ValueError: no tables, two of one name, or an address that others could reach without keys.
+      OSError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        port: int | None = None,
+        checkpointer: Any = None,
+        *,
+        address: str | None = None,
+        curve: sockets.CurveKeys | None = None,
+        embedded: bool = False,
+        concurrent: bool = True,
+        max_bytes: int | None = None,
+        compress: Sequence[str] = (),
+    ) -> None:
+        if port is not None and address is not None:
+            raise ValueError(f"got port={port} and address={address!r}; expected one of them")
+        if embedded and (port is not None or address is not None):
+            raise ValueError("embedded: an embedded server has no port and no address")
+        self.address: str | None = None
+        self.port: int | None = None
+        self._memory = None if embedded else SharedMemory()
+        self._service: Service | None = None
+        self._stopped = threading.Event()
+        self._pid = os.getpid()
+        self._stop_lock = threading.Lock()
+        try:
+            store = RowStore(max_bytes=max_bytes, allocator=self._memory, compress=compress)
+            self._client = EmbeddedClient(tables, concurrent or not embedded, store, checkpointer)
+            self.tables = dict(self._client.tables)
+            if self._memory is not None:
+                self._serve(self._memory, store, address or f"tcp://127.0.0.1:{port or '*'}", curve)
+        except BaseException:
+            if self._memory is not None:
+                self._memory.close()
+            raise
+
+    def _serve(
+        self, memory: SharedMemory, store: RowStore, address: str, curve: sockets.CurveKeys | None
+    ) -> None:
+        operations = Operations(self.tables, store, memory, self._client.checkpoint)
+        try:
+            listener = sockets.make_server_socket(address, curve)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"cannot serve replay at {address}: {error.strerror}") from error
+        self.address = sockets.bound_address(listener)
+        if self.address.startswith("tcp://"):
+            self.port = int(self.address.rpartition(":")[2])
+            # Peers whose machine has vanished are noticed.
+            listener.heartbeat_ivl = 5000
+            listener.heartbeat_timeout = 20000
+        self._service = Service(operations, [listener])
+        operations.wake = self._service.wake
+        for table in self.tables.values():
+            table.watch(self._service.wake)
+        self._service.start()
+        self._client.address = self.address
+        self._client.elsewhere = functools.partial(Client, curve=curve), (self.address,)
+        serve_here(self.address, self._client)
+
+    def localhost_client(self) -> EmbeddedClient:
+        """A client in this process: direct calls."""
+        self._check()
+        return self._client.another()
+
+    @property
+    def messages(self) -> int:
+        """How many messages clients have sent; calls of clients in this process are none."""
+        return 0 if self._service is None else self._service.messages
+
+    def stop(self) -> None:
+        """Ends the server: every call that waits for it, in any process, raises ServerClosed at once."""
+        with self._stop_lock:
+            if self._stopped.is_set():
+                return
+            for table in self.tables.values():
+                table.close()
+            if self._service is not None:
+                self._service.stop()
+                serve_here(self.address or "", None)
+            self._client.close()
+            if self._memory is not None:
+                self._memory.close()
+            self._stopped.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the server is stopped; whether it is. KeyboardInterrupt ends the wait.
+
+        Raises:
+          ServerClosed: the server's thread has failed.
+        """
+        service = self._service
+        if service is None:
+            return self._stopped.wait(timeout)
+        service.join(timeout)
+        self._check()
+        return not service.is_alive()
+
+    def _check(self) -> None:
+        if self._service is not None and self._service.error is not None:
+            raise ServerClosed(f"the replay server failed: {self._service.error!r}") from self._service.error
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        # A forked child has a copy of this object, but not the server.
+        if hasattr(self, "_client") and self._pid == os.getpid():
+            self.stop()
+
+    def __repr__(self) -> str:
+        return f"replay.Server({sorted(self.tables)}, address={self.address!r})"
