@@ -26,6 +26,7 @@ from torch import nn
 from agents.presets import Preset
 from framework import config_checks as check
 from framework import core, learners, losses, networks
+from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, distributed, schedules
 from framework.types import Nest
 
@@ -301,9 +302,7 @@ class IMPALA(core.Agent):
         return adders.UnrollAdder(client, self.config.unroll_length, extras_of_first_row=state)
 
     def make_dataset(self, client: Any) -> Any:
-        from framework import replay
-
-        return replay.Dataset(
+        return Dataset(
             client,
             "queue",
             self.config.batch_size,

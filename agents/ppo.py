@@ -17,6 +17,7 @@ from torch import nn
 from agents.presets import Preset
 from framework import config_checks as check
 from framework import core, learners, losses, networks
+from framework.datasets import Dataset
 from framework.learners import EpochContext, LossOutput, Prepared, distributed, schedules
 
 TABLE = "queue"
@@ -381,12 +382,10 @@ class PPO(core.Agent):
         return adders.UnrollAdder(client, self.config.unroll_length)
 
     def make_dataset(self, client: Any) -> Any:
-        from framework import replay
-
         # What one learner fetches ahead would be missing for the others, of the only batch that there is.
         prefetch = 1 if self.num_learners == 1 else 0
         size = self.num_envs // self.num_learners
-        return replay.Dataset(client, TABLE, size, device=self.config.device, prefetch=prefetch)
+        return Dataset(client, TABLE, size, device=self.config.device, prefetch=prefetch)
 
     def make_learner(self, networks: PPONetworks, spec: Any) -> learners.MinibatchLearner:
         config = self.config

@@ -14,6 +14,7 @@ from torch import nn
 from agents.presets import Preset
 from framework import config_checks as check
 from framework import core
+from framework.datasets import Dataset
 from framework.types import StepResult
 
 
@@ -138,9 +139,7 @@ class RandomActions(core.Agent):
         return adders.NStepTransitionAdder(client, 1, 1.0, frame_stack=specs.frame_stack(spec.observations))
 
     def make_dataset(self, client: Any) -> Any:
-        from framework import replay
-
-        return replay.Dataset(client, "replay", self.config.batch_size)
+        return Dataset(client, "replay", self.config.batch_size)
 
     def make_learner(self, networks: RandomNetworks, spec: Any) -> CountingLearner:
         return CountingLearner()

@@ -114,9 +114,10 @@ def instrument(sections: Sections) -> None:
     import agents.impala
     import agents.ppo
     import agents.sac
-    from framework import core, networks, replay
+    from framework import core, networks
     from framework.actors import PolicyActor, VariableClient
     from framework.adders.block import BlockAdder
+    from framework.datasets import Dataset
     from framework.environment_loop import EnvironmentLoop
     from framework.environments.base import BatchedEnvironment
     from framework.environments.inline import InlineEnvironment
@@ -160,9 +161,9 @@ def instrument(sections: Sections) -> None:
     sections.method(PolicyActor, "observe", "actor")
     sections.method(BlockAdder, "add", "adder")
     sections.method(VariableClient, "update", "parameters")
-    sections.method(replay.Dataset, "__next__", "sampling")
-    sections.method(replay.Dataset, "update_priorities", "sampling")
-    sections.method(replay.Dataset, "ready", "rate limiter")
+    sections.method(Dataset, "__next__", "sampling")
+    sections.method(Dataset, "update_priorities", "sampling")
+    sections.method(Dataset, "ready", "rate limiter")
     sections.method(ActorWorker, "ready", "rate limiter")
     sections.method(EnvironmentLoop, "step", "environment loop")
     sections.method(ActorWorker, "step", "actor's worker")

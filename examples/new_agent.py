@@ -18,6 +18,7 @@ from torch import nn
 
 import launch
 from framework import adders, core, learners, losses, networks, replay
+from framework.datasets import Dataset
 from framework.learners import LossOutput
 from framework.programs import make_program
 
@@ -96,7 +97,7 @@ class SoftQ(core.Agent):
         return adders.NStepTransitionAdder(client, self.config.n_step, self.config.discount)
 
     def make_dataset(self, client: Any) -> Any:
-        return replay.Dataset(client, "replay", self.config.batch_size, device="cpu")
+        return Dataset(client, "replay", self.config.batch_size, device="cpu")
 
     def make_learner(self, networks: SoftQNetworks, spec: Any) -> core.Learner:
         return learners.SGDLearner(

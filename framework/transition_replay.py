@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from framework import adders, replay, specs
+from framework.datasets import Dataset
 
 TABLE = "replay"
 
@@ -49,4 +50,4 @@ def make_adder(client: Any, spec: Any, *, n_step: int, discount: float, burst: i
 
 def make_dataset(client: Any, batch_size: int, device: str) -> Any:
     """Batches of the table on ``device``."""
-    return replay.Dataset(client, TABLE, batch_size, device=device)
+    return Dataset(client, TABLE, batch_size, device=device)

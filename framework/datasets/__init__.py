@@ -8,10 +8,9 @@
         dataset.update_priorities(sample.info.key, result.priorities)
 
 The dataset gathers rows straight into its batches (pinned memory if the device is a GPU), prefetches in a
-thread where the program has threads, and counts a sample when it is handed out. It is part of replay's API;
-see ``framework.replay.Dataset`` for every argument.
+thread where the program has threads; see `Dataset` for every argument.
 """
 
-from framework.replay import Dataset as Dataset
+from framework.datasets.dataset import Dataset as Dataset
 from framework.replay import ReplaySample as ReplaySample
 from framework.replay import SampleInfo as SampleInfo

@@ -6,9 +6,7 @@ TensorFlow's objects aside.
 
 from framework.nest import register as register_structure
 from framework.replay import checkpointers, errors, platform
-from framework.replay.client import Client, connect_node, serve_node
-from framework.replay.dataset import Dataset
-from framework.replay.embedded import EmbeddedClient
+from framework.replay.client import Client
 from framework.replay.errors import (
     CheckpointError,
     DeadlineExceededError,
@@ -19,6 +17,8 @@ from framework.replay.errors import (
     UnknownTableError,
     WouldBlockError,
 )
+from framework.replay.local.client import EmbeddedClient
+from framework.replay.remote.client import ServedClient
 from framework.replay.reverb_api import (
     StructuredWriter,
     TrajectoryColumn,
@@ -26,8 +26,8 @@ from framework.replay.reverb_api import (
     Writer,
     structured,
 )
-from framework.replay.served import ServedClient
-from framework.replay.server import Server
+from framework.replay.server.node import connect_node, serve_node
+from framework.replay.server.server import Server
 from framework.replay.sharded import ShardedClient
 from framework.replay.tables import rate_limiters, selectors
 from framework.replay.tables.table import Table
@@ -36,7 +36,6 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, Table
 __all__ = [
     "CheckpointError",
     "Client",
-    "Dataset",
     "DeadlineExceededError",
     "EmbeddedClient",
     "PaddedSample",

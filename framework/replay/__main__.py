@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from framework.replay.server import Server
+from framework.replay.server.server import Server
 from launch.rpc.sockets import CurveKeys
 
 

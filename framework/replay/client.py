@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT
-from framework.replay.embedded import EmbeddedClient
-from framework.replay.served import ServedClient
-from framework.replay.server import Server, server_here
-from framework.replay.tables.table import Table
+from framework.replay.local.client import EmbeddedClient, client_here
+from framework.replay.remote.client import ServedClient
+from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT
 from launch.rpc import sockets
 
 
@@ -38,9 +36,9 @@ class Client(metaclass=_ClientType):
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
     ) -> EmbeddedClient | ServedClient:
         address = parse_address(server_address)
-        server = None if local is False else server_here(address)
-        if server is not None:
-            return server.localhost_client()
+        here = None if local is False else client_here(address)
+        if here is not None:
+            return here
         return ServedClient(address, curve, local, reconnect_timeout)
 
 
@@ -59,33 +57,3 @@ def parse_address(address: str) -> str:
         if host == "localhost":
             address = f"tcp://127.0.0.1:{port}"
     return address
-
-
-def serve_node(
-    tables: list[Table],
-    *,
-    embedded: bool,
-    concurrent: bool,
-    address: str | None,
-    curve: sockets.CurveKeys | None,
-    checkpointer: Any = None,
-) -> Server:
-    """How ``launch.ReplayNode`` starts a server; see `Server`."""
-    if embedded:
-        return Server(tables, checkpointer=checkpointer, embedded=True, concurrent=concurrent)
-    return Server(tables, checkpointer=checkpointer, address=address, curve=curve)
-
-
-def connect_node(
-    server_or_address: Any, curve: sockets.CurveKeys | None = None
-) -> EmbeddedClient | ServedClient:
-    """How a handle of a ``launch.ReplayNode`` makes a client; a stop of the program interrupts it."""
-    import launch
-
-    client: EmbeddedClient | ServedClient
-    if isinstance(server_or_address, Server):
-        client = server_or_address.localhost_client()
-    else:
-        client = Client(server_or_address, curve=curve)  # type: ignore[assignment]
-    launch.register_stop_handler(client.interrupt)
-    return client

@@ -111,11 +111,11 @@ class Writer(Protocol):
         """
         ...
 
-    def before_read(self, method: Callable[[], object]) -> None:
-        """Registers a bound method that runs before a reader looks at a table through the same client.
+    def before_read(self, function: Callable[[], object]) -> None:
+        """Registers the function that runs before a reader looks at a table through the same client.
 
         It hands over what the caller has staged. It may run in any thread and must not wait. The writer has
-        one such method; its object is not kept alive.
+        one such function, and keeps it until ``close``.
         """
         ...
 

@@ -29,9 +29,7 @@ class LateFlush:
         """Calls ``method`` once, after ``delay`` seconds; a call that is due earlier stays as it is."""
         self._schedule.add(weakref.WeakMethod(method), delay)
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._schedule.run, name="replay-late-flush", daemon=True
-            )
+            self._thread = threading.Thread(target=self._schedule.run, name="replay-late-flush", daemon=True)
             self._thread.start()
 
     def check(self) -> None:

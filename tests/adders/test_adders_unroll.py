@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from framework import adders, replay
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 TABLE = adders.QUEUE_TABLE
 FIRST, MID, LAST = 0, 1, 2

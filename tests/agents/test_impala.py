@@ -96,7 +96,7 @@ def table(config):
 
 def fetched(config):
     """What the dataset is asked to keep ready."""
-    with mock.patch("framework.replay.Dataset") as dataset:
+    with mock.patch("agents.impala.Dataset") as dataset:
         IMPALA(config).make_dataset(None)
     return str(dataset.call_args)
 

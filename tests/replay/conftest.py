@@ -3,7 +3,7 @@
 import pytest
 
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 from launch.rpc import sockets
 
 KEYS = sockets.CurveKeys.generate()

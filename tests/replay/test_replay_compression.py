@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from framework import replay
+from framework.replay.remote.client import ServedClient
 from framework.replay.rows.compression import CompressedColumn
 from framework.replay.rows.store import RowStore
-from framework.replay.served import ServedClient
 
 SHAPE = (20, 20)
 

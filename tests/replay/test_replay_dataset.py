@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.datasets import Dataset
+from framework.replay.remote.client import ServedClient
 
 
 def uniform(name="t", size=1000, limiter=None, **kwargs):
@@ -57,7 +58,7 @@ def counters(client, table="t"):
 def test_batches(make):
     client = make(uniform())
     fill(client, 100)
-    with replay.Dataset(client, "t", 32) as dataset:
+    with Dataset(client, "t", 32) as dataset:
         for _ in range(5):
             sample = next(dataset)
             assert isinstance(sample, replay.ReplaySample)
@@ -70,7 +71,7 @@ def test_batches(make):
 def test_only_what_is_handed_out_counts_and_the_rest_is_given_back(make):
     client = make(uniform(limiter=replay.rate_limiters.SampleToInsertRatio(10, 1, 1000)))
     fill(client, 50)
-    dataset = replay.Dataset(client, "t", 16, prefetch=4)
+    dataset = Dataset(client, "t", 16, prefetch=4)
     for _ in range(3):
         next(dataset)
     dataset.close()
@@ -83,10 +84,10 @@ def test_only_what_is_handed_out_counts_and_the_rest_is_given_back(make):
 def test_a_queue_loses_nothing_to_prefetching_and_keeps_its_order(make):
     client = make(replay.Table.queue("t", 100))
     fill(client, 60)
-    with replay.Dataset(client, "t", 10, prefetch=3) as dataset:
+    with Dataset(client, "t", 10, prefetch=3) as dataset:
         first = [next(dataset).data["x"] for _ in range(2)]
     np.testing.assert_array_equal(np.concatenate(first), np.arange(20))
-    with replay.Dataset(client, "t", 10, prefetch=3, rate_limiter_timeout=0.1) as dataset:
+    with Dataset(client, "t", 10, prefetch=3, rate_limiter_timeout=0.1) as dataset:
         rest = [sample.data["x"] for sample in dataset]
     np.testing.assert_array_equal(np.concatenate(rest), np.arange(20, 60))
 
@@ -95,7 +96,7 @@ def test_a_queue_loses_nothing_to_prefetching_and_keeps_its_order(make):
 def test_ends_when_the_time_is_over(make, prefetch):
     client = make(replay.Table.queue("t", 100))
     fill(client, 25)
-    with replay.Dataset(client, "t", 10, prefetch=prefetch, rate_limiter_timeout=0.05) as dataset:
+    with Dataset(client, "t", 10, prefetch=prefetch, rate_limiter_timeout=0.05) as dataset:
         assert len(list(dataset)) == 2
         with pytest.raises(StopIteration):
             next(dataset)
@@ -106,7 +107,7 @@ def test_ends_when_the_time_is_over(make, prefetch):
 def test_a_waiting_dataset_ends_with_the_program(make, how):
     table = uniform()
     client = make(table)
-    dataset = replay.Dataset(client, "t", 8)
+    dataset = Dataset(client, "t", 8)
     got = []
     thread = threading.Thread(target=lambda: got.extend(dataset), daemon=True)
     thread.start()
@@ -122,7 +123,7 @@ def test_a_waiting_dataset_ends_with_the_program(make, how):
 def test_errors_of_the_thread_are_raised_in_the_consumer(make):
     client = make(uniform())
     with (
-        replay.Dataset(client, "no such table", 8) as dataset,
+        Dataset(client, "no such table", 8) as dataset,
         pytest.raises(RuntimeError, match="no such table"),
     ):
         next(dataset)
@@ -130,7 +131,7 @@ def test_errors_of_the_thread_are_raised_in_the_consumer(make):
 
 def test_ready(make):
     client = make(uniform())
-    with replay.Dataset(client, "t", 8, prefetch=0) as dataset:
+    with Dataset(client, "t", 8, prefetch=0) as dataset:
         assert not dataset.ready()
         fill(client, 10)
         assert dataset.ready()
@@ -141,7 +142,7 @@ def test_mixed_tables_keep_their_weights_exactly(make):
     client = make(uniform("a"), uniform("b"))
     fill(client, 50, "a")
     fill(client, 50, "b", start=1000)
-    with replay.Dataset(client, {"a": 0.7, "b": 0.3}, 8, prefetch=2) as dataset:
+    with Dataset(client, {"a": 0.7, "b": 0.3}, 8, prefetch=2) as dataset:
         from_b = 0
         for _ in range(50):
             sample = next(dataset)
@@ -173,13 +174,13 @@ def write_ragged(client, lengths):
 def test_ragged_items_are_padded_or_refused(make):
     client = make(uniform())
     write_ragged(client, [2, 5, 3])
-    with replay.Dataset(client, "t", 64, ragged="pad") as dataset:
+    with Dataset(client, "t", 64, ragged="pad") as dataset:
         sample = next(dataset)
         lengths = sample.lengths["x"]
         assert set(lengths.tolist()) == {2, 3, 5} and sample.data["x"].shape == (64, 5)
         mask = np.arange(5) < lengths[:, None]
         np.testing.assert_array_equal(sample.data["x"], np.where(mask, lengths[:, None], 0))
-    with replay.Dataset(client, "t", 64) as dataset, pytest.raises(ValueError, match="different lengths"):
+    with Dataset(client, "t", 64) as dataset, pytest.raises(ValueError, match="different lengths"):
         next(dataset)
     assert counters(client)[1] == 64
 
@@ -188,7 +189,7 @@ def test_tensors(make):
     torch = pytest.importorskip("torch")
     client = make(uniform())
     fill(client, 100)
-    with replay.Dataset(client, "t", 16, device="cpu") as dataset:
+    with Dataset(client, "t", 16, device="cpu") as dataset:
         sample = next(dataset)
     assert isinstance(sample.data["y"], torch.Tensor) and sample.data["y"].dtype == torch.float32
     assert isinstance(sample.info.key, np.ndarray)
@@ -199,7 +200,7 @@ def test_no_thread_where_nothing_is_concurrent():
     client = replay.EmbeddedClient([uniform()], concurrent=False)
     fill(client, 10)
     before = threading.active_count()
-    with replay.Dataset(client, "t", 4) as dataset:
+    with Dataset(client, "t", 4) as dataset:
         assert dataset.ready()
         next(dataset)
         assert threading.active_count() == before
@@ -220,4 +221,4 @@ WRONG = {
 def test_wrong_arguments(name):
     arguments = {"table": "t", **WRONG[name]}
     with pytest.raises(ValueError, match="got"):
-        replay.Dataset(replay.EmbeddedClient([uniform()]), **arguments)
+        Dataset(replay.EmbeddedClient([uniform()]), **arguments)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from framework import replay
+from framework.datasets import Dataset
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -24,7 +25,7 @@ def filled(n=200):
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 def test_batches_arrive_whole(prefetch):
     client = filled()
-    with replay.Dataset(client, "t", 128, device="cuda", prefetch=prefetch) as dataset:
+    with Dataset(client, "t", 128, device="cuda", prefetch=prefetch) as dataset:
         kept = []
         for _ in range(100):
             sample = next(dataset)
@@ -40,6 +41,6 @@ def test_batches_arrive_whole(prefetch):
 
 def test_mixed_and_padded_batches():
     client = filled()
-    with replay.Dataset(client, {"t": 1.0}, 16, device="cuda", ragged="pad") as dataset:
+    with Dataset(client, {"t": 1.0}, 16, device="cuda", ragged="pad") as dataset:
         sample = next(dataset)
         assert isinstance(sample, replay.PaddedSample) and sample.data["x"].device.type == "cuda"

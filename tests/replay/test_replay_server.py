@@ -7,7 +7,7 @@ import pytest
 from served_table import finish, table, write
 
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 
 def test_what_was_written_is_read_at_once(connect):

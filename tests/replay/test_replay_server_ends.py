@@ -10,7 +10,7 @@ import pytest
 from served_table import finish, table, write
 
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 from launch.rpc import sockets
 
 

@@ -12,13 +12,14 @@ import pytest
 
 from framework import replay
 from framework.replay import shm
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 PRELUDE = """
 import sys, time, zlib
 import numpy as np
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.datasets import Dataset
+from framework.replay.remote.client import ServedClient
 
 def table(limiter=None, size=1000):
     return replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), size,
@@ -121,7 +122,7 @@ def test_a_killed_sampler_pins_no_rows_and_its_reservations_return(spawn):
         child = spawn(
             """
 client = ServedClient(sys.argv[1])
-dataset = replay.Dataset(client, "t", 10, prefetch=3)
+dataset = Dataset(client, "t", 10, prefetch=3)
 next(dataset)
 while len(dataset._batches) < 3:
     time.sleep(0.01)

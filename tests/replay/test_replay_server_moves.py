@@ -7,7 +7,7 @@ import pytest
 
 from framework import replay
 from framework.replay import checkpointers
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 PATIENCE = 30.0
 

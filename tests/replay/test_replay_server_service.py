@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import zmq
 
-from framework.replay import channel as channels
-from framework.replay import service, wire
+from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
+from framework.replay.remote import channel as channels
+from framework.replay.server import service
 from launch.rpc import sockets
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.datasets import Dataset
+from framework.replay.remote.client import ServedClient
 from framework.replay.sharded import ShardedClient
 
 
@@ -133,7 +134,7 @@ def test_a_dataset_over_shards_counts_exactly(shards):
     client = shards(table(), table())
     for first in (0, 50):
         write(client.batch_writer(), list(range(first, first + 50)))
-    with replay.Dataset(client, "t", 64, prefetch=3) as dataset:
+    with Dataset(client, "t", 64, prefetch=3) as dataset:
         seen = [next(dataset) for _ in range(4)]
         dataset.update_priorities(seen[-1].info.key, np.full(64, 9.0))
     assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 256

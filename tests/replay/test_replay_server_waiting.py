@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from framework import replay
-from framework.replay.served import ServedClient
+from framework.replay.remote.client import ServedClient
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])

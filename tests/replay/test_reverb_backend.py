@@ -14,6 +14,7 @@ pytest.importorskip("reverb", reason="dm-reverb is not installed")
 
 import launch
 from framework import adders, environments, nest, replay, specs
+from framework.datasets import Dataset
 from framework.environments.wrappers import FrameStack
 from framework.replay import dm_reverb
 from framework.replay.dm_reverb import writer as dm_reverb_writer
@@ -274,7 +275,7 @@ def test_nobody_else_runs(serve):
     client = serve(make_table(), concurrent=False).localhost_client()
     with pytest.raises(replay.WouldBlockError):
         client.sample_batch("t", 1)
-    dataset = replay.Dataset(client, "t", 2)
+    dataset = Dataset(client, "t", 2)
     assert not dataset.ready()
     write(client.batch_writer(), [1, 2])
     threads = threading.active_count()
@@ -286,7 +287,7 @@ def test_nobody_else_runs(serve):
 def test_batches_fetched_ahead_are_not_lost(serve):
     client = serve(make_table(max_times_sampled=1)).localhost_client()
     write(client.batch_writer(), range(12))
-    with replay.Dataset(client, "t", 2, prefetch=2) as dataset:
+    with Dataset(client, "t", 2, prefetch=2) as dataset:
         assert next(dataset).data["x"].tolist() == [0, 1]
     assert sorted(read(client, 10, timeout=PATIENCE)) == list(range(2, 12))
 

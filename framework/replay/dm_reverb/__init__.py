@@ -8,7 +8,7 @@
     server = dm_reverb.Server([replay.Table(...)])
     client = server.localhost_client()            # or dm_reverb.Client("localhost:8000"), from anywhere
     adder = adders.NStepTransitionAdder(client, n_step=5, discount=0.99)
-    dataset = replay.Dataset(client, "replay", batch_size=256)
+    dataset = datasets.Dataset(client, "replay", batch_size=256)
 
 ``launch.ReplayNode(tables_fn, backend="framework.replay.dm_reverb")`` runs a program on it. What dm-reverb
 cannot do is listed in ``docs/deepmind.md``; in short: keys of new items are not told, batches fetched ahead

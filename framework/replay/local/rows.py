@@ -82,7 +82,7 @@ class HeldRows:
         """
         held = self._held.get(stream)
         if held is None or (
-            len(rows) and not (0 <= rows.min() and rows.max() < len(held) and held[rows].all())
+            len(rows) and not (rows.min() >= 0 and rows.max() < len(held) and held[rows].all())
         ):
             raise ValueError(
                 f"release, stream {stream!r}: got rows that this writer does not hold. Release each row once."

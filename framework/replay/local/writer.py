@@ -5,17 +5,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS
-from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError, WouldBlockError
 from framework.replay.late import LateFlush
 from framework.replay.local.rows import HeldRows
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
@@ -38,7 +37,7 @@ class LocalWriter:
 
     def __init__(
         self,
-        tables: Callable[[str], Table],
+        tables: Mapping[str, Table],
         store: RowStore,
         max_in_flight_items: int | None = None,
         concurrent: bool = True,
@@ -47,7 +46,7 @@ class LocalWriter:
         """Makes a writer.
 
         Args:
-          tables: returns the table of a name, or raises.
+          tables: the tables by name.
           store: where rows are written.
           max_in_flight_items: items that may wait for room before ``create_items`` waits too; None for 512.
           concurrent: whether other threads use the tables. If not, nothing waits.
@@ -55,13 +54,13 @@ class LocalWriter:
         """
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
-        self._table = tables
+        self._tables = tables
         self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
         self._concurrent = concurrent
         self._interrupted = interrupted
         self._builder = LayoutBuilder()
         self._rows = HeldRows(store)
-        self._queue = ItemQueue()
+        self._queue = ItemQueue(tables.values())
         self._late = LateFlush(self)
         self._closed = False
         self._finalizer = weakref.finalize(self, _end, self._queue, self._rows)
@@ -82,7 +81,7 @@ class LocalWriter:
         timeout: float | None = None,
     ) -> np.ndarray:
         self._check()
-        into = self._table(table)
+        into = find_table(self._tables, table)
         layout, index, lengths = self._builder.build(trajectory)
         n = len(index)
         if priorities is not None:
@@ -110,7 +109,7 @@ class LocalWriter:
         self._queue.release(self._rows.let_go(stream, rows), rows)
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        return self._table(table).can_insert(n)
+        return find_table(self._tables, table).can_insert(n)
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
         self._check()
@@ -135,8 +134,8 @@ class LocalWriter:
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         self._late.call_later(method, delay)
 
-    def before_read(self, method: Callable[[], object]) -> None:
-        self._queue.before_read = weakref.WeakMethod(method)
+    def before_read(self, function: Callable[[], object]) -> None:
+        self._queue.before_read = function
 
     def flush_pending(self) -> None:
         """Inserts what waits, without waiting; a table calls it before it is read."""
@@ -165,6 +164,14 @@ class LocalWriter:
         self._late.check()
 
 
+def find_table(tables: Mapping[str, Table], name: str) -> Table:
+    """The table of that name; UnknownTableError if there is none."""
+    try:
+        return tables[name]
+    except KeyError:
+        raise UnknownTableError(f"table {name!r} was not found; there are {sorted(tables)}") from None
+
+
 @dataclasses.dataclass(eq=False)
 class _Items:
     """Items of one ``create_items`` call, or of several: arrays with one entry per item."""
@@ -184,21 +191,31 @@ class _Items:
 
     def after(self, count: int) -> _Items:
         """All but the first ``count``."""
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        rest = {name: None if array is None else array[count:] for name, array in arrays.items()}
-        return dataclasses.replace(self, **rest)
-
-
-_ARRAYS = ("index", "priorities", "keys", "lengths", "episodes")
+        optional = (self.priorities, self.lengths, self.episodes)
+        priorities, lengths, episodes = (None if array is None else array[count:] for array in optional)
+        return _Items(
+            self.table, self.layout, self.index[count:], priorities, self.keys[count:], lengths, episodes
+        )
 
 
 def _join(parts: list[_Items]) -> _Items:
     """One of several of the same kind."""
     if len(parts) == 1:
         return parts[0]
-    arrays = {name: [getattr(part, name) for part in parts] for name in _ARRAYS}
-    joined = {name: None if each[0] is None else np.concatenate(each) for name, each in arrays.items()}
-    return dataclasses.replace(parts[0], **joined)
+    first = parts[0]
+
+    def joined(arrays: list[np.ndarray | None]) -> np.ndarray | None:
+        return None if arrays[0] is None else np.concatenate([array for array in arrays if array is not None])
+
+    return _Items(
+        first.table,
+        first.layout,
+        np.concatenate([part.index for part in parts]),
+        joined([part.priorities for part in parts]),
+        np.concatenate([part.keys for part in parts]),
+        joined([part.lengths for part in parts]),
+        joined([part.episodes for part in parts]),
+    )
 
 
 class ItemQueue:
@@ -207,24 +224,23 @@ class ItemQueue:
     Rows are released after the items that were created before: those may refer to them. Any thread may call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Iterable[Table]):
         self.num_pending = 0
         # Items since the last attempt to insert.
         self.untried = 0
-        self.before_read: weakref.WeakMethod[Callable[[], object]] | None = None
+        self.before_read: Callable[[], object] | None = None
         self._items: collections.deque[_Items] = collections.deque()
         self._created = 0
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, Stream, np.ndarray]] = collections.deque()
-        self._tables: list[Table] = []
         self._lock = threading.RLock()  # writers lock before tables
+        self._tables = list(tables)
+        for table in self._tables:
+            table.add_drain(self.flush_before_read)
 
     def put(self, items: _Items) -> None:
         """Adds items at the end."""
         with self._lock:
-            if items.table not in self._tables:
-                self._tables.append(items.table)
-                items.table.add_drain(self.flush_before_read)
             self._items.append(items)
             self._created += len(items.keys)
             self.num_pending += len(items.keys)
@@ -251,16 +267,19 @@ class ItemQueue:
 
     def flush_before_read(self) -> None:
         """`flush`, after the caller of the writer has handed over what it has staged."""
-        method = self.before_read() if self.before_read is not None else None
-        if method is not None:
-            method()
+        if self.before_read is not None:
+            self.before_read()
         if self._items:
             self.flush()
 
     def _insert_front(self) -> bool:
         """Inserts the items at the front that one call can take; whether all of them went in."""
         kind = self._items[0].kind()
-        parts = list(itertools.takewhile(lambda items: items.kind() == kind, self._items))
+        parts = []
+        for items in self._items:
+            if items.kind() != kind:
+                break
+            parts.append(items)
         items = _join(parts)
         count = len(items.keys)
         try:
@@ -293,6 +312,7 @@ class ItemQueue:
         with self._lock:
             for table in self._tables:
                 table.remove_drain(self.flush_before_read)
+            self.before_read = None
             self._items.clear()
             self.num_pending = 0
             for _, stream, rows in self._releases:

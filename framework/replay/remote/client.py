@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from framework.replay import info as infos
-from framework.replay.channel import Channel
-from framework.replay.connection import DEFAULT_RECONNECT_TIMEOUT, Connection, SessionLost
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.mirror import Mirror
+from framework.replay.remote.channel import Channel
+from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT, Connection, SessionLost
+from framework.replay.remote.mapping import Mirror
+from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout, pack_function
-from framework.replay.served_writer import ServedWriter
 from framework.replay.tables.delivery import gather_parts
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys
@@ -135,7 +135,6 @@ class ServedClient(ReverbApi):
         self._mirror: Mirror | None = None
         self._lock = threading.Lock()
         self._writers: list[ServedWriter] = []
-        self._pending: list[Any] = []
         self._sources: weakref.WeakSet[ServedSource] = weakref.WeakSet()
 
     def __reduce__(self) -> Any:
@@ -231,7 +230,7 @@ class ServedClient(ReverbApi):
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ServedWriter:
-        """A writer for B envs; see `BatchWriter`.
+        """A writer for B envs; see `contracts.Writer`.
 
         Args:
           max_in_flight_items: items created and not yet in their table; more of them make ``create_items``
@@ -249,25 +248,12 @@ class ServedClient(ReverbApi):
             if writer in self._writers:
                 self._writers.remove(writer)
 
-    def register_pending(self, holder: Any) -> None:
-        """``holder.flush_pending()`` is called before this client reads anything; it must not wait."""
-        with self._lock:
-            self._pending.append(holder)
-
-    def unregister_pending(self, holder: Any) -> None:
-        """The opposite of `register_pending`."""
-        with self._lock:
-            if holder in self._pending:
-                self._pending.remove(holder)
-
     def _show(self) -> None:
         """What this client's writers have created is in its tables before anything is read."""
-        if not (self._pending or self._writers):
+        if not self._writers:
             return
         with self._lock:
-            pending, writers = list(self._pending), list(self._writers)
-        for holder in pending:
-            holder.flush_pending()
+            writers = list(self._writers)
         for writer in writers:
             writer.settle_unless_waiting()
 

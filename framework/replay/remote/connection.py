@@ -195,7 +195,7 @@ class Connection:
         state).
 
         Args:
-          message: see `framework.replay.service` for the operations.
+          message: see `framework.replay.server.service` for the operations.
           timeout: seconds the *server* may hold the request back (None: for ever, 0: not at all); only
             ``wait`` requests are ever held back.
           wait: whether the request may be held back by a rate limiter.

@@ -11,17 +11,22 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from framework.replay.batch_writer import BatchWriter
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
-from framework.replay.errors import ServerClosed, UnknownTableError
+from framework.replay.errors import ServerClosed
+from framework.replay.local.writer import LocalWriter, find_table
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.store import RowStore
+from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
+from launch.rpc import sockets
+
+# The clients of the servers of this process, by address: their tables need no messages.
+_served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
 
 
 class EmbeddedClient(ReverbApi):
@@ -55,39 +60,33 @@ class EmbeddedClient(ReverbApi):
         for table in tables:
             table.attach(self.store, concurrent)
         self._interrupted = False
-        self._writers: list[BatchWriter] = []
-        #: Where clients of other processes find these tables, and the keys they need; set by ``Server``.
+        self._writers: weakref.WeakSet[LocalWriter] = weakref.WeakSet()
+        #: Where clients of other processes find these tables; set by `Server`.
         self.address: str | None = None
-        self.curve: Any = None
+        #: The function that connects another process to these tables, and its arguments; set by `Server`.
+        self.elsewhere: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
         if checkpointer is not None:
             checkpointer.load(self.tables, self.store)
 
     def table(self, name: str) -> Table:
         """The table; RuntimeError as in Reverb if there is none of that name."""
-        try:
-            return self.tables[name]
-        except KeyError:
-            raise UnknownTableError(
-                f"table {name!r} was not found; there are {sorted(self.tables)}"
-            ) from None
+        return find_table(self.tables, name)
 
     def another(self) -> EmbeddedClient:
         """A client of the same tables with writers and an ``interrupt`` of its own."""
         client = object.__new__(type(self))
         client.__dict__.update(self.__dict__)
         client._interrupted = False
-        client._writers = []
+        client._writers = weakref.WeakSet()
         return client
 
     def __reduce__(self) -> Any:
-        if self.address is None:
+        if self.elsewhere is None:
             raise TypeError(
                 "this client's tables are in this process only; a client that travels needs a served one: "
                 "replay.Server(tables)"
             )
-        from framework.replay.client import Client  # which imports this module
-
-        return functools.partial(Client, curve=self.curve), (self.address,)
+        return self.elsewhere
 
     def __repr__(self) -> str:
         return f"replay.EmbeddedClient({sorted(self.tables)}, address={self.address!r})"
@@ -96,24 +95,17 @@ class EmbeddedClient(ReverbApi):
         """Whether ``interrupt`` or ``close`` was called."""
         return self._interrupted
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
-        """A writer for B envs. Items are inserted at once here, so none is ever in flight."""
-        if max_in_flight_items is not None and max_in_flight_items < 1:
-            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
-        writer = BatchWriter(self)
-        self._writers.append(writer)
+    def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
+        """A writer for B envs; see `contracts.Writer` and `LocalWriter`."""
+        writer = LocalWriter(
+            self.tables, self.store, max_in_flight_items, self.concurrent, self.is_interrupted
+        )
+        self._writers.add(writer)
         return writer
 
-    def register_pending(self, pending: Any) -> None:
-        """``pending.flush_pending()`` is called, from any thread, before a table is read. It must not
-        wait."""
-        for table in self.tables.values():
-            table.add_drain(pending.flush_pending)
-
-    def unregister_pending(self, pending: Any) -> None:
-        """The opposite of ``register_pending``."""
-        for table in self.tables.values():
-            table.remove_drain(pending.flush_pending)
+    def source(self) -> EmbeddedSource:
+        """What a `Dataset` draws from."""
+        return EmbeddedSource(self)
 
     def sample_batch(
         self,
@@ -193,3 +185,83 @@ class EmbeddedClient(ReverbApi):
         for writer in list(self._writers):
             writer.close(timeout=0)
         self.interrupt()
+
+
+class EmbeddedSource:
+    """What a `Dataset` draws from if the tables are in this process; `ServedClient.source` is its like."""
+
+    class Reservation:
+        """A batch that counts once it is handed out."""
+
+        __slots__ = ("delivery", "sample", "table")
+
+        def __init__(self, sample: Any, table: Any, delivery: Delivery) -> None:
+            self.sample = sample
+            self.table = table
+            self.delivery = delivery
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._interrupted = False
+
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> EmbeddedSource.Reservation:
+        """``n`` samples of a table, gathered and reserved; ServerClosed after `interrupt`."""
+        found = self._client.table(table)
+        delivery = found.sample(n, timeout, self._is_cancelled)
+        try:
+            sample = delivery.gather(out, pad)
+        except BaseException:
+            found.give_back(delivery)
+            raise
+        finally:
+            delivery.unpin()
+        return self.Reservation(sample, found, delivery)
+
+    def settle(self, reservations: Sequence[Any], handed_out: bool) -> None:
+        """Commits reservations or gives them back."""
+        for each in reservations:
+            if handed_out:
+                each.table.commit(each.delivery)
+            else:
+                each.table.give_back(each.delivery)
+
+    def can_sample(self, table: str, n: int) -> bool:
+        """Whether a draw would not wait."""
+        return bool(self._client.can_sample(table, n))
+
+    def interrupt(self) -> None:
+        """Ends a draw that waits."""
+        self._interrupted = True
+        for table in self._client.tables.values():
+            table.wake()
+
+    def close(self) -> None:
+        """Nothing to do: what was not settled is settled by the `Dataset`."""
+
+    def _is_cancelled(self) -> bool:
+        return self._interrupted or self._client.is_interrupted()
+
+
+def serve_here(address: str, client: EmbeddedClient | None) -> None:
+    """Makes `client_here` find a client of the tables that are served at an address; None ends that."""
+    if client is None:
+        _served_here.pop(_key(address), None)
+    else:
+        _served_here[_key(address)] = client
+
+
+def client_here(address: str) -> EmbeddedClient | None:
+    """A new client of the tables that this process serves at an address; None if it serves none there."""
+    client = _served_here.get(_key(address))
+    return None if client is None else client.another()
+
+
+def _key(address: str) -> str:
+    transport, _, rest = address.partition("://")
+    if transport == "tcp":
+        host, _, port = rest.rpartition(":")
+        if sockets.is_loopback(host) or host in ("0.0.0.0", "*"):
+            return f"tcp://loopback:{port}"
+    return address

@@ -9,14 +9,14 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from framework.replay.connection import (
+from framework.replay.errors import ServerClosed
+from framework.replay.remote.connection import (
     DEFAULT_RECONNECT_TIMEOUT,
     Connection,
     Interrupt,
     News,
     SessionLost,
 )
-from framework.replay.errors import ServerClosed
 from launch.rpc import sockets
 
 

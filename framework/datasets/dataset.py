@@ -13,77 +13,19 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from framework import nest as nests
+from framework.datasets.transfer import Transfer
+from framework.replay.batches import join
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
-from framework.replay.tables.delivery import Delivery
-from framework.replay.transfer import Transfer
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
+from framework.replay.types import SampleInfo
 
 # Where the number of the table is kept in the keys of mixed batches: bits 56 to 60 belong to shards.
 _TABLE_SHIFT = 61
 MAX_TABLES = 8
-
-
-class EmbeddedSource:
-    """What a `Dataset` draws from if the tables are in this process; `ServedClient.source` is its like."""
-
-    class Reservation:
-        """A batch that counts once it is handed out."""
-
-        __slots__ = ("delivery", "sample", "table")
-
-        def __init__(self, sample: Any, table: Any, delivery: Delivery) -> None:
-            self.sample = sample
-            self.table = table
-            self.delivery = delivery
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._interrupted = False
-
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> EmbeddedSource.Reservation:
-        """``n`` samples of a table, gathered and reserved; ServerClosed after `interrupt`."""
-        found = self._client.table(table)
-        delivery = found.sample(n, timeout, self._is_cancelled)
-        try:
-            sample = delivery.gather(out, pad)
-        except BaseException:
-            found.give_back(delivery)
-            raise
-        finally:
-            delivery.unpin()
-        return self.Reservation(sample, found, delivery)
-
-    def settle(self, reservations: Sequence[Any], handed_out: bool) -> None:
-        """Commits reservations or gives them back."""
-        for each in reservations:
-            if handed_out:
-                each.table.commit(each.delivery)
-            else:
-                each.table.give_back(each.delivery)
-
-    def can_sample(self, table: str, n: int) -> bool:
-        """Whether a draw would not wait."""
-        return bool(self._client.can_sample(table, n))
-
-    def interrupt(self) -> None:
-        """Ends a draw that waits."""
-        self._interrupted = True
-        for table in self._client.tables.values():
-            table.wake()
-
-    def close(self) -> None:
-        """Nothing to do: what was not settled is settled by the `Dataset`."""
-
-    def _is_cancelled(self) -> bool:
-        return self._interrupted or self._client.is_interrupted()
 
 
 class Dataset:
@@ -154,7 +96,7 @@ class Dataset:
         self._timeout = rate_limiter_timeout
         self._pad = ragged == "pad"
         self._prefetch = prefetch if client.concurrent else 0
-        self._source = client.source() if hasattr(client, "source") else EmbeddedSource(client)
+        self._source = client.source()
         self._transfer = None if device is None else Transfer(device)
         self._changed = threading.Condition()
         self._batches: collections.deque[tuple[Any, list[Any]]] = collections.deque()
@@ -334,36 +276,3 @@ class Dataset:
         ]
         info = SampleInfo(np.concatenate(keys), *rest)
         return join(samples, info, out)
-
-
-def join(
-    samples: Sequence[Any], info: SampleInfo, out: list[Any] | None = None
-) -> ReplaySample | PaddedSample:
-    """One batch from the batches ``samples`` of the same structure; shorter sequences are padded with zeros.
-
-    With ``out`` the leaves are there already and only get their structure.
-    """
-    flat = [nests.flatten(sample.data) for sample in samples]
-    if any(structure != flat[0][1] for _, structure in flat):
-        raise ValueError(f"tables with items of different structure cannot be mixed: {[s for _, s in flat]}")
-    pack = nests.packer(flat[0][1])
-    if out is not None:
-        return ReplaySample(info, pack(out))
-    leaves = [_stack(arrays) for arrays in zip(*[leaves for leaves, _ in flat], strict=True)]
-    if not isinstance(samples[0], PaddedSample):
-        return ReplaySample(info, pack(leaves))
-    lengths = [nests.flatten(sample.lengths)[0] for sample in samples]
-    joined = [None if each[0] is None else np.concatenate(each) for each in zip(*lengths, strict=True)]
-    return PaddedSample(info, pack(leaves), pack(joined))
-
-
-def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    if len({array.shape[1:] for array in arrays}) == 1 or arrays[0].ndim < 2:
-        return np.concatenate(arrays)
-    length = max(array.shape[1] for array in arrays)
-    total = np.zeros((sum(map(len, arrays)), length, *arrays[0].shape[2:]), arrays[0].dtype)
-    begin = 0
-    for array in arrays:
-        total[begin : begin + len(array), : array.shape[1]] = array
-        begin += len(array)
-    return total

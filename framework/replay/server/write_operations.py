@@ -1,5 +1,5 @@
 """What a served replay does with what writers send: rows are leased and written, items inserted; see
-``framework.replay.operations`` for the messages."""
+``framework.replay.server.operations`` for the messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, UnknownTableError
-from framework.replay.holdings import Held, Leases
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore, Stream
-from framework.replay.service import Parked, Reply, Session
+from framework.replay.server.service import Parked, Reply, Session
+from framework.replay.server.sessions import Held, Leases
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.table import Table
 

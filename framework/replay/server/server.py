@@ -10,25 +10,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import zmq
 
-from framework.replay.embedded import EmbeddedClient
+from framework.replay.client import Client
 from framework.replay.errors import ServerClosed
-from framework.replay.operations import Operations
+from framework.replay.local.client import EmbeddedClient, serve_here
 from framework.replay.rows.store import RowStore
-from framework.replay.service import Service
+from framework.replay.server.operations import Operations
+from framework.replay.server.service import Service
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.table import Table
 from launch.rpc import sockets
-
-# The servers of this process by address: their clients here need no messages.
-_servers: weakref.WeakValueDictionary[str, Server] = weakref.WeakValueDictionary()
 
 
 class Server:
@@ -106,8 +104,9 @@ class Server:
         for table in self.tables.values():
             table.watch(self._service.wake)
         self._service.start()
-        self._client.address, self._client.curve = self.address, curve
-        _servers[_key(self.address)] = self
+        self._client.address = self.address
+        self._client.elsewhere = functools.partial(Client, curve=curve), (self.address,)
+        serve_here(self.address, self._client)
 
     def localhost_client(self) -> EmbeddedClient:
         """A client in this process: direct calls."""
@@ -128,7 +127,7 @@ class Server:
                 table.close()
             if self._service is not None:
                 self._service.stop()
-                _servers.pop(_key(self.address or ""), None)
+                serve_here(self.address or "", None)
             self._client.close()
             if self._memory is not None:
                 self._memory.close()
@@ -164,18 +163,3 @@ class Server:
 
     def __repr__(self) -> str:
         return f"replay.Server({sorted(self.tables)}, address={self.address!r})"
-
-
-def server_here(address: str) -> Server | None:
-    """The server of this process at an address, if there is one."""
-    server = _servers.get(_key(address))
-    return None if server is None or server._stopped.is_set() else server
-
-
-def _key(address: str) -> str:
-    transport, _, rest = address.partition("://")
-    if transport == "tcp":
-        host, _, port = rest.rpartition(":")
-        if sockets.is_loopback(host) or host in ("0.0.0.0", "*"):
-            return f"tcp://loopback:{port}"
-    return address

@@ -31,18 +31,18 @@ from typing import Any
 
 from framework import nest as nests
 from framework.replay import info as infos
-from framework.replay.connection import PROTOCOL
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.holdings import Draws, Held
+from framework.replay.remote.connection import PROTOCOL
 from framework.replay.rows.binding import Binding
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.service import Parked, Reply, Session
+from framework.replay.server.service import Parked, Reply, Session
+from framework.replay.server.sessions import Draws, Held
+from framework.replay.server.write_operations import WriteOperations
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.delivery import Delivery, gather_parts
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample
-from framework.replay.write_operations import WriteOperations
 
 
 class Operations(WriteOperations):

@@ -1,5 +1,5 @@
 """A writer's conversation with its server: what is sent, what was acknowledged, and what is sent again after
-the connection was lost; see ``framework.replay.served_writer``."""
+the connection was lost; see ``framework.replay.remote.writer``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from framework.replay import wire
-from framework.replay.connection import Connection, SessionLost
 from framework.replay.errors import DeadlineExceededError, ReverbError, ServerClosed
-from framework.replay.mirror import Mirror
+from framework.replay.remote.connection import Connection, SessionLost
+from framework.replay.remote.mapping import Mirror
+from framework.replay.remote.writer_rows import WriterRows
 from framework.replay.rows.layout import Layout
-from framework.replay.writer_rows import WriterRows
 
 _ABANDON = 0.5  # seconds after its timeout in which a writer that is closed asks what has got in
 _LAST_WORDS = 2.0  # seconds for which an interrupted writer still waits for its server

@@ -1,0 +1,44 @@
+"""Batches put together from several tables or servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from framework import nest as nests
+from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
+
+
+def join(
+    samples: Sequence[Any], info: SampleInfo, out: list[Any] | None = None
+) -> ReplaySample | PaddedSample:
+    """One batch from the batches ``samples`` of the same structure; shorter sequences are padded with zeros.
+
+    With ``out`` the leaves are there already and only get their structure.
+    """
+    flat = [nests.flatten(sample.data) for sample in samples]
+    if any(structure != flat[0][1] for _, structure in flat):
+        raise ValueError(f"tables with items of different structure cannot be mixed: {[s for _, s in flat]}")
+    pack = nests.packer(flat[0][1])
+    if out is not None:
+        return ReplaySample(info, pack(out))
+    leaves = [_stack(arrays) for arrays in zip(*[leaves for leaves, _ in flat], strict=True)]
+    if not isinstance(samples[0], PaddedSample):
+        return ReplaySample(info, pack(leaves))
+    lengths = [nests.flatten(sample.lengths)[0] for sample in samples]
+    joined = [None if each[0] is None else np.concatenate(each) for each in zip(*lengths, strict=True)]
+    return PaddedSample(info, pack(leaves), pack(joined))
+
+
+def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    if len({array.shape[1:] for array in arrays}) == 1 or arrays[0].ndim < 2:
+        return np.concatenate(arrays)
+    length = max(array.shape[1] for array in arrays)
+    total = np.zeros((sum(map(len, arrays)), length, *arrays[0].shape[2:]), arrays[0].dtype)
+    begin = 0
+    for array in arrays:
+        total[begin : begin + len(array), : array.shape[1]] = array
+        begin += len(array)
+    return total
