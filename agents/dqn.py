@@ -40,9 +40,8 @@ class DQNConfig:
     max_replay_size: int = 100_000  # Items kept; the oldest go first.
     min_replay_size: int = 1_000  # Items there before learning begins.
     batch_size: int = 128  # Items per learner step.
-    samples_per_insert: float = (
-        16.0  # Times an item is drawn on average: learner steps per item, times batch.
-    )
+    # Times an item is drawn on average: learner steps per item, times batch.
+    samples_per_insert: float = 16.0
     insert_burst: int = 256  # Items that actors may be ahead or behind of it; each has as many on its way.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
@@ -223,7 +222,7 @@ class DQN(core.Agent):
     ::
 
         agent = DQN(DQNConfig(n_step=3, prioritized=True))
-        program = programs.make_program(agent, environment_factory, num_actors=2)
+        program = programs.make_program(agent, environment_factory, programs.RunConfig(num_actors=2))
     """
 
     def __init__(self, config: DQNConfig | None = None):

@@ -77,7 +77,7 @@ class PPOConfig:
         check.one_of(self, ("lstm", "gru"), "recurrent")
         check.one_of(self, networks.ACTIVATIONS, "activation")
         if not 0 < self.clip < 1:
-            raise ValueError(f"clip is {self.clip}; expected between 0 and 1.")
+            raise ValueError(f"clip: got {self.clip}, expected between 0 and 1.")
 
 
 class Progress(nn.Module):
@@ -334,7 +334,8 @@ class PPO(core.Agent):
     ::
 
         agent = PPO(PPOConfig(unroll_length=64))
-        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
+        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+        program = programs.make_program(agent, environment_factory, config)
 
     Args:
       config: the settings.

@@ -351,7 +351,8 @@ class SAC(core.Agent):
     ::
 
         agent = SAC(SACConfig(updates_per_step=2.0))
-        program = programs.make_program(agent, "gymnasium:Pendulum-v1", max_env_steps=20_000)
+        config = programs.RunConfig(max_env_steps=20_000)
+        program = programs.make_program(agent, "gymnasium:Pendulum-v1", config)
     """
 
     def __init__(self, config: SACConfig | None = None):

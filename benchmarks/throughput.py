@@ -162,11 +162,13 @@ def measure_ours(row: Ours, window: Window) -> None:
 
     import agents
     import launch
-    from framework.programs import make_program
+    from framework.programs import RunConfig, make_program
 
     torch.set_num_threads(1)
     agent = agents.make(row.agent, **row.config)
-    program = make_program(agent, row.environment, evaluate_period=None, log_period=10**9, **row.program)
+    program = make_program(
+        agent, row.environment, RunConfig(evaluate_period=None, log_period=10**9, **row.program)
+    )
     in_turns = agent.synchrony() is not None
     turns = 0
     with launch.start(program, row.engine) as job:

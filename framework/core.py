@@ -53,8 +53,28 @@ class Actor(abc.ABC):
         """Pulls newer parameters if there are any; with ``wait``, not before the source answered."""
 
 
+class Progress(NamedTuple):
+    """How far learning was when the parameters that a policy acts with were published.
+
+    Attributes:
+      version: learner steps that made the parameters.
+      env_steps: env steps of the program by then. Schedules of exploration are functions of this.
+    """
+
+    version: int = 0
+    env_steps: int = 0
+
+
 class Policy(abc.ABC):
-    """A pure step from observations to actions: it owns no adder, no variables and no clock."""
+    """A pure step from observations to actions: it owns no adder, no variables and no clock.
+
+    Attributes:
+      variables: names of the children of the networks that acting needs; empty means all of them.
+      progress: set by `VariableClient` whenever it has refreshed the parameters.
+    """
+
+    variables: tuple[str, ...] = ()
+    progress: Progress = Progress()
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Nest:
@@ -85,21 +105,6 @@ class Policy(abc.ABC):
         return None
 
 
-class VariableSource(abc.ABC):
-    """Hands out named parameters with a version that only grows."""
-
-    @abc.abstractmethod
-    def get_variables(
-        self, names: Sequence[str] = (), newer_than: int = -1
-    ) -> tuple[int, dict[str, Any]] | None:
-        """``(version, {name: nest of numpy arrays})``, or None if nothing is newer than asked for.
-
-        Args:
-          names: which variables; none named means all of them. An unknown name is a KeyError.
-          newer_than: the version that the caller has; -1 if it has none.
-        """
-
-
 class Saveable(abc.ABC, Generic[State]):
     """Has a state that a checkpoint keeps."""
 
@@ -112,12 +117,25 @@ class Saveable(abc.ABC, Generic[State]):
         """Continues from what ``save`` returned, here or in another process."""
 
 
-class Learner(VariableSource, Saveable):
-    """Turns batches into parameters. Who drives it owns the data, the logs and the checkpoints."""
+class Learner(Saveable):
+    """Turns batches into parameters. Who drives it owns the data, publishing, the logs and the checkpoints.
+
+    Attributes:
+      env_steps: env steps of the program, for schedules; set by whoever drives the learner.
+    """
+
+    env_steps: int = 0
 
     @abc.abstractmethod
     def step(self, batch: Any) -> StepResult:
         """One update from a ``ReplaySample`` whose leaves are ``[N, ...]`` or ``[N, T, ...]``."""
+
+    @abc.abstractmethod
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """The tensors of each variable: child of the networks to its state dict.
+
+        They are the learner's own, on its device: copy them before the next `step`.
+        """
 
     def distribute(self, group: Any) -> None:
         """Learns together with the other processes of a ``framework.learners.LearnerGroup`` from now on."""

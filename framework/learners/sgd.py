@@ -204,6 +204,11 @@ class SGDLearner(core.Learner):
         priorities = None if output.priorities is None else output.priorities.detach().cpu()
         return StepResult(metrics, priorities)
 
+    def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
+        with self._lock:
+            self._raise_if_unsound()
+            return {name: dict(child.state_dict()) for name, child in self._children.items()}
+
     def publish(self) -> None:
         """Makes the parameters of now what ``get_variables`` hands out."""
         with self._lock:

@@ -1,6 +1,7 @@
 """Every agent learns in whole programs, and the same wherever its actions come from."""
 
 import functools
+from typing import get_args
 
 import dm_env
 import numpy as np
@@ -12,7 +13,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework.environments.testing import MemoryEnvironment
-from framework.programs.acting import INFERENCE
+from framework.programs.run_config import Inference
 
 pytestmark = pytest.mark.timeout(600)  # seconds of CPU each, on whatever the machine has to spare
 
@@ -75,7 +76,7 @@ CASES = {
 }
 ELSEWHERE = ("dqn", "sac", "ppo", "impala")
 KINDS = [(name, "local") for name in CASES]
-KINDS += [(name, mode) for name in ELSEWHERE for mode in INFERENCE if mode != "local"]
+KINDS += [(name, mode) for name in ELSEWHERE for mode in get_args(Inference) if mode != "local"]
 
 
 @pytest.mark.parametrize(("name", "mode"), KINDS, ids=["-".join(kind) for kind in KINDS])

@@ -13,8 +13,9 @@ from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
 from framework import replay, specs
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.types import Transition
+from framework.variables import VariableBlock, VariableClient
 
 Info = collections.namedtuple("Info", "key probability table_size")
 Sample = collections.namedtuple("Sample", "info data")
@@ -240,9 +241,11 @@ def test_epsilon_falls_with_the_learners_steps_and_travels_with_the_parameters()
     config = dataclasses.replace(SMALL, epsilon_start=0.8, epsilon_end=0.2, epsilon_decay_steps=3)
     agent, learner = DQN(config), make_learner(config)
     networks = agent.make_networks(SPEC)
-    client = VariableClient(learner, networks)
+    block = VariableBlock(learner.parameters())
+    client = VariableClient(block, networks)
     seen = []
     for seed in range(5):
+        block.publish(seed, learner.parameters())
         client.update()
         seen.append(networks.exploration.epsilon.item())
         learner.step(make_batch(seed))
@@ -310,9 +313,9 @@ def test_images_are_learned_from(shape, dtype):
     batch = make_batch(size=2)
     images = np.random.default_rng(0).integers(0, 255, (2, *shape)).astype(dtype)
     data = batch.data._replace(observation=images, next_observation=images)
-    before = learner.get_variables()[1]["q_network"]["encoder.images.0.layers.0.weight"]
+    before = learner.parameters()["q_network"]["encoder.images.0.layers.0.weight"].clone()
     learner.step(batch._replace(data=data))
-    after = learner.get_variables()[1]["q_network"]["encoder.images.0.layers.0.weight"]
+    after = learner.parameters()["q_network"]["encoder.images.0.layers.0.weight"]
     assert not np.array_equal(before, after)
 
 

@@ -8,8 +8,9 @@ from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
 from framework import environments, replay, specs
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.environment_loop import EnvironmentLoop
+from framework.variables import VariableBlock, VariableClient
 
 LENGTH = 4
 
@@ -96,7 +97,8 @@ def test_dqn_learns(variant):
     learner = agent.make_learner(agent.make_networks(spec), spec)
     networks = agent.make_networks(spec)
     adder, dataset = agent.make_adder(client, spec), agent.make_dataset(client)
-    actor = PolicyActor(agent.make_policy(networks), adder, VariableClient(learner, networks), 4, seed=0)
+    block = VariableBlock(learner.parameters())
+    actor = PolicyActor(agent.make_policy(networks), adder, VariableClient(block, networks), 4, seed=0)
     loop = EnvironmentLoop(environment, actor)
     for _ in range(20_000):
         if actor.ready():
@@ -104,6 +106,7 @@ def test_dqn_learns(variant):
         elif dataset.ready():
             sample = next(dataset)
             result = learner.step(sample)
+            block.publish(learner.steps, learner.parameters())
             if config.prioritized:
                 client.update_priorities("replay", sample.info.key, result.priorities.numpy())
         else:

@@ -13,10 +13,11 @@ from dm_env import specs as dm_specs
 
 from agents.impala import IMPALA, IMPALAConfig
 from framework import environments, replay, specs
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.environment_loop import EnvironmentLoop
 from framework.environments.testing import EchoEnvironment
 from framework.types import Step
+from framework.variables import VariableBlock, VariableClient
 
 Info = collections.namedtuple("Info", "key")
 Sample = collections.namedtuple("Sample", "info data")
@@ -421,10 +422,12 @@ def test_the_loss_against_a_loop(changes):
 def test_staleness_is_counted_in_learner_steps():
     agent, learner = IMPALA(SMALL), make_learner()
     networks = agent.make_networks(SPEC)
-    client, policy = VariableClient(learner, networks), agent.make_policy(networks)
+    policy, block = agent.make_policy(networks), VariableBlock(learner.parameters())
+    client = VariableClient(block, networks, policy)
     ages = []
     for seed in range(4):
         if seed == 2:
+            block.publish(seed, learner.parameters())
             client.update()
         batch = make_batch(seed=seed)
         age = policy.step(np.zeros((1, 4), np.float32), ())[1]["learner_steps"]

@@ -16,7 +16,7 @@ from agents.ppo import PPO, PPOConfig, PPOUpdate
 from framework import replay, specs
 from framework.environments.testing import FakeEnvironment, MemoryEnvironment, make_spec
 from framework.learners import EpochContext
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 from framework.types import Step
 
 Info = collections.namedtuple("Info", "key probability table_size")
@@ -244,7 +244,9 @@ def play(config, environment, engine="serial", **changes):
     recorded = Recorded()
     settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": 300, "seed": 3, **changes}
     program = make_program(
-        recorded.agent(config), environment, evaluate_period=None, num_evaluation_episodes=2, **settings
+        recorded.agent(config),
+        environment,
+        RunConfig(evaluate_period=None, num_evaluation_episodes=2, **settings),
     )
     result = launch.launch(program, engine=engine)
     assert result["env_steps"] == settings["max_env_steps"]

@@ -13,8 +13,8 @@ from dm_env import specs as dm_specs
 
 from agents.sac import SAC, SACConfig, target_entropy
 from framework import replay, specs
-from framework.actors import VariableClient
 from framework.types import Transition
+from framework.variables import VariableBlock, VariableClient
 
 Info = collections.namedtuple("Info", "key probability table_size")
 Sample = collections.namedtuple("Sample", "info data")
@@ -342,7 +342,9 @@ def test_actions_fit_the_spec_and_repeat_from_seed_and_state(actions):
 def test_actions_are_uniform_until_the_first_learner_step():
     agent, learner = SAC(SMALL), make_learner(SMALL)
     nets = agent.make_networks(SPEC)
-    client = VariableClient(learner, nets)
+    block = VariableBlock(learner.parameters())
+    client = VariableClient(block, nets)
+    block.publish(0, learner.parameters())
     policy, greedy = agent.make_policy(nets), agent.make_policy(nets, evaluation=True)
     observation = np.zeros((2000, 4), np.float32)
     client.update()
@@ -353,6 +355,7 @@ def test_actions_are_uniform_until_the_first_learner_step():
         greedy.step(observation[:1], ())[0].std(), abs=1e-5
     )
     learner.step(make_batch())
+    block.publish(1, learner.parameters())
     client.update()
     assert policy.step(observation, ())[0].std(0)[0] < 0.8 * 2 / 3**0.5
 

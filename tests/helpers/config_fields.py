@@ -39,5 +39,5 @@ def assert_learns_on_the_device(make_learner, config, batch):
 
 
 def assert_refuses(config_class, field, value):
-    with pytest.raises(ValueError, match=rf"^{field} is {re.escape(repr(value))}; expected "):
+    with pytest.raises(ValueError, match=rf"^{field}: got {re.escape(repr(value))}, expected "):
         config_class(**{field: value})

@@ -12,7 +12,7 @@ from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 
 CONFIG = DQNConfig(
     min_replay_size=50,
@@ -34,7 +34,7 @@ def small_program(agent=None, **changes):
         **changes,
     }
     environment = functools.partial(FakeEnvironment, episode_length=7)
-    return make_program(agent or DQN(CONFIG), environment, **settings)
+    return make_program(agent or DQN(CONFIG), environment, RunConfig(**settings))
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
@@ -121,8 +121,8 @@ def test_several_learners_need_processes(engine):
     ("agent", "learners", "message"),
     [
         (DQN(CONFIG), 3, "batch_size is 16; with num_learners=3"),
-        (DQN(CONFIG), 0, "num_learners is 0"),
-        (RandomActions(), 2, "RandomActions (learns nothing|cannot learn)"),
+        (DQN(CONFIG), 0, "num_learners: got 0"),
+        (RandomActions(), 2, "RandomActions (does not learn|cannot learn)"),
     ],
     ids=["indivisible batch", "none", "nothing to learn"],
 )

@@ -48,10 +48,7 @@ def test_one_thread_goes_on(case):
     program = programs.make_program(
         agent,
         environment,
-        envs_per_actor=envs,
-        max_env_steps=envs * 12,
-        evaluate_period=None,
-        **options,
+        programs.RunConfig(envs_per_actor=envs, max_env_steps=envs * 12, evaluate_period=None, **options),
     )
     result = launch.launch(program, "serial")
     assert result["env_steps"] == envs * 12

@@ -8,7 +8,7 @@ import pytest
 import launch
 from agents.ppo import PPO, TABLE, PPOConfig
 from framework.environments.testing import FakeEnvironment
-from framework.programs import make_program, stall_detector
+from framework.programs import RunConfig, make_program, stall_detector
 from framework.programs.stall_detector import StallDetector
 
 CASES = {
@@ -45,10 +45,7 @@ def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, overlap):
     program = make_program(
         PPO(config),
         functools.partial(FakeEnvironment, episode_length=7),
-        num_actors=2,
-        envs_per_actor=2,
-        max_env_steps=2000,
-        evaluate_period=None,
+        RunConfig(num_actors=2, envs_per_actor=2, max_env_steps=2000, evaluate_period=None),
     )
     with launch.start(program, engine="threads") as job, caplog.at_level(logging.WARNING):
         client = job.client("replay")

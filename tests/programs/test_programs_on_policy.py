@@ -15,7 +15,7 @@ from agents.ppo import PPO, TABLE, PPOConfig
 from framework import replay
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import actor_worker, make_program
+from framework.programs import RunConfig, actor_worker, make_program
 from framework.specs import Array
 
 CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
@@ -26,10 +26,7 @@ def program(overlap, steps, **changes):
     return make_program(
         PPO(PPOConfig(overlap=overlap, **CONFIG)),
         functools.partial(FakeEnvironment, episode_length=7),
-        num_actors=2,
-        envs_per_actor=3,
-        max_env_steps=steps,
-        **settings,
+        RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=steps, **settings),
     )
 
 
@@ -56,10 +53,12 @@ def test_the_last_whole_batch_is_learned_from(num_actors, overlap):
     graph = make_program(
         agent,
         functools.partial(FakeEnvironment, episode_length=1_000),
-        num_actors=num_actors,
-        envs_per_actor=3,
-        max_env_steps=3 * num_actors * 8 * 4,
-        evaluate_period=None,
+        RunConfig(
+            num_actors=num_actors,
+            envs_per_actor=3,
+            max_env_steps=3 * num_actors * 8 * 4,
+            evaluate_period=None,
+        ),
     )
     assert launch.launch(graph, engine="threads")["learner_steps"] == 4
 
@@ -69,10 +68,7 @@ def test_the_last_evaluation_is_of_what_was_learned_last(tmp_path):
     graph = make_program(
         agent,
         functools.partial(FakeEnvironment, episode_length=50),
-        envs_per_actor=4,
-        max_env_steps=4 * 8 * 5,
-        num_evaluation_episodes=1,
-        directory=tmp_path,
+        RunConfig(envs_per_actor=4, max_env_steps=4 * 8 * 5, num_evaluation_episodes=1, directory=tmp_path),
     )
     assert launch.launch(graph, engine="threads")["learner_steps"] == 5
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"]
@@ -124,10 +120,7 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(i
     graph = make_program(
         Refused(PPOConfig(**CONFIG)),
         FakeEnvironment,
-        envs_per_actor=2,
-        max_env_steps=400,
-        evaluate_period=None,
-        inference=inference,
+        RunConfig(envs_per_actor=2, max_env_steps=400, evaluate_period=None, inference=inference),
     )
     with pytest.raises(launch.NodeError, match="nothing"), launch.start(graph, engine="processes") as job:
         job.wait(timeout=60)
@@ -158,7 +151,7 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     logger.addHandler(handler := Hears())
     try:
         graph = make_program(
-            slow(PPOConfig(**CONFIG)), FakeEnvironment, max_env_steps=100, evaluate_period=None
+            slow(PPOConfig(**CONFIG)), FakeEnvironment, RunConfig(max_env_steps=100, evaluate_period=None)
         )
         with launch.start(graph, engine="threads") as job:
             assert said.wait(30)
