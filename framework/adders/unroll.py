@@ -89,8 +89,8 @@ class UnrollAdder(SequenceAdder):
 
     def ready(self) -> bool:
         with self._lock:
-            # Only the last step of an unroll makes items; those of the one before may still wait for room.
-            if self._open and not self._writer.num_pending and self._made < self._unroll_length - 1:
+            # Only the last step of an unroll makes items.
+            if self._open and self._made < self._unroll_length - 1:
                 return not self._closed
             return super().ready()
 

@@ -95,12 +95,17 @@ class HeldRows:
         rows = np.asarray(rows, np.int64)
         self.let_go(stream, rows).release(rows)
 
-    def close(self) -> None:
-        """Gives all rows back."""
-        for stream, held in self._held.items():
-            self._streams[stream].release(np.flatnonzero(held))
+    def take_all(self) -> list[tuple[Stream, np.ndarray]]:
+        """Forgets all rows, which the caller releases to their streams."""
+        rows = [(self._streams[stream], np.flatnonzero(held)) for stream, held in self._held.items()]
         self._held.clear()
         self._streams.clear()
+        return rows
+
+    def close(self) -> None:
+        """Gives all rows back."""
+        for stream, rows in self.take_all():
+            stream.release(rows)
 
 
 def _check_count(stream: str, arrays: Mapping[str, np.ndarray], rows: np.ndarray | None) -> int:

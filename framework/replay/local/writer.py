@@ -23,6 +23,9 @@ from framework.replay.tables.items import make_keys
 from framework.replay.tables.table import Table
 from framework.types import Nest
 
+# Queues and rows of writers that were dropped without ``close``.
+Dropped = collections.deque[tuple["ItemQueue", HeldRows]]
+
 # Single items wait for others, because many go in for hardly more than one: until there are this many, until
 # somebody reads, or for this many seconds.
 _HELD_BACK = 32
@@ -32,7 +35,8 @@ _DELAY = 0.005
 class LocalWriter:
     """Writes straight into the row store and the tables of this process. See `contracts.Writer`.
 
-    A writer that is dropped without ``close`` inserts what it can without waiting, and releases its rows.
+    A writer that is dropped without ``close`` is ended when a table is read or another writer is made: its
+    rows are released, and its items go in as soon as there is room.
     """
 
     def __init__(
@@ -55,15 +59,19 @@ class LocalWriter:
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self._tables = tables
+        self._dropped = store.dropped_writers
+        _end_dropped(self._dropped)
         self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
         self._concurrent = concurrent
         self._interrupted = interrupted
         self._builder = LayoutBuilder()
         self._rows = HeldRows(store)
-        self._queue = ItemQueue(tables.values())
+        self._queue = ItemQueue(tables.values(), self._dropped)
         self._late = LateFlush(self)
         self._closed = False
-        self._finalizer = weakref.finalize(self, _end, self._queue, self._rows)
+        # Not ended at once: garbage may be collected by a thread that holds the locks of the tables.
+        self._finalizer = weakref.finalize(self, self._dropped.append, (self._queue, self._rows))
+        self._finalizer.atexit = False
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
         return self._rows.slice(stream, column, rows, lengths)
@@ -89,9 +97,8 @@ class LocalWriter:
         if episodes is not None:
             episodes = np.array(episodes, np.uint64)
         into.bind(layout)  # wrong streams, columns and shapes are errors of this call
-        items = _Items(into, layout, index, priorities, make_keys(n), lengths, episodes)
-        if n:
-            self._queue.put(items)
+        items = _Items(into, layout, index, priorities, np.empty(n, np.uint64), lengths, episodes)
+        if n and self._queue.put(items):
             if self._queue.untried >= _HELD_BACK or into.sampler_waits:
                 self._queue.flush()
             elif self._concurrent:
@@ -149,7 +156,9 @@ class LocalWriter:
         with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
             self._wait(timeout, 0)
         dropped = self.num_pending
-        self._finalizer()
+        self._finalizer.detach()
+        self._queue.close()
+        self._rows.close()
         return dropped
 
     def __enter__(self) -> LocalWriter:
@@ -224,7 +233,7 @@ class ItemQueue:
     Rows are released after the items that were created before: those may refer to them. Any thread may call.
     """
 
-    def __init__(self, tables: Iterable[Table]):
+    def __init__(self, tables: Iterable[Table], dropped: Dropped):
         self.num_pending = 0
         # Items since the last attempt to insert.
         self.untried = 0
@@ -234,17 +243,29 @@ class ItemQueue:
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, Stream, np.ndarray]] = collections.deque()
         self._lock = threading.RLock()  # writers lock before tables
+        self._dropped = dropped
+        self._ending = False
         self._tables = list(tables)
         for table in self._tables:
             table.add_drain(self.flush_before_read)
 
-    def put(self, items: _Items) -> None:
-        """Adds items at the end."""
+    def put(self, items: _Items) -> bool:
+        """Adds items at the end and gives them their keys; whether any wait.
+
+        Single items wait for others. A batch goes straight in if nothing waits before it; the table names its
+        items then, which makes later updates of their priorities cheaper.
+        """
         with self._lock:
-            self._items.append(items)
-            self._created += len(items.keys)
-            self.num_pending += len(items.keys)
-            self.untried += len(items.keys)
+            count = len(items.keys)
+            done = self._insert(items, named=False) if count > 1 and not self._items else 0
+            self._created += count
+            if done == count:
+                return False
+            items.keys[done:] = make_keys(count - done)
+            self._items.append(items.after(done))
+            self.num_pending += count - done
+            self.untried += count - done
+            return True
 
     def release(self, stream: Stream, rows: np.ndarray) -> None:
         """Releases rows to their stream once no item of this queue can refer to them."""
@@ -264,9 +285,13 @@ class ItemQueue:
             while self._releases and self._releases[0][0] <= done:
                 _, stream, rows = self._releases.popleft()
                 stream.release(rows)
+            if self._ending and not self._items:
+                self.close()
 
     def flush_before_read(self) -> None:
         """`flush`, after the caller of the writer has handed over what it has staged."""
+        if self._dropped:
+            _end_dropped(self._dropped)
         if self.before_read is not None:
             self.before_read()
         if self._items:
@@ -281,19 +306,7 @@ class ItemQueue:
                 break
             parts.append(items)
         items = _join(parts)
-        count = len(items.keys)
-        try:
-            items.table.insert(
-                items.layout,
-                items.index,
-                items.priorities,
-                items.keys,
-                items.lengths,
-                items.episodes,
-                timeout=0,
-            )
-        except DeadlineExceededError as error:
-            count = error.args[1]
+        count = self._insert(items)
         for _ in parts:
             self._items.popleft()
         self.num_pending -= count
@@ -302,10 +315,34 @@ class ItemQueue:
         self._items.appendleft(items.after(count))
         return False
 
+    def _insert(self, items: _Items, named: bool = True) -> int:
+        """Inserts as many of the items as the limiter allows; how many. Fills in keys unless ``named``."""
+        try:
+            keys = items.table.insert(
+                items.layout,
+                items.index,
+                items.priorities,
+                items.keys if named else None,
+                items.lengths,
+                items.episodes,
+                timeout=0,
+            )
+        except DeadlineExceededError as error:
+            keys = error.keys
+        if not named:
+            items.keys[: len(keys)] = keys
+        return len(keys)
+
     def blocked_by(self) -> Table | None:
         """The table that the first item waits for; None if no item waits."""
         with self._lock:
             return self._items[0].table if self._items else None
+
+    def end(self) -> None:
+        """Closes the queue as soon as it is empty; the tables keep it until then."""
+        self._ending = True
+        with contextlib.suppress(ServerClosed):
+            self.flush()
 
     def close(self) -> None:
         """Drops what waits."""
@@ -320,8 +357,10 @@ class ItemQueue:
             self._releases.clear()
 
 
-def _end(queue: ItemQueue, rows: HeldRows) -> None:
-    with contextlib.suppress(ServerClosed):
-        queue.flush()
-    queue.close()
-    rows.close()
+def _end_dropped(dropped: Dropped) -> None:
+    """Ends the queues of writers that were dropped without `close`."""
+    while dropped:
+        queue, rows = dropped.popleft()
+        for stream, held in rows.take_all():
+            queue.release(stream, held)
+        queue.end()

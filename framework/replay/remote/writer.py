@@ -134,7 +134,7 @@ class ServedWriter(WriterSession):
         self._in_flight += n
         if self._pending.num_items >= _SEND_ITEMS:
             self._send_pending()
-        elif self._pending.num_items == n:
+        else:
             self._late.call_later(self._send_late, _DELAY)
         return keys
 

@@ -16,6 +16,7 @@ steps. Freed rows are used again last-freed-first, so that this stays near the p
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 import mmap
 import threading
@@ -315,6 +316,8 @@ class RowStore:
         self.streams: dict[str, Stream] = {}
         self._bytes = 0
         self._finding = threading.Lock()
+        #: Writers that were dropped without `close`; the next writer or reader ends them.
+        self.dropped_writers: collections.deque[Any] = collections.deque()
         self._lock = threading.Lock()
 
     @property
