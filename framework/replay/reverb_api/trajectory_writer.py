@@ -144,7 +144,9 @@ class TrajectoryWriter:
         }
         structure = self._structure if shape.merged else _merge(self._structure, shape.pack(shape.paths))
         if arrays:
-            new = {path: (array.dtype, array.shape) for path, array in arrays.items() if path not in self._specs}
+            new = {
+                path: (array.dtype, array.shape) for path, array in arrays.items() if path not in self._specs
+            }
             if new:
                 self._widen(new)
             rows = None if step.row is None else np.array([step.row])
@@ -199,7 +201,8 @@ class TrajectoryWriter:
                 batch = {path: array[None] for path, array in step.data.items()}
                 moved += self._writer.append(stream, batch).tolist()
         except BaseException:
-            self._writer.release(stream, np.array(moved, np.int64))
+            if moved:
+                self._writer.release(stream, np.array(moved, np.int64))
             raise
         self._release(steps)
         for step, row in zip(steps, moved, strict=True):
