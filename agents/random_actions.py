@@ -82,10 +82,8 @@ class CountingLearner(core.Learner):
         self.steps += 1
         return StepResult({"reward": float(np.mean(np.asarray(batch.data.reward)))})
 
-    def get_variables(self, names: Any = (), newer_than: int = -1) -> tuple[int, dict[str, Any]] | None:
-        if names:
-            raise KeyError(f"names has {list(names)}; this learner has no variables.")
-        return (self.steps, {}) if self.steps > newer_than else None
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        return {}
 
     def save(self) -> dict[str, Any]:
         return {"steps": self.steps}

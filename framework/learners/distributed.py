@@ -15,7 +15,6 @@ they apply the same averaged gradients, stay the same.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 import sys
@@ -27,25 +26,6 @@ import torch.distributed as dist
 from torch import nn
 
 _LOOPBACK = "127.0.0.1"
-
-
-def shard(config: Any, rank: int, num_learners: int) -> Any:
-    """An agent's config for one of several learners: an equal part of ``batch_size``, a GPU of its own.
-
-    ValueError if the batch cannot be divided evenly. A ``device`` of "cuda" becomes "cuda:<rank>".
-    """
-    if config.batch_size % num_learners:
-        raise ValueError(
-            f"batch_size is {config.batch_size}; with num_learners={num_learners} it must be a multiple of "
-            "that, since each learner gets an equal shard."
-        )
-    device = device_of(config.device, rank, num_learners)
-    return dataclasses.replace(config, batch_size=config.batch_size // num_learners, device=device)
-
-
-def device_of(device: str, rank: int, num_learners: int) -> str:
-    """The device of one of several learners: "cuda" becomes "cuda:<rank>", everything else stays."""
-    return f"cuda:{rank}" if device == "cuda" and num_learners > 1 else device
 
 
 def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
