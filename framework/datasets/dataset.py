@@ -31,8 +31,8 @@ MAX_TABLES = 8
 class Dataset:
     """An iterator of ``ReplaySample``: ``info`` of numpy arrays ``[N]``, ``data`` of leaves ``[N, ...]``.
 
-    A batch counts for the rate limiter when it is handed out. Batches that were fetched ahead and are left
-    over when the dataset is closed are given back, as if they had never been drawn.
+    A batch counts for the rate limiter when it is drawn. Batches that were fetched ahead and are left over
+    when the dataset is closed are given back, as if they had never been drawn.
 
     The iteration ends when the server is stopped, the client interrupted, or ``rate_limiter_timeout`` is
     over. Any other error of the thread that fetches ahead is raised here.
@@ -43,7 +43,7 @@ class Dataset:
         are the weights', rounded so that they hold exactly in the long run; the items of the first table
         come first. Use `update_priorities` of the dataset then.
       batch_size: N.
-      max_in_flight: at most so many items are reserved and not handed out; fixes ``prefetch`` if that is not
+      max_in_flight: at most so many items are drawn and not handed out; fixes ``prefetch`` if that is not
         given.
       rate_limiter_timeout: seconds without a batch after which the iteration ends; None waits for ever.
       device: None for numpy arrays, else tensors on this torch device; through pinned memory to a GPU.

@@ -319,7 +319,6 @@ def _add(infos: Sequence[TableInfo]) -> TableInfo:
         "num_episodes",
         "num_deleted_episodes",
         "num_unique_samples",
-        "reserved",
         "max_size",
     )
     sums = {name: sum(getattr(info, name) for info in infos) for name in names}

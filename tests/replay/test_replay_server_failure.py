@@ -133,9 +133,11 @@ sys.stdin.read()
         )
         child.stdout.readline()
         stream = server._client.store.streams["s"]
-        assert queue.info.reserved == 30
+        assert queue.info.rate_limiter_info.sample_stats.completed == 40
+        assert queue.info.current_size == 10
         kill(child)
-        eventually(lambda: queue.info.reserved == 0)
+        eventually(lambda: queue.info.current_size == 40)
+        assert queue.info.rate_limiter_info.sample_stats.completed == 10
         np.testing.assert_array_equal(client.sample_batch("t", 40, timeout=5).data["x"], np.arange(10, 50))
         eventually(lambda: stream.num_rows <= 512)
         assert queue.info.current_size == 0

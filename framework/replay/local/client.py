@@ -207,7 +207,7 @@ class EmbeddedSource:
     """What a `Dataset` draws from if the tables are in this process; `ServedClient.source` is its like."""
 
     class Reservation:
-        """A batch that counts once it is handed out."""
+        """A batch that can be given back until it is handed out."""
 
         __slots__ = ("delivery", "sample", "table")
 
@@ -223,7 +223,7 @@ class EmbeddedSource:
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> EmbeddedSource.Reservation:
-        """``n`` samples of a table, gathered and reserved; ServerClosed after `interrupt`."""
+        """``n`` samples of a table, drawn and gathered; ServerClosed after `interrupt`."""
         found = self._client.table(table)
         delivery = found.sample(n, timeout, self._is_cancelled)
         try:
@@ -231,15 +231,13 @@ class EmbeddedSource:
         except BaseException:
             found.give_back(delivery)
             raise
-        finally:
-            delivery.unpin()
         return self.Reservation(sample, found, delivery)
 
     def settle(self, reservations: Sequence[Any], handed_out: bool) -> None:
-        """Commits reservations or gives them back."""
+        """Releases deliveries or gives them back."""
         for each in reservations:
             if handed_out:
-                each.table.commit(each.delivery)
+                each.table.release(each.delivery)
             else:
                 each.table.give_back(each.delivery)
 

@@ -66,7 +66,8 @@ class Operations(WriteOperations):
         self._sessions: dict[int, Held] = {}
         # By number; random, so that those of an earlier life of this server mean nothing.
         self._next_delivery = secrets.randbits(48)
-        self._deliveries: dict[int, tuple[Table, Delivery, Held]] = {}
+        # With whether the client may still give it back when it has its copy of the rows.
+        self._deliveries: dict[int, tuple[Table, Delivery, Held, bool]] = {}
         self._server = secrets.token_hex(16)
         # Who can read this file is this user on this machine, and may use the shared memory.
         with open(os.path.join(memory.directory, "proof"), "w") as file:
@@ -121,10 +122,8 @@ class Operations(WriteOperations):
         held.ended = True
         self._sessions.pop(held.number, None)
         for number in held.deliveries:
-            table, delivery, _ = self._deliveries.pop(number)
-            if delivery.open:
-                table.give_back(delivery)
-            delivery.unpin()
+            table, delivery, _, reserved = self._deliveries.pop(number)
+            (table.give_back if reserved else table.release)(delivery)
         held.deliveries.clear()
         for leases in self._leases.values():
             leases.release_all(held.number)
@@ -150,9 +149,7 @@ class Operations(WriteOperations):
             try:
                 return self._reply(held, table, delivery, message)
             except BaseException:
-                if delivery.open:
-                    table.give_back(delivery)
-                delivery.unpin()
+                table.give_back(delivery)
                 raise
 
         def entered(change: int) -> None:
@@ -187,17 +184,16 @@ class Operations(WriteOperations):
             reply["leaves"] = nests.flatten(sample.data)[0]
             if isinstance(sample, PaddedSample):
                 reply["lengths"] = nests.flatten(sample.lengths)[0]
-            delivery.unpin()
         reply["define"] = [self._definition(number) for number in numbers if number not in held.known]
         held.known.update(numbers)
         reserve = message["reserve"]
         if reserve or message["local"]:
             self._next_delivery += 1
             reply["delivery"] = self._next_delivery
-            self._deliveries[self._next_delivery] = (table, delivery, held)
+            self._deliveries[self._next_delivery] = (table, delivery, held, reserve)
             held.deliveries.add(self._next_delivery)
-        if not reserve:
-            table.commit(delivery)
+        else:
+            table.release(delivery)
         return reply
 
     def _number(self, layout: Layout) -> int:
@@ -217,25 +213,21 @@ class Operations(WriteOperations):
 
     def _unpin(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            if number in self._deliveries:
-                self._deliveries[number][1].unpin()
-                self._drop_if_over(number)
+            if number in self._deliveries and not self._deliveries[number][3]:
+                self._settle(number, True)
 
     def _finish(self, session: Session, message: dict[str, Any]) -> None:
         # Any session may finish a delivery: the one that drew it may be waiting for the next.
         for action in ("commit", "give_back"):
             for number in message.get(action, ()):
                 if number in self._deliveries:
-                    table, delivery, _ = self._deliveries[number]
-                    getattr(table, action)(delivery)
-                    self._drop_if_over(number)
+                    self._settle(number, action == "commit")
         self._unpin(message.get("unpin", ()))
 
-    def _drop_if_over(self, number: int) -> None:
-        _, delivery, held = self._deliveries[number]
-        if not delivery.open and not delivery.pinned:
-            del self._deliveries[number]
-            held.deliveries.discard(number)
+    def _settle(self, number: int, used: bool) -> None:
+        table, delivery, held, _ = self._deliveries.pop(number)
+        held.deliveries.discard(number)
+        (table.release if used else table.give_back)(delivery)
 
     # The rest.
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from framework.replay.errors import DeadlineExceededError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import Stream
 from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.table import Table
-from framework.replay.types import SampleInfo
 
 
 class Leases:
@@ -57,58 +55,23 @@ class Draws:
     def __init__(self, table: Table, n: int) -> None:
         self._table = table
         self._n = n
-        self._pieces: list[Delivery] = []
+        self._delivery: Delivery | None = None
 
     def attempt(self) -> Delivery | None:
         """All samples, or None if some are still missing; those that were drawn are kept."""
-        for piece in self._pieces:
-            if piece.epoch != self._table.epoch:  # the table was reset while the request waited: begin again
-                piece.unpin()
-        self._pieces = [piece for piece in self._pieces if piece.epoch == self._table.epoch]
-        got = sum(map(len, self._pieces))
-        try:
-            self._pieces.append(self._table.sample(self._n - got, timeout=0))
-        except DeadlineExceededError as error:
-            some = int(error.args[1]) if len(error.args) > 1 else 0
-            if not some or self._n == 1:
+        while True:
+            before, self._delivery = self._delivery, self._table.draw(self._n, self._delivery)
+            if self._delivery is not None and len(self._delivery) == self._n:
+                delivery, self._delivery = self._delivery, None
+                return delivery
+            if self._delivery is before:
                 return None
-            piece = self._table.sample(some, timeout=0)
-            self._pieces.append(piece)
-            # They count as handed out while the request waits, so that a batch larger than the window can
-            # fill.
-            self._table.count_drawn(len(piece), piece.epoch)
-            return None
-        for piece in self._pieces[:-1]:
-            self._table.count_drawn(-len(piece), piece.epoch)
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else _merge(pieces)
 
     def end(self) -> None:
         """The request was dropped or has been answered: what was drawn for nothing is given back."""
-        for piece in self._pieces:
-            self._table.count_drawn(-len(piece), piece.epoch)
-            self._table.give_back(piece)
-            piece.unpin()
-        self._pieces = []
-
-
-def _merge(pieces: list[Delivery]) -> Delivery:
-    """One delivery from several of the same table; the pieces end."""
-    info = SampleInfo(
-        *[np.concatenate(arrays) for arrays in zip(*[piece.info for piece in pieces], strict=True)]
-    )
-    parts, begin = [], 0
-    for piece in pieces:
-        for binding, places, index, lengths in piece.parts:
-            at = np.arange(len(piece)) if places is None else places
-            parts.append((binding, at + begin, index, lengths))
-        begin += len(piece)
-        piece.open = piece.pinned = False
-    merged = Delivery(
-        pieces[0].table, info, np.concatenate([piece.slots for piece in pieces]), parts, pieces[0].epoch
-    )
-    merged.pinned = True
-    return merged
+        if self._delivery is not None:
+            self._table.give_back(self._delivery)
+            self._delivery = None
 
 
 class Held:
