@@ -65,7 +65,9 @@ class OffPolicyConfig(AgentConfig):
     max_replay_size: int = 100_000  # Items kept; the oldest go first.
     min_replay_size: int = 1_000  # Items there before learning begins.
     batch_size: int = 128  # Items per learner step.
-    samples_per_insert: float = 16.0  # Times an item is drawn on average: learner steps per item, times batch.
+    samples_per_insert: float = (
+        16.0  # Times an item is drawn on average: learner steps per item, times batch.
+    )
     insert_burst: int = 256  # Items that actors may be ahead or behind of it; each has as many on its way.
     target_update_period: int = 1  # Learner steps between updates of the target networks.
     target_update_rate: float = 0.02  # 1 copies the online networks, less moves towards them.
@@ -165,7 +167,7 @@ class TorchAgent(core.Agent):
             "autocast_dtype": torch.bfloat16 if config.autocast else None,
         }
 
-    def make_learner(self, networks: nn.Module, spec: specs.EnvironmentSpec) -> core.Learner:
+    def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
         return learners.SGDLearner(networks, self.loss, **self.learner_settings(networks))
 
     @property
@@ -287,6 +289,4 @@ class OnPolicyAgent(TorchAgent):
 
     def make_dataset(self, client: Any) -> Any:
         size = self.items_per_step // self.num_learners
-        return Dataset(
-            client, adders.QUEUE_TABLE, size, device=self.device, prefetch=self.prefetch_batches
-        )
+        return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=self.prefetch_batches)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -30,13 +31,17 @@ _LOOPBACK = "127.0.0.1"
 
 def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
     """Where the learners find each other: a store on a free loopback port; rank 0 keeps it."""
+    # Left to itself the store listens on all interfaces, whatever host it is given.
+    listener = socket.create_server((_LOOPBACK, 0))
+    port = listener.getsockname()[1]
     return dist.TCPStore(
         _LOOPBACK,
-        0,
+        port,
         num_learners,
         is_master=True,
         timeout=datetime.timedelta(seconds=timeout_s),
         wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # the store closes it
     )
 
 
@@ -58,7 +63,7 @@ class LearnerGroup:
         self, rank: int, size: int, port: int, device: str | torch.device = "cpu", timeout_s: float = 300.0
     ):
         if not 0 <= rank < size:
-            raise ValueError(f"rank is {rank}; expected 0 to {size - 1}.")
+            raise ValueError(f"rank: got {rank}, expected 0 to {size - 1}.")
         self.rank, self.size = rank, size
         self._modules: list[nn.Module] = []
         self.device = torch.device(device)

@@ -1,4 +1,4 @@
-"""Schedules: plain functions of the env steps of a program, so that a checkpoint needs nothing but that count."""
+"""Schedules: functions of the env steps of a program, so that a checkpoint needs only that count."""
 
 from __future__ import annotations
 

@@ -153,11 +153,12 @@ class SGDLearner(core.Learner):
         unknown = sorted(set(target_names) - set(children))
         if unknown:
             raise KeyError(f"target_names: got {unknown}, expected children of networks: {sorted(children)}.")
-        followed = [children[name] for name in target_names]
         self.targets = nn.ModuleDict({name: copy.deepcopy(children[name]) for name in target_names})
         self.targets.requires_grad_(False)
-        self._target = list(self.targets.parameters()), [p for child in followed for p in child.parameters()]
-        self._target_buffers = list(self.targets.buffers()), [b for child in followed for b in child.buffers()]
+        followed = nn.ModuleDict({name: children[name] for name in target_names})
+        self._online: list[torch.Tensor] = list(followed.parameters())
+        self._target: list[torch.Tensor] = list(self.targets.parameters())
+        self._buffers = list(zip(self.targets.buffers(), followed.buffers(), strict=True))
         self._target_update_period, self._target_update_rate = target_update_period, target_update_rate
 
         self._parameters = [p for p in networks.parameters() if p.requires_grad]
@@ -265,7 +266,9 @@ class SGDLearner(core.Learner):
                 # By a tensor: a Python number would be made a tensor for each gradient.
                 torch._foreach_mul_(gradients, torch.tensor(limit / (length + 1e-6)))
         else:
-            self._unchecked.append((self.steps, (output.loss if self._scaler.is_enabled() else output.loss + norm).detach()))
+            self._unchecked.append(
+                (self.steps, (output.loss if self._scaler.is_enabled() else output.loss + norm).detach())
+            )
             if len(self._unchecked) >= self._check_period:
                 self._raise_if_unsound()
             if limit is not None and gradients:
@@ -279,15 +282,14 @@ class SGDLearner(core.Learner):
     def _finish_step(self) -> None:
         """Counts the step and moves the target networks when it is time to."""
         self.steps += 1
-        target, online = self._target
-        if not target or self.steps % self._target_update_period:
+        if not self._target or self.steps % self._target_update_period:
             return
         if self._target_update_rate == 1.0:
-            torch._foreach_copy_(target, online)
+            torch._foreach_copy_(self._target, self._online)
         else:
-            torch._foreach_lerp_(target, online, self._target_update_rate)
-        for target_buffer, buffer in zip(*self._target_buffers, strict=True):
-            target_buffer.copy_(buffer)
+            torch._foreach_lerp_(self._target, self._online, self._target_update_rate)
+        for target, online in self._buffers:
+            target.copy_(online)
 
     def _raise_if_unsound(self) -> None:
         if not self._unchecked:

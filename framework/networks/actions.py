@@ -92,7 +92,9 @@ class Actions:
             return data.action.long()
         flat = data.action.reshape(*data.action.shape[: data.action.dim() - len(self._shape)], -1)
         if self._squash:
-            middle, scale = (torch.as_tensor(each[self._free]).to(flat) for each in (self._middle, self._scale))
+            middle, scale = (
+                torch.as_tensor(each[self._free]).to(flat) for each in (self._middle, self._scale)
+            )
             return ((flat[..., self._free] - middle) / scale).float()
         low, last = self._low.astype(np.int64), np.array(self.head_spec.maximum)
         drawn = flat.long() - torch.as_tensor(low, device=flat.device)
