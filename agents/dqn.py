@@ -136,7 +136,7 @@ class DQN(OffPolicyAgent):
     ::
 
         agent = DQN(DQNConfig(n_step=3, prioritized=True))
-        program = programs.make_program(agent, environment_factory, num_actors=2)
+        program = programs.make_program(agent, environment_factory, programs.RunConfig(num_actors=2))
     """
 
     target_names = ("q_network",)

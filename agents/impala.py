@@ -178,7 +178,8 @@ class IMPALA(OnPolicyAgent):
     ::
 
         agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
-        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
+        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+        program = programs.make_program(agent, environment_factory, config)
     """
 
     def __init__(self, config: IMPALAConfig | None = None):

@@ -194,7 +194,8 @@ class PPO(OnPolicyAgent):
     ::
 
         agent = PPO(PPOConfig(unroll_length=64))
-        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
+        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+        program = programs.make_program(agent, environment_factory, config)
     """
 
     def __init__(self, config: PPOConfig | None = None):

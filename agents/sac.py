@@ -187,7 +187,8 @@ class SAC(OffPolicyAgent):
     ::
 
         agent = SAC(SACConfig(batch_size=256, samples_per_insert=512.0))      # two learner steps per env step
-        program = programs.make_program(agent, "gymnasium:Pendulum-v1", max_env_steps=20_000)
+        config = programs.RunConfig(max_env_steps=20_000)
+        program = programs.make_program(agent, "gymnasium:Pendulum-v1", config)
     """
 
     target_names = ("critics",)

@@ -109,21 +109,6 @@ class Policy(abc.ABC):
         return None
 
 
-class VariableSource(abc.ABC):
-    """Hands out named parameters with a version that only grows."""
-
-    @abc.abstractmethod
-    def get_variables(
-        self, names: Sequence[str] = (), newer_than: int = -1
-    ) -> tuple[Progress, dict[str, Any]] | None:
-        """``(progress, {name: nest of numpy arrays})``, or None if nothing is newer than asked for.
-
-        Args:
-          names: which variables; none named means all of them. An unknown name is a KeyError.
-          newer_than: the version that the caller has; -1 if it has none.
-        """
-
-
 class Saveable(abc.ABC, Generic[State]):
     """Has a state that a checkpoint keeps."""
 

@@ -11,7 +11,7 @@ import tree
 
 import launch
 from framework import core
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.actors.alternating import (
     AlternatingActor,
     AlternatingAdder,
@@ -20,9 +20,9 @@ from framework.actors.alternating import (
 )
 from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
 from framework.environment_loop import EnvironmentLoop
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import derive_seed
-
-INFERENCE = ("local", "server", "alternating", "alternating+server")
+from framework.variables import VariableClient
 
 
 class Acting(NamedTuple):
@@ -43,23 +43,21 @@ class Acting(NamedTuple):
 
 
 def make_acting(
-    mode: str,
     agent: core.Agent,
     make_environment: Any,
     spec: Any,
+    config: RunConfig,
     *,
     replay: Any,
     learner: Any,
     inference: Any,
     name: str,
-    envs: int,
     seed: int,
-    update_period: int,
-    messages: bool = False,
 ) -> Acting:
-    """Makes the parts for ``mode``, one of `INFERENCE`; the arguments are those of `ActorWorker`."""
+    """Makes the parts for ``config.inference``; the arguments are those of `ActorWorker`."""
+    mode, envs, update_period = config.inference, config.envs_per_actor, config.update_period
     alternating, served = mode.startswith("alternating"), mode.endswith("server")
-    updates = agent.synchrony() is None
+    updates = agent.max_policy_lag is None
     make_adder = functools.partial(agent.make_adder, replay, spec) if replay is not None else lambda: None
     loop: Any
     adder: Any
@@ -67,9 +65,10 @@ def make_acting(
     if not (alternating or served):
         environment = make_environment(envs, seed)
         networks = agent.make_networks(spec)
-        variables = _variable_client(learner, networks, update_period)
+        policy = agent.make_policy(networks)
+        variables = _variable_client(learner, networks, policy, update_period)
         adder = make_adder()
-        actor = PolicyActor(agent.make_policy(networks), adder, variables, envs, seed)
+        actor = PolicyActor(policy, adder, variables, envs, seed)
         loop = EnvironmentLoop(environment, actor, should_update=updates)
         return Acting(environment, adder, actor, loop, 1, variables, lambda: None)
 
@@ -83,7 +82,7 @@ def make_acting(
     ports: list[Port]
     if served:
         ports = [
-            connect(inference, f"{name}.{half}", spec, size, offset, envs, messages)
+            connect(inference, f"{name}.{half}", spec, size, offset, envs, config.inference_messages)
             for half, (size, offset) in enumerate(zip(sizes, offsets, strict=True))
         ]
         has_variables = learner is not None
@@ -91,7 +90,7 @@ def make_acting(
         networks = agent.make_networks(spec)
         policy = agent.make_policy(networks)
         policy.seed(seed)
-        variables = _variable_client(learner, networks, update_period)
+        variables = _variable_client(learner, networks, policy, update_period)
         has_variables = variables is not None
         run = None
         if launch.get_node_context().engine != "serial":
@@ -114,8 +113,8 @@ def make_acting(
     if not alternating:
         versioned = ports[0] if has_variables else None
         return Acting(environments[0], adders[0], actors[0], loops[0], 1, versioned, actors[0].close)
-    synchrony = agent.synchrony() if learner is not None else None
-    hold_every = None if synchrony is None else len(sizes) * synchrony.unroll_length
+    in_step = agent.max_policy_lag is not None and learner is not None
+    hold_every = len(sizes) * agent.unroll_length if in_step else None
     loop = AlternatingLoop(loops, actors, offsets, hold_every)
     adder = None
     if replay is not None:
@@ -132,8 +131,10 @@ def make_acting(
     return Acting(environment, adder, both, loop, len(sizes), versioned, close_all)
 
 
-def _variable_client(learner: Any, networks: Any, update_period: int) -> VariableClient | None:
-    return None if learner is None else VariableClient(learner, networks, update_period=update_period)
+def _variable_client(
+    learner: Any, networks: Any, policy: core.Policy, update_period: int
+) -> VariableClient | None:
+    return None if learner is None else VariableClient(learner, networks, policy, update_period)
 
 
 def _envs_of(state: Any, offset: int, size: int) -> Any:

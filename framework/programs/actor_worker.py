@@ -12,6 +12,7 @@ import launch
 from framework import core
 from framework.programs.acting import make_acting
 from framework.programs.limiter_state import describe_room
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
 from framework.programs.statistics import EpisodeStatistics
 from framework.programs.worker import ProgramWorker
@@ -22,6 +23,9 @@ _LAST_STEP_S = 60.0  # at the most for the learner's last step
 _SAY_EVERY_S = 60.0  # that it still waits for it
 _LOG = logging.getLogger(__name__)
 _FIRST_GRANT, _GRANT_SHARE = 16, 16  # batched steps; what was made over the next grant
+# The most batched steps asked of the counter at a time; fewer in the beginning, so that short programs are
+# shared among their actors too.
+_GRANT_STEPS = 64
 
 
 class ActorWorker(ProgramWorker):
@@ -34,22 +38,15 @@ class ActorWorker(ProgramWorker):
       agent: makes the networks, the policy and the adder.
       make_environment: ``(num_envs, seed) -> BatchedEnvironment``.
       spec: the ``EnvironmentSpec`` of one env.
+      config: the run's settings.
       replay: the replay client that the adder writes to; None for an agent that stores nothing.
       learner: the variable source to pull parameters from; None for an agent without parameters.
       counter: hands out steps and counts them.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random numbers between lives; None keeps nothing.
       index: which of the actors this is.
-      envs: number of environments B stepped as one batch.
       seed: of this actor; environments and exploration derive theirs from it.
-      log_period: env steps between two rows of metrics.
-      update_period: batched steps between two questions for newer parameters.
-      grant_steps: the most batched steps asked of the counter at a time; fewer in the beginning, so that
-        short programs are shared among their actors too.
-      mode: where actions come from, one of `framework.programs.acting.INFERENCE`.
       inference: the inference server, for the modes that need one.
-      messages: talk to it by messages, even where there is shared memory.
-      ends_program: end the program when the last step is made (where no evaluator does).
     """
 
     def __init__(
@@ -57,6 +54,7 @@ class ActorWorker(ProgramWorker):
         agent: core.Agent,
         make_environment: Any,
         spec: Any,
+        config: RunConfig,
         *,
         replay: Any,
         learner: Any,
@@ -64,39 +62,30 @@ class ActorWorker(ProgramWorker):
         monitor: Any,
         checkpointer: Any = None,
         index: int = 0,
-        envs: int = 1,
         seed: int = 0,
-        log_period: int = 1000,
-        update_period: int = 1,
-        grant_steps: int = 64,
-        mode: str = "local",
         inference: Any = None,
-        messages: bool = False,
-        ends_program: bool = False,
     ):
         prepare_process(seed)
         self._name = f"actor-{index}"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._learner, self._replay = learner, replay
         acting = make_acting(
-            mode,
             agent,
             make_environment,
             spec,
+            config,
             replay=replay,
             learner=learner,
             inference=inference,
             name=self._name,
-            envs=envs,
             seed=seed,
-            update_period=update_period,
-            messages=messages,
         )
         self._environment, self._adder, self._actor = acting.environment, acting.adder, acting.actor
         self._loop, self._parts, self._variables = acting.loop, acting.parts, acting.versioned
         self._stop_acting = acting.close
-        self._envs, self._ends_program = envs, ends_program
-        self._log_period, self._grant_steps = log_period, grant_steps
+        self._envs, self._log_period = config.envs_per_actor, config.log_period
+        self._ends_program = config.evaluate_period is None  # otherwise the evaluator does
+        self._grant_steps = _GRANT_STEPS
         self._granted = self._spent = 0  # steps of the current grant, and how many of them are made
         self._episodes = EpisodeStatistics()
         self._steps = 0
@@ -104,10 +93,11 @@ class ActorWorker(ProgramWorker):
         self._dropped = 0  # items that were on their way when the program stopped
         self._started = False
         # For agents that follow the learner in step: unrolls count from the version there at the start.
-        self._synchrony = agent.synchrony() if learner is not None else None
-        if self._synchrony is not None:
+        self._max_policy_lag = agent.max_policy_lag if learner is not None else None
+        self._unroll_length = agent.unroll_length if self._max_policy_lag is not None else 0
+        if self._max_policy_lag is not None:
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
-            self._grant_steps = max(1, min(grant_steps, (self._synchrony.unroll_length - 2) // 2))
+            self._grant_steps = max(1, min(_GRANT_STEPS, (self._unroll_length - 2) // 2))
         self._batched_steps = 0  # of the loop: with two halves, two of them are a step of all envs
         self._first_version = 0
         self._waiting_since: float | None = None  # for a version of the parameters
@@ -151,9 +141,9 @@ class ActorWorker(ProgramWorker):
             # More at a time the more it has made, up to a bound: each question is a message and a wait.
             batched = max(_FIRST_GRANT, min(self._grant_steps, self._batched_steps // _GRANT_SHARE))
             wanted = min(batched, self._grant_steps) * self._envs
-            if self._synchrony is not None:
+            if self._max_policy_lag is not None:
                 # No more than its unroll takes: what others need for theirs would be missing at the end.
-                length = self._parts * self._synchrony.unroll_length
+                length = self._parts * self._unroll_length
                 left = length - self._batched_steps % length
                 wanted = min(wanted, max(1, left * self._envs // self._parts))
             self._granted = self._report(wanted)
@@ -173,12 +163,12 @@ class ActorWorker(ProgramWorker):
 
     def _needed_version(self) -> int | None:
         """The version that the next batched step must be made with at least; None at other times."""
-        if self._synchrony is None:
+        if self._max_policy_lag is None:
             return None
-        unroll, begun = divmod(self._batched_steps, self._parts * self._synchrony.unroll_length)
+        unroll, begun = divmod(self._batched_steps, self._parts * self._unroll_length)
         if begun:
             return None
-        return self._first_version + max(0, unroll - self._synchrony.lag)
+        return self._first_version + max(0, unroll - self._max_policy_lag)
 
     def _has_version(self, timeout: float) -> bool:
         """Whether the parameters are new enough to go on; waits up to ``timeout`` seconds for them."""
@@ -249,9 +239,9 @@ class ActorWorker(ProgramWorker):
         """Until the learner has learned from the last complete unrolls, so that the program does not end, or
         evaluate, without that. Not if another actor's unroll is missing: then it has no batch."""
         context = launch.get_node_context()
-        if self._synchrony is None or not self._started or context.engine == "serial":
+        if self._max_policy_lag is None or not self._started or context.engine == "serial":
             return
-        last = self._first_version + self._batched_steps // (self._parts * self._synchrony.unroll_length)
+        last = self._first_version + self._batched_steps // (self._parts * self._unroll_length)
         stopped = launch.stop_event()
         deadline = time.monotonic() + _LAST_STEP_S
         while not stopped.is_set() and time.monotonic() < deadline:

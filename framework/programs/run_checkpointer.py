@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from framework.checkpointing import Checkpointer, torch_part
+from framework.programs.run_config import RunConfig
 
 
 class RunCheckpointer:
@@ -17,14 +18,16 @@ class RunCheckpointer:
     last checkpoint of a run, however the run ends.
 
     Args:
-      directory: of the run; checkpoints go to ``checkpoints/`` in it.
-      keep: how many checkpoints stay.
+      config: the run's settings. Checkpoints go to ``checkpoints/`` in its directory.
       counter: its counts are part of every checkpoint, and ``env_steps`` names it.
       replay: a replay client, whose server checkpoints itself; None for an agent without replay.
     """
 
-    def __init__(self, directory: str, keep: int = 3, *, counter: Any = None, replay: Any = None):
-        self._checkpointer = Checkpointer(pathlib.Path(directory) / "checkpoints", keep=keep)
+    def __init__(self, config: RunConfig, *, counter: Any = None, replay: Any = None):
+        assert config.directory is not None
+        self._checkpointer = Checkpointer(
+            pathlib.Path(config.directory) / "checkpoints", keep=config.keep_checkpoints
+        )
         self._counter, self._replay = counter, replay
         self._lock = threading.Lock()
         self._states: dict[str, Any] = {}
@@ -66,11 +69,11 @@ class RunCheckpointer:
         self.commit("end of the run")
 
 
-def saved_part(directory: pathlib.Path | None, part: str) -> Any:
+def saved_part(directory: str | None, part: str) -> Any:
     """The state of ``part`` in the newest intact checkpoint of the run in ``directory``, or None."""
     if directory is None:
         return None
-    checkpointer = Checkpointer(directory / "checkpoints")
+    checkpointer = Checkpointer(pathlib.Path(directory) / "checkpoints")
     if checkpointer.latest() is None:
         return None
     reader = checkpointer.restore(fall_back=True)

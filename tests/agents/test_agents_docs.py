@@ -26,9 +26,11 @@ def fields_table(config):
     lines = ["| field | default | effect |", "|---|---|---|"]
     for node in ast.parse(source).body[0].body:
         if isinstance(node, ast.AnnAssign):
-            effect = " ".join(
-                comments[line] for line in range(node.lineno, node.end_lineno + 1) if line in comments
-            )
+            lines_of_node = [line for line in range(node.lineno, node.end_lineno + 1) if line in comments]
+            first = node.lineno  # without a comment behind it, the one above it
+            while not lines_of_node and source.splitlines()[first - 2].strip().startswith("#"):
+                first -= 1
+            effect = " ".join(comments[line] for line in lines_of_node or range(first, node.lineno))
             effect = effect.replace("|", "\\|")
             lines.append(f"| `{node.target.id}` | `{ast.unparse(node.value)}` | {effect} |")
     return "\n".join(lines)

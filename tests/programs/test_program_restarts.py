@@ -24,7 +24,7 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 
 PATIENCE = 60.0
 GROUPS = ("actor", "learner", "replay", "evaluator", "counter", "monitor", "checkpointer")
@@ -39,16 +39,18 @@ def start(directory, steps=STEPS, **options):
     program = make_program(
         DQN(config),
         functools.partial(FakeEnvironment, episode_length=7),
-        num_actors=2,
-        envs_per_actor=2,
-        max_env_steps=steps,
-        evaluate_period=1000,
-        num_evaluation_episodes=2,
-        log_period=200,
-        learner_log_period=20,
-        publish_period=5,
-        checkpoint_period=300,
-        directory=directory,
+        RunConfig(
+            num_actors=2,
+            envs_per_actor=2,
+            max_env_steps=steps,
+            evaluate_period=1000,
+            num_evaluation_episodes=2,
+            log_period=200,
+            learner_log_period=20,
+            publish_period=5,
+            checkpoint_period=300,
+            directory=directory,
+        ),
     )
     return launch.start(program, "processes", directory=directory, **options)
 

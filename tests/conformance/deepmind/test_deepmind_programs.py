@@ -127,11 +127,13 @@ def test_dqn_trains_on_cartpole():
     program = programs.make_program(
         DQN(config),
         "gymnasium:CartPole-v1",
-        num_actors=2,
-        max_env_steps=1500,
-        evaluate_period=1500,
-        num_evaluation_episodes=2,
-        replay_backend="framework.replay.dm_reverb",
+        programs.RunConfig(
+            num_actors=2,
+            max_env_steps=1500,
+            evaluate_period=1500,
+            num_evaluation_episodes=2,
+            replay_backend="reverb",
+        ),
     )
     result = lp.launch(program, "launchpad_mt", stop_timeout=60.0)
     assert result["env_steps"] == 1500

@@ -128,18 +128,20 @@ def test_a_hung_node_is_found(cluster):
 def dqn_program(directory, steps):
     from agents.dqn import DQN, DQNConfig
     from framework.environments.testing import FakeEnvironment
-    from framework.programs import make_program
+    from framework.programs import RunConfig, make_program
 
     config = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=1.0, hidden_sizes=(16,))
     return make_program(
         DQN(config),
         functools.partial(FakeEnvironment, episode_length=7),
-        envs_per_actor=2,
-        max_env_steps=steps,
-        evaluate_period=steps // 2,
-        num_evaluation_episodes=2,
-        checkpoint_period=200,
-        directory=directory,
+        RunConfig(
+            envs_per_actor=2,
+            max_env_steps=steps,
+            evaluate_period=steps // 2,
+            num_evaluation_episodes=2,
+            checkpoint_period=200,
+            directory=directory,
+        ),
     )
 
 
