@@ -62,7 +62,7 @@ def test_two_on_policy_learners_share_the_envs(lag, tmp_path):
     # Rows of all envs are counted; an episode of 7 steps has a closing row, which teaches nothing.
     assert all(4 * 5 <= row["rows"] <= 4 * 6 for row in rows)
     assert all(row["staleness"] <= 1 + lag for row in rows)
-    with pytest.raises(ValueError, match="The program has 4 envs; with num_learners=3"):
+    with pytest.raises(ValueError, match="num_learners: got 3, expected a divisor of 4"):
         small_program(PPO(config), envs_per_actor=4, num_learners=3)
 
 
@@ -115,7 +115,7 @@ def test_several_learners_need_processes(engine):
 @pytest.mark.parametrize(
     ("agent", "learners", "message"),
     [
-        (DQN(CONFIG), 3, "batch_size is 16; with num_learners=3"),
+        (DQN(CONFIG), 3, "num_learners: got 3, expected a divisor of 16"),
         (DQN(CONFIG), 0, "num_learners: got 0"),
         (RandomActions(), 2, "RandomActions (does not learn|cannot learn)"),
     ],

@@ -85,7 +85,7 @@ def test_the_end_of_the_budget_leaves_nobody_waiting(engine, lag, steps):
 
 
 def test_ends_in_processes():
-    assert launch.launch(program(False, 400), engine="processes")["env_steps"] == 400
+    assert launch.launch(program(0, 400), engine="processes")["env_steps"] == 400
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -99,7 +99,7 @@ def test_a_run_whose_queue_is_empty_at_its_end_goes_on_from_there(lag, tmp_path)
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_stop_ends_the_wait_for_a_version(engine):
     # The learner stops after its third step, when the actors wait for the next version or soon will.
-    result = launch.launch(program(False, None, max_learner_steps=3, evaluate_period=None), engine=engine)
+    result = launch.launch(program(0, None, max_learner_steps=3, evaluate_period=None), engine=engine)
     assert result["learner_steps"] == 3
 
 
@@ -124,7 +124,7 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(i
 @pytest.mark.slow
 def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versions_before():
     """Else actors that have version 9 would wait for a tenth while the new learner makes its first."""
-    with launch.start(program(False, 3000, evaluate_period=None), restarts={"learner": 1}) as job:
+    with launch.start(program(0, 3000, evaluate_period=None), restarts={"learner": 1}) as job:
         assert job.client("counter").wait_for("learner_steps", 9, timeout=60)
         (learner,) = [node for node in job.status()["nodes"] if node["group"] == "learner"]
         os.kill(learner["pid"], signal.SIGKILL)
@@ -160,8 +160,8 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
 
 
 def test_a_resumed_run_goes_on_in_step(tmp_path):
-    launch.launch(program(False, 300, directory=tmp_path), engine="serial")
-    result = launch.launch(program(False, 600, directory=tmp_path), engine="serial")
+    launch.launch(program(0, 300, directory=tmp_path), engine="serial")
+    result = launch.launch(program(0, 600, directory=tmp_path), engine="serial")
     assert result["env_steps"] == 600
     assert (
         result["learner_steps"] > 9
