@@ -301,7 +301,7 @@ class SGDLearner(core.Learner):
             self._raise_unsound(steps[sound.index(False)], {})
 
     def _raise_unsound(self, step: int, metrics: dict[str, torch.Tensor]) -> None:
-        seen = ", ".join(f"{name}={float(value):.6g}" for name, value in metrics.items())
+        seen = ", ".join(f"{name}={float(value.detach()):.6g}" for name, value in metrics.items())
         seen = f" ({seen})" if seen else ""
         raise FloatingPointError(
             f"Learner step {step}: the loss or its gradient is not finite{seen}. Look for NaN in "
