@@ -86,7 +86,7 @@ class CourierNode(Node):
 
     Args:
       constructor: makes the object, in the node's process.
-      courier_kwargs: ``max_threads`` (calls carried out at once, default 128) and ``max_frame_bytes``.
+      courier_kwargs: `thread_pool_size` (calls carried out at once, default 128) and ``max_frame_bytes``.
       courier_client_kwargs: ``call_timeout`` (seconds, default None: wait), ``max_in_flight`` (futures
         of one client that may be open; the next call waits; default 1024) and ``repeat_lost`` (default
         False: a call that the node had when it was restarted raises `CallLost`; True: it is made again, for
@@ -105,7 +105,7 @@ class CourierNode(Node):
     ) -> None:
         super().__init__(constructor, args, kwargs)
         self.server_options = _known(
-            "courier_kwargs", courier_kwargs, {"max_threads": 128, "max_frame_bytes": 1 << 30}
+            "courier_kwargs", courier_kwargs, {"thread_pool_size": 128, "max_frame_bytes": 1 << 30}
         )
         self.client_options = _known(
             "courier_client_kwargs",

@@ -22,7 +22,7 @@ from launch import context
 from launch.batching import BatchedMethod
 from launch.context import Runtime, entered
 from launch.engines.base import Leaf, ended_normally
-from launch.errors import CallLost, CallTimeout, LaunchError, ProgramStopped, RemoteError, RemoteTraceback
+from launch.errors import CallLost, CallTimeout, LaunchError, ProgramStopped
 from launch.handles import Client, Target
 from launch.nodes import ReplayNode, connect_replay
 from launch.rpc import wire
@@ -229,9 +229,7 @@ class CourierRuntime(Runtime):
         failed, value = unpack(self.wiring.keys, message)
         if not failed:
             return value
-        error = wire.rebuild_error(value) or RemoteError(value["kind"], value["message"])
-        error.__cause__ = RemoteTraceback(label, value["traceback"])
-        raise error
+        raise wire.rebuild_call_error(value, label)
 
 
 _runtimes: dict[str, CourierRuntime] = {}

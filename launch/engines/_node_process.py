@@ -28,8 +28,6 @@ from launch.handles import Client
 from launch.nodes import CourierNode, ReplayNode, connect_replay
 from launch.rpc import wire
 from launch.rpc.client import Connection
-from launch.rpc.moving import MovingConnection
-from launch.rpc.repeating import Call, Submit, repeating
 from launch.rpc.server import Server
 from launch.rpc.sockets import CurveKeys
 
@@ -78,9 +76,8 @@ class RemoteRuntime(Runtime):
         self._request_stop = request_stop
         self._lock = threading.Lock()
         self._clients: dict[int, Any] = {}
-        self._connections: list[Any] = []
+        self._connections: dict[int, Any] = {}  # replay clients too
         self._moved = threading.Condition()
-        self._moving: dict[int, MovingConnection] = {}
 
     def request_stop(self, result: Any = None) -> None:
         self._request_stop(result)
@@ -103,59 +100,47 @@ class RemoteRuntime(Runtime):
             address = self._wait_for_address(node_id)
             with entered(self, self.only_context):
                 client = connect_replay(entry.options, None, address, entry.port, self._keys)
-            self._connections.append(client)
+            self._connections[node_id] = client
             return client
         if entry.serves is None:
             raise LaunchError(
                 f"node {entry.label!r} is a {entry.description}, which serves nothing: use a CourierNode"
             )
-        connection = self._open(node_id, entry)
-        self._connections.append(connection)
-        call: Call = connection.call
-        submit: Submit = connection.submit
-        if entry.options["repeat_lost"]:
-            call, submit = repeating(call, submit)
-        return Client(node_id, call, submit, entry.options["call_timeout"])
-
-    def _open(self, node_id: int, entry: Entry) -> Connection | MovingConnection:
-        limit = entry.options["max_in_flight"]
-        if entry.address is not None and entry.address.startswith("ipc://"):
-            return Connection(
-                entry.address, self._keys, name=entry.label, max_in_flight=limit, stopped=self.stopped
-            )
         with self._moved:
-            address = self._entries[node_id].address
-            moving = MovingConnection(
-                address, self._keys, name=entry.label, max_in_flight=limit, stopped=self.stopped
+            connection = Connection(
+                self._entries[node_id].address,
+                self._keys,
+                name=entry.label,
+                max_in_flight=entry.options["max_in_flight"],
+                stopped=self.stopped,
+                repeat_lost=entry.options["repeat_lost"],
             )
-            self._moving[node_id] = moving
-            return moving
+            self._connections[node_id] = connection
+        return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
 
     def move(self, addresses: dict[int, str | None]) -> None:
         """Nodes are somewhere else from now on, or nowhere (None)."""
         with self._moved:
             for node_id, address in addresses.items():
                 self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
-            moving: list[tuple[Any, str | None]] = []
-            for node_id, address in addresses.items():
-                client = self._moving.get(node_id)
-                if self._entries[node_id].serves == "replay":  # of a back end that may not know how
-                    client = self._clients.get(node_id)
-                if hasattr(client, "move"):
-                    moving.append((client, address))
+            moving: list[tuple[Any, str | None]] = [
+                (self._connections.get(node_id), address) for node_id, address in addresses.items()
+            ]
             self._moved.notify_all()
         for client, address in moving:
-            client.move(address)
+            if hasattr(client, "move"):  # a replay back end may not know how
+                client.move(address)
 
     def begin_stop(self) -> None:
         try:
             super().begin_stop()
         finally:
             with self._moved:
-                moving = list(self._moving.values())
+                connections = list(self._connections.values())
                 self._moved.notify_all()
-            for connection in moving:
-                connection.stop()
+            for connection in connections:
+                if isinstance(connection, Connection):
+                    connection.stop()
 
     def _wait_for_address(self, node_id: int) -> str:
         """Where a node is, as soon as it is somewhere. ProgramStopped if the program stops first."""
@@ -170,8 +155,8 @@ class RemoteRuntime(Runtime):
     def close(self) -> None:
         """Closes every client of this process."""
         with self._lock:
-            connections, self._connections = self._connections, []
-        for connection in connections:
+            connections, self._connections = self._connections, {}
+        for connection in connections.values():
             close = getattr(connection, "close", None)
             if close is not None:
                 close()

@@ -112,7 +112,7 @@ NODES = {
     "unknown server option": (
         lambda: lp.CourierNode(Nothing, courier_kwargs={"port": 1}),
         ValueError,
-        r"\['port'\].*max_threads",
+        r"\['port'\].*thread_pool_size",
     ),
     "unknown client option": (
         lambda: lp.CourierNode(Nothing, courier_client_kwargs={"compress": True}),

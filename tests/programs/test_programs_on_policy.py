@@ -15,7 +15,7 @@ from agents.ppo import PPO, TABLE, PPOConfig
 from framework import replay
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, actor_worker, make_program
+from framework.programs import RunConfig, lockstep, make_program
 from framework.specs import Array
 
 CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
@@ -139,7 +139,7 @@ def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versio
 
 def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     """The learner waits for the test, between its first two steps."""
-    monkeypatch.setattr(actor_worker, "_SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(lockstep, "_SAY_PERIOD_S", 0.0)
     gate, said = threading.Event(), threading.Event()
     slow = slow_ppo(lambda: gate.wait(30))
 
@@ -147,7 +147,7 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
         def emit(self, record):
             said.set()
 
-    logger = logging.getLogger(actor_worker.__name__)
+    logger = logging.getLogger(lockstep.__name__)
     logger.addHandler(handler := Hears())
     try:
         graph = make_program(
