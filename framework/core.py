@@ -155,10 +155,6 @@ class Worker(abc.ABC):
         """Whether ``step()`` would go through without blocking. The serial engine asks this."""
         return True
 
-    def ready_if_stuck(self) -> bool:
-        """Whether ``step()`` may be called after all; asked when no worker of a serial program is ready."""
-        return False
-
     @abc.abstractmethod
     def step(self) -> None:
         """One unit of work. May block (on replay, say); must end soon after the program is stopped."""

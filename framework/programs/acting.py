@@ -85,10 +85,6 @@ class Acting:
         """Whether the half whose turn it is could add a step without waiting."""
         return self._next.adder is None or self._next.adder.ready()
 
-    def ready_if_stuck(self) -> bool:
-        """See `framework.adders.Adder.ready_if_stuck`; of the half whose turn it is."""
-        return self._next.adder is not None and self._next.adder.ready_if_stuck()
-
     def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
         """One batched step of the half whose turn it is; see ``EnvironmentLoop.step``."""
         half = self._next

@@ -93,10 +93,6 @@ class ActorWorker(ProgramWorker):
     def ready(self) -> bool:
         return not self._finished and self._acting.ready() and self._may_step()
 
-    def ready_if_stuck(self) -> bool:
-        """True if the tables take at least a part of what a step of all envs may write."""
-        return not self._finished and self._acting.ready_if_stuck() and self._may_step()
-
     def _may_step(self) -> bool:
         if self._lockstep is None or not self._started:
             return True
