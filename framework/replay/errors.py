@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from framework.checkpoints import CheckpointError as CheckpointError
 from launch.errors import ProgramStopped
 
 
@@ -41,10 +42,6 @@ class WouldBlockError(ReverbError):
 
 class StoreFullError(ReverbError, MemoryError):
     """The row store may not, or can not, reserve memory for more rows."""
-
-
-class CheckpointError(ReverbError):
-    """A checkpoint is missing, incomplete, altered, or does not fit the tables."""
 
 
 class UnknownTableError(ReverbError, RuntimeError, ValueError):
