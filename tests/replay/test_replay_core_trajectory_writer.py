@@ -338,3 +338,24 @@ def test_a_flush_that_may_leave_items_waits_only_for_those_beyond():
             writer.flush(block_until_num_items=1, timeout=0)
         assert [int(client.sample_batch("t", 1, timeout=0).data[0]) for _ in range(5)] == list(range(5))
         writer.flush(timeout=0)
+
+
+@pytest.mark.parametrize("kind", ["trajectory", "structured", "older"])
+def test_writers_that_are_dropped_release_their_rows(kind):
+    client = make(times=0)
+    reference = replay.structured.create_reference_step({"a": None})
+    config = replay.structured.create_config({"v": reference["a"][-1]}, "t")
+    make_writer = {
+        "trajectory": lambda: client.trajectory_writer(10),
+        "structured": lambda: client.structured_writer([config]),
+        "older": lambda: client.writer(10),
+    }[kind]
+    for _ in range(3):
+        writer = make_writer()
+        for i in range(10):
+            writer.append({"a": i})
+        del writer
+    assert client.server_info()["t"].current_size == (30 if kind == "structured" else 0)
+    assert num_rows(client) == (30 if kind == "structured" else 0)
+    client.reset("t")
+    assert num_rows(client) == 0

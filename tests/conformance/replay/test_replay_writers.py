@@ -165,14 +165,21 @@ def test_items_may_go_unvalidated_and_modules_have_their_names(rig):
 
 
 def test_writers_of_different_specs_share_a_server(rig):
-    client = rig.client()
-    for table, value in (("t", I64(3)), ("u", np.ones(2, F32))):
-        writer = client.trajectory_writer(2)
-        writer.append({"a": value})
-        writer.append({"a": value, "b": value})
-        writer.create_item(table, 1.0, {"a": writer.history["a"][-1], "b": writer.history["b"][-1:]})
-        writer.flush()
-    assert [items(client), items(client, "u")] == [[[3, [3]]], [[[1, 1], [[1, 1]]]]]
+    client = rig.client(times=1)
+    for _ in range(2):
+        writers = []
+        for action in (I64(3), np.ones(2, F32)):  # both begin with the same observation
+            writer = client.trajectory_writer(2)
+            writer.append({"o": F32(0)}, partial_step=True)
+            writers.append((writer, action))
+        for table, (writer, action) in zip("tu", writers, strict=True):
+            writer.append({"a": action})
+            writer.append({"a": action, "o": F32(1), "b": action})
+            history = writer.history
+            writer.create_item(table, 1.0, [history["o"][:], history["a"][-1], history["b"][-1:]])
+            writer.flush()
+        assert items(client) == [[[0, 1], 3, [3]]]
+        assert items(client, "u") == [[[0, 1], [1, 1], [[1, 1]]]]
 
 
 def test_what_was_created_before_a_reset_is_gone(rig):
