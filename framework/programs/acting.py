@@ -85,10 +85,6 @@ class Acting:
         """Whether the half whose turn it is could add a step without waiting."""
         return self._next.adder is None or self._next.adder.ready()
 
-    def ready_if_stuck(self) -> bool:
-        """See `framework.adders.Adder.ready_if_stuck`; of the half whose turn it is."""
-        return self._next.adder is not None and self._next.adder.ready_if_stuck()
-
     def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
         """One batched step of the half whose turn it is; see ``EnvironmentLoop.step``."""
         half = self._next
@@ -155,7 +151,7 @@ def make_acting(
     alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
     sizes = [envs - envs // 2, envs // 2] if alternates else [envs]
     offsets = [0, sizes[0]][: len(sizes)]
-    synchrony = agent.synchrony()
+    in_step = agent.max_policy_lag is not None
     versioned: VariableClient | Port | None = None
     ports: list[Port] = []
     close: Callable[[], None] = lambda: None  # noqa: E731
@@ -193,11 +189,11 @@ def make_acting(
             actor = PolicyActor(policy, adder, variables, envs, seed)
         # Actors that follow the learner in step take newer parameters at the start of an unroll only. Halves
         # share their parameters: one of them asks for newer ones, once per step of all envs.
-        updates = synchrony is None and index == 0
+        updates = not in_step and index == 0
         halves.append(
             Half(environment, actor, adder, EnvironmentLoop(environment, actor, should_update=updates))
         )
     hold_period = None
-    if synchrony is not None and learner is not None:
-        hold_period = len(sizes) * synchrony.unroll_length
+    if in_step and learner is not None:
+        hold_period = len(sizes) * agent.unroll_length
     return Acting(halves, versioned, hold_period, close)

@@ -73,12 +73,11 @@ class ActorWorker(ProgramWorker):
         )
         self._lockstep: Lockstep | None = None
         self._largest_grant = _LARGEST_GRANT
-        synchrony = agent.synchrony() if learner is not None else None
-        if synchrony is not None:
-            length = len(self._acting.halves) * synchrony.unroll_length
-            self._lockstep = Lockstep(self._name, learner, counter, length, synchrony.lag)
+        if agent.max_policy_lag is not None and learner is not None:
+            length = len(self._acting.halves) * agent.unroll_length
+            self._lockstep = Lockstep(self._name, learner, counter, length, agent.max_policy_lag)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
-            self._largest_grant = max(1, min(_LARGEST_GRANT, (synchrony.unroll_length - 2) // 2))
+            self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
         self._started = False
         self._batched_steps = 0  # with two halves, two of them are a step of all envs
         self._granted = self._spent = 0  # env steps of the current grant, and those of them that are made
@@ -93,10 +92,6 @@ class ActorWorker(ProgramWorker):
 
     def ready(self) -> bool:
         return not self._finished and self._acting.ready() and self._may_step()
-
-    def ready_if_stuck(self) -> bool:
-        """True if the tables take at least a part of what a step of all envs may write."""
-        return not self._finished and self._acting.ready_if_stuck() and self._may_step()
 
     def _may_step(self) -> bool:
         if self._lockstep is None or not self._started:

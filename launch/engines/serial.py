@@ -113,7 +113,7 @@ class SerialJob(Job):
             moved |= bool(self._guard(place, self._turn))
             if self._runtime.stopped.is_set():
                 return True
-        if working and not moved and not any(self._guard(place, self._turn_if_stuck) for place in working):
+        if working and not moved:
             raise DeadlockError(self._deadlock(working))
         return bool(working)
 
@@ -121,14 +121,6 @@ class SerialJob(Job):
         with entered(self._runtime, place.leaf.context):
             ready = getattr(place.object, "ready", None)
             if ready is not None and not ready():
-                return False
-            place.object.step()
-            return True
-
-    def _turn_if_stuck(self, place: Place) -> bool:
-        with entered(self._runtime, place.leaf.context):
-            ready = getattr(place.object, "ready_if_stuck", None)
-            if ready is None or not ready():
                 return False
             place.object.step()
             return True

@@ -281,30 +281,6 @@ def test_serial_deadlock_names_everybody():
     assert "taker-0: ready() is false" in str(caught.value)
 
 
-class Hoarder(Maker):
-    """Makes nothing, unless nobody else can go on."""
-
-    def ready(self):
-        return False
-
-    def ready_if_stuck(self):
-        return self._left > 0
-
-
-def test_serial_asks_again_before_it_is_a_deadlock():
-    program = lp.Program("test")
-    queue = program.add_node(lp.CourierNode(Queue), label="queue")
-    program.add_node(lp.PyClassNode(Hoarder, queue, 5), label="hoarder")
-    program.add_node(lp.PyClassNode(Taker, queue, 2), label="taker")
-    assert lp.launch(program, "serial") == [(5, 4), (3, 2)]
-    program = lp.Program("test")
-    queue = program.add_node(lp.CourierNode(Queue), label="queue")
-    program.add_node(lp.PyClassNode(Hoarder, queue, 3), label="hoarder")
-    program.add_node(lp.PyClassNode(Taker, queue, 2), label="taker")
-    with pytest.raises(lp.DeadlockError, match="taker-0: ready"):
-        lp.launch(program, "serial")
-
-
 def test_serial_worker_without_step_is_told_what_to_add():
     class OnlyRun:
         def run(self):

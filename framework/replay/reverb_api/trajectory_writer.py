@@ -44,7 +44,6 @@ class TrajectoryWriter:
         if not validate_items:
             raise ValueError("validate_items: got False; items are always checked here, leave it out")
         self._writer = client.batch_writer()
-        self._offer = getattr(self._writer, "offer_items", self._writer.create_items)
         self._keep = self._longest = num_keep_alive_refs
         self._keeps: dict[str, int] = {}  # set by configure
         self._stream = ""
@@ -243,7 +242,8 @@ class TrajectoryWriter:
                 rows_of[key] = rows
             slices.append(self._writer.slice(leaf.stream, leaf.column, rows))
         episodes = np.array([self._episode], np.uint64)
-        keys = self._offer(table, shape.pack(slices), np.array([priority], np.float64), episodes=episodes)
+        priorities = np.array([priority], np.float64)
+        keys = self._writer.create_items(table, shape.pack(slices), priorities, episodes)
         return int(keys[0])
 
     def flush(
@@ -259,10 +259,7 @@ class TrajectoryWriter:
         if block_until_num_items < 0:
             raise ValueError(f"block_until_num_items: got {block_until_num_items}, expected at least 0")
         timeout = _seconds(timeout_ms, timeout)
-        if block_until_num_items and hasattr(self._writer, "num_kept"):
-            self._writer.flush(timeout, keep=block_until_num_items)
-        else:
-            self._writer.flush(timeout)
+        self._writer.flush(timeout, keep=block_until_num_items)
 
     def end_episode(
         self, clear_buffers: bool = True, timeout_ms: int | None = None, timeout: float | None = None
