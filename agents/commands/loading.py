@@ -8,7 +8,7 @@ from typing import Any
 from agents.commands.building import environment_spec
 from agents.commands.errors import CommandError
 from agents.commands.run_folder import RunFolder, describe_spec
-from framework.checkpointing import CheckpointError, CheckpointReader
+from framework.checkpoints import CheckpointError, CheckpointReader
 
 
 class LoadedPolicy:

@@ -19,7 +19,7 @@ from typing import Any
 import agents
 from agents.commands.errors import CommandError
 from agents.commands.options import TrainOptions
-from framework.checkpointing import Checkpointer, package_versions
+from framework.checkpoints import Checkpointer, package_versions
 from framework.loggers.files import explained
 from framework.programs.run_config import RunConfig
 

@@ -17,7 +17,7 @@ from agents.commands import building
 from agents.commands.errors import CommandError
 from agents.commands.options import TrainOptions, parse, parse_train
 from agents.commands.run_folder import RunFolder, default_path, describe_spec
-from framework.checkpointing import CheckpointError
+from framework.checkpoints import CheckpointError
 from framework.programs.run_config import RunConfig
 
 _POLL_S = 0.5  # between two looks at the program for the display
@@ -109,18 +109,21 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     _check_same_environment(folder, building.environment_spec(options.environment, config.seed, agent))
     folder = dataclasses.replace(folder, options=options, config=config)
     program = building.build_program(agent, options.environment, config)
-    with _writing(folder.path):
-        choose_checkpoint(folder, given.checkpoint)
+    with _writing(folder.path), chosen_checkpoint(folder, given.checkpoint):
         folder.save()
-    return run(folder, program)
+        return run(folder, program)
 
 
 def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
-def choose_checkpoint(folder: RunFolder, which: str) -> None:
-    """Makes ``which`` the newest checkpoint of the run, by renaming those after it; refuses a damaged one."""
+@contextlib.contextmanager
+def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
+    """Makes ``which`` the newest checkpoint of the run, by renaming those after it; refuses a damaged one.
+
+    They get their names back if what follows fails before it has saved a checkpoint of its own.
+    """
     checkpointer = folder.checkpointer
     try:
         reader = checkpointer.restore(None if which == "latest" else which)
@@ -130,15 +133,24 @@ def choose_checkpoint(folder: RunFolder, which: str) -> None:
         )
         raise CommandError(f"{error}{advice if checkpointer.checkpoints() else ''}") from error
     limit = folder.config.max_env_steps
-    if limit is not None and reader.step >= limit:
+    # Without a result it was interrupted in its last evaluation, which is played now.
+    if limit is not None and reader.step >= limit and (folder.path / "result.json").exists():
         raise CommandError(
-            f"{folder.path} has made all of its {limit:,} env steps. Give it more: --max-env-steps "
-            f"{2 * limit}"
+            f"{folder.path} has made {reader.step:,} env steps, and its limit is {limit:,}. Give it more: "
+            f"--max-env-steps {2 * reader.step}"
         )
     paths = checkpointer.checkpoints()
+    aside = {}
     for newer in paths[paths.index(reader.path) + 1 :] if reader.path in paths else ():
-        newer.rename(newer.with_name(f"set-aside-{newer.name}"))
+        aside[newer] = newer.rename(newer.with_name(f"set-aside-{newer.name}"))
         print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
+    try:
+        yield
+    except BaseException:
+        if checkpointer.latest() == reader.path:
+            for name, path in aside.items():
+                path.rename(name)
+        raise
 
 
 def run(folder: RunFolder, program: Any) -> int:
@@ -264,9 +276,10 @@ def _check_same_environment(folder: RunFolder, spec: Any) -> None:
 def _explain(error: Exception, path: Path) -> str:
     cause = error.__cause__
     node = getattr(error, "node", None)
-    if node is not None and isinstance(cause, OSError | CheckpointError):
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
-        return f"node {node!r}: {reason}"  # about the disk: a traceback would only hide it
+    if isinstance(cause, CheckpointError):
+        return str(cause)  # names the file; the node that asked for the checkpoint is not to blame
+    if node is not None and isinstance(cause, OSError):
+        return f"node {node!r}: {cause.strerror or cause}"  # about the disk: a traceback would only hide it
     reason, _, traceback = str(error).partition("\n\n")
     if traceback:
         print(traceback, file=sys.stderr)  # first: what ends up at the bottom of the screen is the reason

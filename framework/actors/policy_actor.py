@@ -9,6 +9,7 @@ import numpy as np
 import tree
 
 from framework import core
+from framework.actors.recurrent_state import restart_envs
 from framework.types import Nest
 
 _FIRST = int(dm_env.StepType.FIRST)
@@ -77,9 +78,10 @@ class PolicyActor(core.Actor, core.Saveable):
         if self._state is None:
             raise RuntimeError("observe() came before observe_first(); give it the first time step.")
         if self._has_memory:
-            first = np.asarray(next_timestep.step_type) == _FIRST
-            if first.any():
-                self._reset_envs(np.atleast_1d(first))
+            begins = np.flatnonzero(next_timestep.step_type == _FIRST)
+            if len(begins):
+                initial = self.policy.initial_state(self.num_envs)
+                self._state = restart_envs(self._state, initial, begins)
 
     def update(self, wait: bool = False) -> None:
         if self._variable_client is not None:
@@ -93,16 +95,3 @@ class PolicyActor(core.Actor, core.Saveable):
         self.policy.restore(state["policy"])
         self._state = None
         self._extras = ()
-
-    def _reset_envs(self, first: np.ndarray) -> None:
-        """Puts the envs that have just started an episode back to the initial state."""
-        leaves = tree.flatten(self._state)
-        fresh = tree.flatten(self.policy.initial_state(self.num_envs))
-        envs = np.flatnonzero(first)
-        copies = []
-        for old, new in zip(leaves, fresh, strict=True):
-            # Copied, not written in place: extras may hold the old state.
-            old = old.clone() if hasattr(old, "clone") else old.copy()
-            old[envs] = new[envs]
-            copies.append(old)
-        self._state = tree.unflatten_as(self._state, copies)

@@ -29,7 +29,7 @@ class Evaluator(ProgramWorker):
       learner: the variable source.
       counter: says how many env steps were made.
       monitor: takes the rows of metrics; it ends the program.
-      checkpointer: keeps the parameters of the best evaluation; None keeps nothing.
+      checkpointer: keeps the parameters of the best evaluation and the step of the last; None keeps nothing.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class Evaluator(ProgramWorker):
         assert config.evaluate_period is not None
         self._period, self._max_env_steps = config.evaluate_period, config.max_env_steps
         self._target_return = config.target_return
-        self._next = self._after(0)
+        state = None if checkpointer is None else checkpointer.get("evaluator")
+        self._next = self._after(0 if state is None else state["env_steps"])
 
     def ready(self) -> bool:
         return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
@@ -97,6 +98,8 @@ class Evaluator(ProgramWorker):
         }
         self._monitor.write("evaluator", row)
         self._keep_if_best(row)
+        if self._checkpointer is not None:
+            self._checkpointer.put("evaluator", {"env_steps": row["env_steps"]})
         self._next = self._after(row["env_steps"])
         reached = self._target_return is not None and row["episode_return"] >= self._target_return
         spent = self._max_env_steps is not None and row["env_steps"] >= self._max_env_steps

@@ -17,7 +17,7 @@ from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.monitor import Monitor
-from framework.programs.run_checkpointer import RunCheckpointer, saved_part
+from framework.programs.run_checkpointer import RunCheckpointer, replay_checkpointer, saved_part
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import derive_seed
 
@@ -59,7 +59,7 @@ class Graph:
         make_tables = functools.partial(_make_tables, self._agent, self._spec, self._seed_of("replay"))
         checkpointer_fn = None
         if self._config.directory is not None:
-            checkpointer_fn = functools.partial(_replay_checkpointer, self._config)
+            checkpointer_fn = functools.partial(replay_checkpointer, self._config)
         backend = _REPLAY_MODULES[self._config.replay_backend]
         node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
         self._replay = self.program.add_node(node, label="replay")
@@ -186,17 +186,9 @@ def _make_tables(agent: core.Agent, spec: specs.EnvironmentSpec, seed: int) -> l
     return tables
 
 
-def _replay_checkpointer(config: RunConfig) -> Any:
-    from framework.replay import checkpointers
-
-    assert config.directory is not None
-    folder = os.path.join(config.directory, "checkpoints", "replay")
-    return checkpointers.DefaultCheckpointer(folder, keep=config.keep_checkpoints)
-
-
 def _make_counter(config: RunConfig) -> Counter:
     counter = Counter(max_steps=config.max_env_steps)
-    state = saved_part(config.directory, "counter")
+    state = saved_part(config, "counter")
     if state is not None:
         counter.restore(state)
     return counter

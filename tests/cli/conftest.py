@@ -9,7 +9,7 @@ from agents import cli
 from agents.commands import building
 from agents.commands.options import TrainOptions
 from agents.commands.run_folder import RunFolder
-from framework.checkpointing import torch_part
+from framework.checkpoints import torch_part
 from framework.loggers import JSONLLogger
 from framework.programs import RunConfig
 

@@ -220,15 +220,30 @@ class TestStatusAndStop:
 class TestCheckpointChoice:
     def test_newer_ones_are_set_aside(self, make_run):
         folder = make_run(steps=[10, 20, 30])
-        train.choose_checkpoint(folder, "10")
-        assert [path.name for path in folder.checkpointer.checkpoints()] == ["checkpoint-000001-step-10"]
+        with train.chosen_checkpoint(folder, "10"):
+            assert [path.name for path in folder.checkpointer.checkpoints()] == ["checkpoint-000001-step-10"]
         aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
         assert aside == ["set-aside-checkpoint-000002-step-20", "set-aside-checkpoint-000003-step-30"]
 
     def test_latest_leaves_all(self, make_run):
         folder = make_run(steps=[10, 20])
-        train.choose_checkpoint(folder, "latest")
-        assert len(folder.checkpointer.checkpoints()) == 2
+        with train.chosen_checkpoint(folder, "latest"):
+            assert len(folder.checkpointer.checkpoints()) == 2
+
+    def test_a_failed_attempt_changes_nothing(self, make_run):
+        folder = make_run(steps=[10, 20, 30])
+        before = folder.checkpointer.checkpoints()
+        with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, "previous"):
+            assert len(folder.checkpointer.checkpoints()) == 2
+            raise RuntimeError("replay cannot be restored")
+        assert folder.checkpointer.checkpoints() == before
+
+    def test_an_attempt_that_saved_something_keeps_the_newer_ones_aside(self, make_run):
+        folder = make_run(steps=[10, 20])
+        with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, "10"):
+            folder.checkpointer.save(15, {})
+            raise RuntimeError
+        assert [path.name[-7:] for path in folder.checkpointer.checkpoints()] == ["step-10", "step-15"]
 
 
 RESULTS = {

@@ -145,8 +145,16 @@ class TestResume:
         assert code == 1 and "no checkpoint" in err
 
     def test_of_a_finished_run(self, repertory, make_run):
-        code, _, err = repertory("train", "--resume", make_run(steps=[1000]).path)
-        assert code == 1 and "all of its 1,000" in err and "--max-env-steps 2000" in err
+        folder = make_run(steps=[1000])
+        folder.write_json("result.json", {"reason": "max_env_steps"})
+        for limit in ((), ("--max-env-steps", "500")):
+            code, _, err = repertory("train", "--resume", folder.path, *limit)
+            assert code == 1 and "has made 1,000 env steps" in err and "--max-env-steps 2000" in err
+
+    def test_of_a_run_interrupted_in_its_last_evaluation(self, repertory, make_run):
+        folder = make_run(steps=[1000], num_evaluation_episodes=2)
+        code, out, _ = repertory("train", "--resume", folder.path, "--engine", "serial")
+        assert code == 0 and "The budget of 1,000 env steps is spent; greedy mean return over 2" in out
 
     def test_with_an_unknown_engine(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")

@@ -281,16 +281,6 @@ def test_serial_deadlock_names_everybody():
     assert "taker-0: ready() is false" in str(caught.value)
 
 
-class Hoarder(Maker):
-    """Makes nothing, unless nobody else can go on."""
-
-    def ready(self):
-        return False
-
-    def ready_if_stuck(self):
-        return self._left > 0
-
-
 def test_serial_worker_without_step_is_told_what_to_add():
     class OnlyRun:
         def run(self):

@@ -12,7 +12,7 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions
 from framework import core
-from framework.checkpointing import Checkpointer
+from framework.checkpoints import Checkpointer
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, make_program

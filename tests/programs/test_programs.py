@@ -11,7 +11,7 @@ import pytest
 import launch
 from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions
-from framework.checkpointing import Checkpointer
+from framework.checkpoints import Checkpointer
 from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, make_program

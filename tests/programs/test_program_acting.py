@@ -5,15 +5,10 @@ import numpy as np
 import pytest
 
 from framework import environments
-from framework.actors.alternating import (
-    AlternatingActor,
-    AlternatingAdder,
-    AlternatingEnvironment,
-    AlternatingLoop,
-)
 from framework.actors.inference_client import InferenceActor, Port
 from framework.environment_loop import EnvironmentLoop
 from framework.environments.testing import EchoEnvironment
+from framework.programs.acting import Acting, Half
 
 
 class LoggedPort(Port):
@@ -62,26 +57,23 @@ class LoggedAdder:
         return 1
 
 
-def make(sizes=(2, 2), hold_every=None, length=3):
-    log = []
-    ports = [LoggedPort(name, log) for name in "ab"]
-    adders = [LoggedAdder(name, log) for name in "ab"]
-    actors = [InferenceActor(*parts) for parts in zip(ports, adders, sizes, strict=True)]
-    parts = [
-        environments.make(lambda: EchoEnvironment(4, length, first=10), num_envs=size, stepping="inline")
-        for size in sizes
-    ]
-    loops = [
-        EnvironmentLoop(environment, actor, should_update=half == 0)
-        for half, (environment, actor) in enumerate(zip(parts, actors, strict=True))
-    ]
-    return AlternatingLoop(loops, actors, [0, sizes[0]], hold_every), actors, log
+def make(sizes=(2, 2), hold_period=None, length=3, ready=(True, True)):
+    log, halves = [], []
+    for index, (name, size) in enumerate(zip("ab", sizes, strict=True)):
+        environment = environments.make(
+            lambda: EchoEnvironment(4, length, first=10), num_envs=size, stepping="inline"
+        )
+        adder = LoggedAdder(name, log, ready[index])
+        actor = InferenceActor(LoggedPort(name, log), adder, size)
+        loop = EnvironmentLoop(environment, actor, should_update=index == 0)
+        halves.append(Half(environment, actor, adder, loop))
+    return Acting(halves, hold_period=hold_period), log
 
 
 def test_the_other_half_asks_before_this_one_steps():
-    loop, _, log = make()
+    acting, log = make()
     for _ in range(6):
-        loop.step()
+        acting.step()
     assert log == [
         *("reset a", "ask a", "step a"),  # nobody has seen anything yet
         *("ask a", "reset b", "ask b", "step b"),
@@ -90,79 +82,52 @@ def test_the_other_half_asks_before_this_one_steps():
         *("ask b", "step a"),
         *("ask a", "step b"),
     ]
-    assert loop.num_steps == 12
+    assert acting.num_steps == 12
 
 
 def test_nothing_is_asked_for_ahead_of_a_boundary():
-    loop, _, log = make(hold_every=4, length=100)
+    acting, log = make(hold_period=4, length=100)
     for step in range(1, 13):
-        loop.step()
+        acting.step()
         if step % 4 == 0:  # all that was asked for has been used
             assert sum(e.startswith("ask") for e in log) == sum(e.startswith("step") for e in log)
     assert log.count("ask a") == log.count("ask b") == 6
 
 
 def test_a_half_that_begins_anew_drops_what_it_had_asked_for():
-    loop, _, log = make(length=100)
+    acting, log = make(length=100)
     for _ in range(3):
-        loop.step()
-    loop.step(max_steps=1)  # of two envs: the second half resets when it is its turn again
+        acting.step()
+    acting.step(max_steps=1)  # of two envs: the second half resets when it is its turn again
     for _ in range(3):
-        loop.step()
+        acting.step()
     assert log.count("reset b") == 2 and log.count("reset a") == 1
-    assert loop.num_steps == 6 + 1 + 6
+    assert acting.num_steps == 6 + 1 + 6
 
 
-def test_finished_envs_are_counted_over_both_halves():
-    loop, _, _ = make(sizes=(2, 1), length=1)
-    first, second = loop.step(), loop.step()
-    assert first["env"].tolist() == [0, 1] and second["env"].tolist() == [2]
-    assert set(loop.take_seconds()) == {"reset", "select_action", "step", "observe"}
+def test_time_is_that_of_both_halves():
+    acting, _ = make(sizes=(2, 1), length=1)
+    acting.step(), acting.step()
+    assert set(acting.take_seconds()) == {"reset", "select_action", "step", "observe"}
 
 
 def test_parameters_are_asked_for_once_a_step_of_all_envs():
-    loop, actors, _ = make()
+    acting, _ = make()
     for _ in range(8):
-        loop.step()
-    assert [actor.port.updates for actor in actors] == [4, 0]
-    AlternatingActor(actors).update(wait=True)
-    assert [actor.port.updates for actor in actors] == [5, 1]
-    assert AlternatingActor(actors).save() == {"policy": "state of a"}
+        acting.step()
+    ports = [half.actor.port for half in acting.halves]
+    assert [port.updates for port in ports] == [4, 0]
+    acting.update()
+    assert [port.updates for port in ports] == [5, 1]
+    assert acting.save() == {"policy": "state of a"}
 
 
 def test_readiness_is_that_of_the_half_whose_turn_it_is():
-    loop, _, _ = make()
-    adder = AlternatingAdder([LoggedAdder(), LoggedAdder(ready=False)])
-    adder.loop = loop
-    assert adder.ready()
-    loop.step()
-    assert not adder.ready()
-    assert adder.close(timeout=0.0) == 2
-
-
-class Scaled:
-    def __init__(self, state):
-        self.state = state
-
-    def save(self):
-        return self.state
-
-    def restore(self, state):
-        self.state = state
-
-
-@pytest.mark.parametrize(("one", "other"), [({"mean": 1}, {"mean": 2}), ({}, {})])
-def test_the_state_of_both_environments_is_kept(one, other):
-    saved = AlternatingEnvironment([Scaled(one), Scaled(other)]).save()
-    parts = [Scaled(None), Scaled(None)]
-    AlternatingEnvironment(parts).restore(saved)
-    assert [part.state for part in parts] == [one, other]
-
-
-def test_a_state_that_one_environment_saved_is_that_of_both_halves():
-    parts = [Scaled(None), Scaled(None)]
-    AlternatingEnvironment(parts).restore({"mean": 3})
-    assert [part.state for part in parts] == [{"mean": 3}, {"mean": 3}]
+    acting, _ = make(ready=(True, False))
+    assert acting.ready()
+    acting.step()
+    assert not acting.ready()
+    assert acting.close_adders(timeout=0.0) == 2
 
 
 def test_an_action_before_the_first_time_step_is_refused():

@@ -1,18 +1,20 @@
 """Checkpoints: what comes back is what was saved, or an error that says why not."""
 
 import errno
+import hashlib
 import json
 import os
 import resource
 import subprocess
 import sys
 from collections import OrderedDict, namedtuple
+from importlib import metadata
 
 import numpy as np
 import pytest
 
-from framework import checkpointing
-from framework.checkpointing import Checkpointer, CheckpointError, torch_part
+from framework.checkpoints import Checkpointer, CheckpointError, torch_part
+from framework.checkpoints.checkpointer import open_checkpoint
 
 torch = pytest.importorskip("torch")
 
@@ -42,18 +44,18 @@ def test_round_trip(checkpointer):
     assert reader.path == path == checkpointer.latest()
     assert reader.step == 7 and reader.names == ("learner", "note", "replay")
     assert reader.state("learner")["w"].tolist() == [5.0] * 3
-    assert reader.read("note") == b"abc"
+    assert reader.part("note").read_bytes() == b"abc"
     assert (reader.part("replay") / "tables" / "rows.bin").read_bytes() == b"rows"
     assert reader.manifest["note"] == {"environment": "CartPole"}
-    assert reader.manifest["versions"]["torch"] == torch.__version__
+    assert reader.manifest["versions"]["torch"] == metadata.version("torch")
     with pytest.raises(CheckpointError, match="no part 'optimizer'; it has learner, note, replay"):
-        reader.read("optimizer")
+        reader.part("optimizer")
 
 
 def test_only_the_newest_are_kept(checkpointer):
     for step in range(5):
         checkpointer.save(step, parts(step))
-    assert [checkpointing.open_checkpoint(p).step for p in checkpointer.checkpoints()] == [2, 3, 4]
+    assert [open_checkpoint(p).step for p in checkpointer.checkpoints()] == [2, 3, 4]
     assert len(os.listdir(checkpointer.directory)) == 3
 
 
@@ -103,6 +105,7 @@ def edit_manifest(path, **changes):
     manifest = json.loads(path.read_text())
     manifest.update(changes)
     path.write_text(json.dumps(manifest))
+    (path.parent / "DONE").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 DAMAGE = {
@@ -113,14 +116,13 @@ DAMAGE = {
         lambda c: (c / "replay" / "tables" / "rows.bin").unlink(),
         "replay/tables/rows.bin is missing",
     ),
-    "manifest cut": (lambda c: cut(c / "manifest.json"), "manifest.json cannot be read"),
-    "manifest without files": (
-        lambda c: (c / "manifest.json").write_text("{}"),
-        "manifest.json cannot be read",
-    ),
+    "manifest cut": (lambda c: cut(c / "manifest.json"), "manifest.json has been altered or truncated"),
+    "manifest altered": (lambda c: flip(c / "manifest.json"), "manifest.json has been altered"),
+    "manifest missing": (lambda c: (c / "manifest.json").unlink(), "it has no manifest.json"),
+    "digest altered": (lambda c: flip(c / "DONE"), "manifest.json has been altered"),
     "newer format": (lambda c: edit_manifest(c / "manifest.json", format=99), "format 99"),
     "points outside": (
-        lambda c: edit_manifest(c / "manifest.json", files={"../../x": {"size": 0, "sha256": ""}}),
+        lambda c: edit_manifest(c / "manifest.json", files={"../../x": [0, 0]}),
         "outside of it",
     ),
 }
@@ -136,21 +138,21 @@ def test_damage_is_refused_with_the_reason(checkpointer, damage, text):
     assert path.name in str(caught.value) and "ask for 'previous'" in str(caught.value)
     assert checkpointer.restore("previous").state("learner")["w"][0] == 1
     with pytest.warns(UserWarning, match=text):
-        assert checkpointer.restore(fall_back=True).step == 1
+        assert checkpointer.newest_intact().step == 1
 
 
 def test_all_damaged(checkpointer):
     for step in (1, 2):
         cut(checkpointer.save(step, parts()) / "note")
     with pytest.raises(CheckpointError, match=r"No checkpoint .* is intact"):
-        checkpointer.restore(fall_back=True)
+        checkpointer.newest_intact()
 
 
 def test_a_run_goes_on_after_a_fall_back(checkpointer):
     checkpointer.save(100, parts())
     flip(checkpointer.save(200, parts()) / "learner")
     with pytest.warns(UserWarning, match="Going on from the older"):
-        assert checkpointer.restore(fall_back=True).step == 100
+        assert checkpointer.newest_intact().step == 100
     checkpointer.save(150, parts())
     assert checkpointer.restore().step == 150
 
@@ -165,14 +167,14 @@ def test_only_what_was_written_is_deleted(checkpointer):
     assert os.listdir(path) == ["my_notes.txt"]
     assert (checkpointer.directory / "checkpoint-000000-step-9").is_dir()
     assert (checkpointer.directory / "other").is_dir()
-    assert [checkpointing.open_checkpoint(p).step for p in checkpointer.checkpoints()] == [1, 2, 3]
+    assert [open_checkpoint(p).step for p in checkpointer.checkpoints()] == [1, 2, 3]
 
 
 def test_a_manifest_cannot_make_it_delete_elsewhere(checkpointer, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path = checkpointer.save(0, parts())
-    edit_manifest(path / "manifest.json", files={"../../victim": {"size": 8, "sha256": ""}})
+    edit_manifest(path / "manifest.json", files={"../../victim": [8, 0]})
     with pytest.warns(UserWarning, match="Could not delete"):
         for step in range(1, 4):
             checkpointer.save(step, parts())
@@ -240,7 +242,7 @@ def test_killed_while_writing(checkpointer):
     checkpointer.save(1, parts(1))
     script = (
         "import os, sys\n"
-        "from framework.checkpointing import Checkpointer\n"
+        "from framework.checkpoints import Checkpointer\n"
         "Checkpointer(sys.argv[1]).save(2, {'a': b'x', 'b': lambda path: os._exit(9)})\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(checkpointer.directory)], timeout=60)

@@ -1,12 +1,14 @@
 """States as files that hold data and no code: ``torch.save``, read back with ``weights_only=True``.
 
-Torch's safe reader knows tensors, numbers, strings and the plain containers. Numpy arrays and scalars travel
-as tensors with a mark; anything else is refused when it is saved, not when it is needed.
+Torch's safe reader knows tensors, numbers, strings and the plain containers. Numpy arrays and scalars are
+stored as tensors with a mark. Anything else is refused when it is saved, not when it is needed. Torch is
+imported when a state is saved or loaded, so that replay can write checkpoints without it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,11 @@ import numpy as np
 _ARRAY = "__numpy_array__"
 _SCALAR = "__numpy_scalar__"
 _PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def torch_part(state: Any) -> Callable[[Path], None]:
+    """A part that holds ``state``: nested dicts, lists and tuples of tensors, arrays and scalars."""
+    return lambda path: save_state(state, path)
 
 
 def save_state(state: Any, path: str | Path) -> None:
