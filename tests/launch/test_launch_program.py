@@ -74,7 +74,7 @@ def nested_group(program):
 
 
 def added_twice(program):
-    node = lp.PyNode(nothing)
+    node = lp.CourierNode(Nothing)
     program.add_node(node, label="a")
     program.add_node(node, label="a")
 
