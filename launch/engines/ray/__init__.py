@@ -135,6 +135,8 @@ class RayHost:
         self._closed.set()
         if self.head_is_dead:  # calls to Ray, and its own end, would wait for a minute
             atexit.unregister(self._ray.shutdown)
+            if sys.excepthook.__module__.startswith("ray."):  # tells the head
+                sys.excepthook = sys.__excepthook__
             return
         for life in self._lives.values():
             life.kill()
