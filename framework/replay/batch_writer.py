@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framework.replay import kernels
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+from framework.replay.rows.arrays import grown
 from framework.replay.rows.binding import Binding
 from framework.replay.rows.layout import LayoutBuilder, Referenced, Slice
 from framework.replay.rows.store import Stream
 from framework.replay.tables.items import make_keys
-from framework.replay.tables.selectors.base import grown
 from framework.replay.tables.table import Table
 from framework.types import Nest
 
@@ -68,7 +67,6 @@ class BatchWriter:
 
     def __init__(self, client: EmbeddedClient):
         self._client = client
-        self._compiled = kernels.load()
         self._builder = LayoutBuilder()
         self._streams: dict[str, Stream] = {}
         self._held: dict[str, np.ndarray] = {}  # of each stream, which rows this writer has not released
@@ -284,11 +282,6 @@ class BatchWriter:
         if not len(rows):
             return
         held = self._held.get(stream)
-        if self._compiled is not None:
-            if held is None or not self._compiled.let_go(held, rows):
-                raise self._not_held(stream)
-            self._streams[stream].release(rows)
-            return
         mine = held is not None and np.maximum.reduce(rows.view(np.uint64)) < len(
             held
         )  # negative ones are huge
