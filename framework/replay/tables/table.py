@@ -326,7 +326,11 @@ class Table:
                 self._check_open()
                 allowed = limiter.allowed_inserts(min(n - done, self.max_size))
                 if not allowed:
-                    self._wait(INSERTERS, n, done, deadline, cancelled)
+                    try:
+                        self._wait(INSERTERS, n, done, deadline, cancelled)
+                    except DeadlineExceededError as error:
+                        error.keys = new.keys[:done]
+                        raise
                     continue
                 self._contents.insert(number, new if allowed == n else new.part(done, done + allowed))
                 done += allowed
@@ -483,6 +487,7 @@ class Table:
 
     def reset(self) -> None:
         """Removes every item and sets every counter to 0. Rows are freed unless a delivery holds them."""
+        self._drain()  # items that were created before and have room go too
         with self._lock:
             self._contents.clear()
             self._empty()
