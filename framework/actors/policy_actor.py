@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dm_env
 import numpy as np
 import tree
 
 from framework import core
-from framework.types import Nest
-
-_FIRST = int(dm_env.StepType.FIRST)
+from framework.types import FIRST, Nest
 
 
 class PolicyActor(core.Actor, core.Saveable):
@@ -77,7 +74,7 @@ class PolicyActor(core.Actor, core.Saveable):
         if self._state is None:
             raise RuntimeError("observe() came before observe_first(); give it the first time step.")
         if self._has_memory:
-            first = np.asarray(next_timestep.step_type) == _FIRST
+            first = np.asarray(next_timestep.step_type) == FIRST
             if first.any():
                 self._reset_envs(np.atleast_1d(first))
 
