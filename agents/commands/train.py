@@ -186,7 +186,7 @@ def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]
         try:
             while not job.over:
                 try:
-                    job.wait(_POLL_S)
+                    job.wait(timeout=_POLL_S)
                 except TimeoutError:
                     if job.over:
                         raise

@@ -24,8 +24,8 @@ import tree
 import launch
 from framework import core, specs
 from framework.actors import PolicyActor
+from framework.actors.environment_loop import EnvironmentLoop
 from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
-from framework.environment_loop import EnvironmentLoop
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import derive_seed
 from framework.types import Nest

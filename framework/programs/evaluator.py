@@ -6,7 +6,7 @@ from typing import Any
 
 from framework import core
 from framework.actors import PolicyActor
-from framework.environment_loop import EnvironmentLoop
+from framework.actors.environment_loop import EnvironmentLoop
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
 from framework.programs.statistics import summarize
