@@ -21,10 +21,10 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
-from agents.presets import Preset
 from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.learners import LossContext, LossOutput, distributed, schedules
+from framework.programs.presets import Preset
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ import torch
 import tree
 from torch import nn
 
-from agents.presets import Preset
 from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, distributed, schedules
+from framework.programs.presets import Preset
 from framework.types import Nest
 
 _TORSOS: dict[str, Any] = {

@@ -14,11 +14,11 @@ import torch
 import tree
 from torch import nn
 
-from agents.presets import Preset
 from framework import config_checks as check
 from framework import core, learners, losses, networks
 from framework.datasets import Dataset
 from framework.learners import EpochContext, LossOutput, Prepared, distributed, schedules
+from framework.programs.presets import Preset
 
 TABLE = "queue"
 
