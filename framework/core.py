@@ -21,10 +21,14 @@ Actors and learners know nothing of each other: they meet through replay and a v
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from framework.types import Nest, StepResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 State = TypeVar("State")
 
@@ -151,10 +155,6 @@ class Worker(abc.ABC):
         """Whether ``step()`` would go through without blocking. The serial engine asks this."""
         return True
 
-    def ready_if_stuck(self) -> bool:
-        """Whether ``step()`` may be called after all; asked when no worker of a serial program is ready."""
-        return False
-
     @abc.abstractmethod
     def step(self) -> None:
         """One unit of work. May block (on replay, say); must end soon after the program is stopped."""
@@ -166,22 +166,6 @@ class Worker(abc.ABC):
         stopped = launch.stop_event()
         while not stopped.is_set():
             self.step()
-
-
-class Synchrony(NamedTuple):
-    """How closely actors follow the learner, for on-policy agents.
-
-    An actor makes unroll k (k = 0, 1, …) of ``unroll_length`` batched steps with one version of the
-    parameters, and does not begin it before the learner has made ``k - lag`` steps::
-
-        lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
-                 learner |........|step 1 |........|step 2 |........|
-        lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one iteration behind, both busy
-                 learner |........|step 1  |step 2  |step 3  |
-    """
-
-    unroll_length: int
-    lag: int = 0
 
 
 class Agent(abc.ABC):
@@ -198,6 +182,10 @@ class Agent(abc.ABC):
         dataset = agent.make_dataset(client)            # in the learner
         learner = agent.make_learner(networks, spec)
     """
+
+    num_envs: int = 1  # of the whole program
+    num_learners: int = 1
+    rank: int = 0  # of the learner in this node
 
     @abc.abstractmethod
     def make_networks(self, spec: Any) -> Any:
@@ -223,25 +211,49 @@ class Agent(abc.ABC):
     def make_learner(self, networks: Any, spec: Any) -> Learner:
         """The learner that updates ``networks``."""
 
-    def for_envs(self, num_envs: int) -> Agent:
-        """This agent for a program of ``num_envs`` envs in all; itself, if it does not depend on them."""
-        return self
+    def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
+        """A copy that knows the program it is in; `make_program` and the learners call this.
 
-    def for_learner(self, rank: int, num_learners: int) -> Agent:
-        """This agent for one of several learners: its dataset gives that learner's shard of each batch.
+        Args:
+          num_envs: envs of all actors together.
+          num_learners: processes that learn, each from an equal part of every batch.
+          rank: of the learner in this node, 0 to `num_learners` - 1.
 
-        ValueError if the batch cannot be divided, or if this agent cannot learn in several processes.
+        Raises:
+          ValueError: if this agent cannot learn in `num_learners` processes.
         """
-        if num_learners == 1:
-            return self
+        agent = copy.copy(self)
+        agent.num_envs, agent.num_learners, agent.rank = num_envs, num_learners, rank
+        if num_learners > 1:
+            agent.check_shards()
+        return agent
+
+    def check_shards(self) -> None:
+        """Raises ValueError if a batch cannot be divided among `num_learners` learners."""
         raise ValueError(
-            f"num_learners is {num_learners}; {type(self).__name__} cannot learn in several processes, use 1."
+            f"num_learners: got {self.num_learners}, expected 1. {type(self).__name__} cannot learn in "
+            "several processes."
         )
 
     def environment_wrappers(self) -> Sequence[Any]:
         """What this agent puts around its environment, innermost first; see ``environments.make``."""
         return ()
 
-    def synchrony(self) -> Synchrony | None:
-        """How closely actors follow the learner; None lets them take newer parameters whenever they come."""
+    @property
+    def max_policy_lag(self) -> int | None:
+        """Learner steps by which the parameters of an actor may be old; None lets actors run ahead.
+
+        With a lag, an actor makes unroll k (k = 0, 1, …) of `unroll_length` steps of all envs with one
+        version of the parameters, and does not begin it before the learner has made k - lag steps::
+
+            lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
+                     learner |........|step 1 |........|step 2 |........|
+            lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one step behind, both busy
+                     learner |........|step 1  |step 2  |step 3  |
+        """
         return None
+
+    @property
+    def unroll_length(self) -> int:
+        """Steps of an env in an unroll, for agents with a `max_policy_lag`."""
+        raise NotImplementedError(f"{type(self).__name__} has no unroll_length.")

@@ -206,7 +206,7 @@ def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
         try:
             while not job.over:
                 try:
-                    job.wait(_POLL_S)
+                    job.wait(timeout=_POLL_S)
                 except TimeoutError:
                     if job.over:
                         raise

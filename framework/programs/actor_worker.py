@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import launch
 from framework import core, specs
 from framework.programs.acting import make_acting
 from framework.programs.limiter_state import describe_room
@@ -13,6 +15,7 @@ from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
 from framework.programs.statistics import EpisodeStatistics
 from framework.programs.worker import ProgramWorker
+from framework.replay.errors import ServerLost
 
 # Batched steps that are asked of the counter at a time: at first few, so that short programs are shared among
 # their actors too; later a share of what was made, for each question is a message and a wait.
@@ -60,31 +63,33 @@ class ActorWorker(ProgramWorker):
         self._name = f"actor-{index}"
         self._config, self._replay = config, replay
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        self._make_adder = functools.partial(agent.make_adder, replay, spec) if replay is not None else _none
         self._acting = make_acting(
             agent,
             make_environment,
             spec,
             config,
-            replay=replay,
             learner=learner,
             inference=inference,
             name=self._name,
             seed=seed,
+            make_adder=self._make_adder,
         )
         self._lockstep: Lockstep | None = None
         self._largest_grant = _LARGEST_GRANT
-        synchrony = agent.synchrony() if learner is not None else None
-        if synchrony is not None:
-            length = len(self._acting.halves) * synchrony.unroll_length
-            self._lockstep = Lockstep(self._name, learner, counter, length, synchrony.lag)
+        if agent.max_policy_lag is not None and learner is not None:
+            length = len(self._acting.halves) * agent.unroll_length
+            self._lockstep = Lockstep(self._name, learner, counter, length, agent.max_policy_lag)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
-            self._largest_grant = max(1, min(_LARGEST_GRANT, (synchrony.unroll_length - 2) // 2))
+            self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
         self._started = False
         self._batched_steps = 0  # with two halves, two of them are a step of all envs
         self._granted = self._spent = 0  # env steps of the current grant, and those of them that are made
         self._episodes = EpisodeStatistics()
         self._counted_episodes = 0
         self._dropped = 0  # items that were on their way when the program stopped
+        self._lost = 0  # items that were on their way when a replay server was lost
+        self._replaced_at = -1  # own steps when the adder was replaced last
         self._steps = self._logged_at = 0
         state = None if checkpointer is None else checkpointer.get(self._name)
         if state is not None:
@@ -93,10 +98,6 @@ class ActorWorker(ProgramWorker):
 
     def ready(self) -> bool:
         return not self._finished and self._acting.ready() and self._may_step()
-
-    def ready_if_stuck(self) -> bool:
-        """True if the tables take at least a part of what a step of all envs may write."""
-        return not self._finished and self._acting.ready_if_stuck() and self._may_step()
 
     def _may_step(self) -> bool:
         if self._lockstep is None or not self._started:
@@ -116,6 +117,15 @@ class ActorWorker(ProgramWorker):
         return f"waits for version {self._lockstep.needed_version(self._batched_steps)} of the parameters"
 
     def step(self) -> None:
+        try:
+            self._step()
+        except ServerLost:
+            if launch.stop_event().is_set() or self._steps == self._replaced_at:
+                raise  # the end, or a server that does not come back
+            self._replaced_at = self._steps
+            self._lost += self._acting.replace_adders(self._make_adder)
+
+    def _step(self) -> None:
         if not self._started:  # not in the constructor: the learner may not be up yet
             self._start()
         if self._lockstep is not None and not self._begin_unroll(self._lockstep):
@@ -208,7 +218,13 @@ class ActorWorker(ProgramWorker):
         }
         if self._dropped:
             row["dropped_items"] = self._dropped
+        if self._lost:
+            row["lost_items"] = self._lost
         if self._acting.version is not None:
             row["variables_version"] = self._acting.version
         row.update({f"time/{name}_s": seconds for name, seconds in self._acting.take_seconds().items()})
         self._monitor.write(self._name, row)
+
+
+def _none() -> None:
+    """The adder of an agent that stores nothing."""

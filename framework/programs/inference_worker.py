@@ -46,7 +46,7 @@ class InferenceWorker(InferenceServer):
             networks = networks.to(config.inference_device)
         policy = agent.make_policy(networks)
         engine = launch.get_node_context().engine
-        follows = agent.synchrony() is not None
+        follows = agent.max_policy_lag is not None
         variables = None
         if learner is not None:
             variables = VariableClient(learner, networks, policy, config.update_period)

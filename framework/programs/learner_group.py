@@ -123,7 +123,7 @@ class LearnerReplica(ProgramWorker):
         prepare_process(seed)
         check_engine(config.num_learners)
         self._first, self._rank, self._size = first, rank, config.num_learners
-        agent = agent.for_learner(rank, config.num_learners)
+        agent = agent.for_program(config.num_envs, config.num_learners, rank)
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
         self._group: Any = None
@@ -132,14 +132,16 @@ class LearnerReplica(ProgramWorker):
         if self._group is None:
             port, state = self._first.meet_learners()
             self._learner.restore(state)
-            if not self._first.arrive():
+            if self._first.arrive() is None:
                 self._finished = True
                 return
             self._group = join(self._learner, self._rank, self._size, port)
         sample = next(self._dataset, None)
-        if sample is None or not self._first.arrive():
+        env_steps = None if sample is None else self._first.arrive()
+        if sample is None or env_steps is None:
             self._finished = True
             return
+        self._learner.env_steps = env_steps
         result = self._learner.step(sample)
         if result.priorities is not None:
             priorities = np.asarray(result.priorities, np.float64)

@@ -54,13 +54,12 @@ class LearnerWorker(ProgramWorker):
         prepare_process(seed)
         keep_freed_memory()
         self._config = config
-        agent = agent.for_learner(0, config.num_learners)
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
         # Actors that follow in step need every version.
-        self._publish_period = config.publish_period if agent.synchrony() is None else 1
+        self._publish_period = config.publish_period if agent.max_policy_lag is None else 1
         self._steps = 0
         self._uncounted = 0
         self._waited_s = 0.0  # for the dataset, since the last row
@@ -116,9 +115,10 @@ class LearnerWorker(ProgramWorker):
         """For the other learners: see ``FirstLearner.meeting``."""
         return self._together().meeting()
 
-    def arrive(self) -> bool:
-        """For the other learners: waits until all have data for the next step; False at the end."""
-        return self._together().barrier.arrive()
+    def arrive(self) -> int | None:
+        """For the other learners: waits until all have data for the next step, which they make with the
+        returned `env_steps`. None at the end."""
+        return self._learner.env_steps if self._together().barrier.arrive() else None
 
     def ready(self) -> bool:
         return not self._finished and self._dataset.ready()

@@ -51,14 +51,8 @@ def make_program(
         run = RunFolder.describe(agent, environment_factory, config, spec)
         run.check_same()
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
-    agent = agent.for_envs(config.num_envs)
+    agent = agent.for_program(config.num_envs, config.num_learners)
     learns = bool(agent.make_tables(spec))
-    if not learns and config.num_learners > 1:
-        raise ValueError(
-            f"num_learners: got {config.num_learners}, expected 1, since {type(agent).__name__} does not "
-            "learn."
-        )
-    agent.for_learner(0, config.num_learners)  # refuses here what it would refuse in the node
 
     program = launch.Program(name or type(agent).__name__.lower())
     graph = Graph(program, agent, make_envs, spec, config)

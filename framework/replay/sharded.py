@@ -139,16 +139,6 @@ class ShardedClient(ReverbApi):
         """Writes a checkpoint on every server; their paths there."""
         return [shard.checkpoint() for shard in self.shards]
 
-    def register_pending(self, holder: Any) -> None:
-        """``holder.flush_pending()`` is called before anything is read; it must not wait."""
-        for shard in self.shards:
-            shard.register_pending(holder)
-
-    def unregister_pending(self, holder: Any) -> None:
-        """The opposite of `register_pending`."""
-        for shard in self.shards:
-            shard.unregister_pending(holder)
-
     def interrupt(self) -> None:
         """Every call that waits ends with ``ServerClosed``."""
         for shard in self.shards:
@@ -163,7 +153,7 @@ class ShardedClient(ReverbApi):
 
 
 class ShardedWriter:
-    """A writer of one server whose keys say so; else the interface of `BatchWriter`."""
+    """A writer of one server whose keys say so; else as `contracts.Writer` says."""
 
     def __init__(self, writer: Any, shard: int) -> None:
         self._mark = np.uint64(shard) << _SHIFT
@@ -175,11 +165,13 @@ class ShardedWriter:
         self.can_insert = writer.can_insert
         self.flush = writer.flush
         self.close = writer.close
+        self.call_later = writer.call_later
+        self.before_read = writer.before_read
 
     @property
-    def num_kept(self) -> int:
+    def num_pending(self) -> int:
         """Items that were created and are not known to be in their table."""
-        return int(self._writer.num_kept)
+        return int(self._writer.num_pending)
 
     def create_items(
         self,
@@ -190,11 +182,6 @@ class ShardedWriter:
         timeout: float | None = None,
     ) -> np.ndarray:
         return self._writer.create_items(table, trajectory, priorities, episodes, timeout) | self._mark
-
-    def offer_items(
-        self, table: str, trajectory: Any, priorities: Any = None, episodes: np.ndarray | None = None
-    ) -> np.ndarray:
-        return self._writer.offer_items(table, trajectory, priorities, episodes) | self._mark
 
 
 class Drawn:

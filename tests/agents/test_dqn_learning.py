@@ -62,7 +62,7 @@ BASE = {
     "discount": 0.9,
     # Squared errors: Huber's loss leans to the median, and the cue does not tell how near the end is.
     "huber_delta": 100.0,
-    "epsilon_decay_steps": 100,
+    "epsilon_decay": 464,
     "insert_burst": 32,
     "samples_per_insert": 8.0,
 }
@@ -98,7 +98,9 @@ def test_dqn_learns(variant):
     networks = agent.make_networks(spec)
     adder, dataset = agent.make_adder(client, spec), agent.make_dataset(client)
     block = VariableBlock(learner.parameters())
-    actor = PolicyActor(agent.make_policy(networks), adder, VariableClient(block, networks), 4, seed=0)
+    policy = agent.make_policy(networks)
+    client_of_variables = VariableClient(block, networks, policy)
+    actor = PolicyActor(policy, adder, client_of_variables, 4, seed=0)
     loop = EnvironmentLoop(environment, actor)
     for _ in range(20_000):
         if actor.ready():
@@ -106,7 +108,7 @@ def test_dqn_learns(variant):
         elif dataset.ready():
             sample = next(dataset)
             result = learner.step(sample)
-            block.publish(learner.steps, learner.parameters())
+            block.publish(learner.steps, learner.parameters(), loop.num_steps)
             if config.prioritized:
                 client.update_priorities("replay", sample.info.key, result.priorities.numpy())
         else:

@@ -6,7 +6,6 @@ import pytest
 
 from framework import environments
 from framework.actors.inference_client import InferenceActor, Port
-from framework.environment_loop import EnvironmentLoop
 from framework.environments.testing import EchoEnvironment
 from framework.programs.acting import Acting, Half
 
@@ -65,8 +64,7 @@ def make(sizes=(2, 2), hold_period=None, length=3, ready=(True, True)):
         )
         adder = LoggedAdder(name, log, ready[index])
         actor = InferenceActor(LoggedPort(name, log), adder, size)
-        loop = EnvironmentLoop(environment, actor, should_update=index == 0)
-        halves.append(Half(environment, actor, adder, loop))
+        halves.append(Half(environment, actor, should_update=index == 0))
     return Acting(halves, hold_period=hold_period), log
 
 
@@ -128,6 +126,19 @@ def test_readiness_is_that_of_the_half_whose_turn_it_is():
     acting.step()
     assert not acting.ready()
     assert acting.close_adders(timeout=0.0) == 2
+
+
+def test_new_adders_begin_new_episodes():
+    acting, log = make(length=100)
+    for _ in range(3):
+        acting.step()
+    del log[:]
+    after: list = []
+    assert acting.replace_adders(lambda: LoggedAdder("new", after)) == 2
+    for _ in range(3):
+        acting.step()
+    assert after == ["reset new", "step new", "reset new", "step new", "step new"]
+    assert not any(entry.startswith(("reset", "step")) for entry in log)
 
 
 def test_an_action_before_the_first_time_step_is_refused():

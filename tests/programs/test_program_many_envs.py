@@ -32,7 +32,7 @@ CASES = {
     "continuous": (
         SAC(
             SACConfig(
-                hidden_sizes=(16,), batch_size=16, updates_per_step=0.2, min_replay_size=20, insert_burst=8
+                hidden_sizes=(16,), batch_size=16, samples_per_insert=3.2, min_replay_size=20, insert_burst=8
             )
         ),
         "gymnasium:Pendulum-v1",

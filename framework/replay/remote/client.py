@@ -135,7 +135,6 @@ class ServedClient(ReverbApi):
         self._mirror: Mirror | None = None
         self._lock = threading.Lock()
         self._writers: list[ServedWriter] = []
-        self._pending: list[Any] = []
         self._sources: weakref.WeakSet[ServedSource] = weakref.WeakSet()
 
     def __reduce__(self) -> Any:
@@ -231,7 +230,7 @@ class ServedClient(ReverbApi):
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ServedWriter:
-        """A writer for B envs; see `BatchWriter`.
+        """A writer for B envs; see `contracts.Writer`.
 
         Args:
           max_in_flight_items: items created and not yet in their table; more of them make ``create_items``
@@ -249,25 +248,12 @@ class ServedClient(ReverbApi):
             if writer in self._writers:
                 self._writers.remove(writer)
 
-    def register_pending(self, holder: Any) -> None:
-        """``holder.flush_pending()`` is called before this client reads anything; it must not wait."""
-        with self._lock:
-            self._pending.append(holder)
-
-    def unregister_pending(self, holder: Any) -> None:
-        """The opposite of `register_pending`."""
-        with self._lock:
-            if holder in self._pending:
-                self._pending.remove(holder)
-
     def _show(self) -> None:
         """What this client's writers have created is in its tables before anything is read."""
-        if not (self._pending or self._writers):
+        if not self._writers:
             return
         with self._lock:
-            pending, writers = list(self._pending), list(self._writers)
-        for holder in pending:
-            holder.flush_pending()
+            writers = list(self._writers)
         for writer in writers:
             writer.settle_unless_waiting()
 

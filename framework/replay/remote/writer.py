@@ -1,4 +1,4 @@
-"""The batch writer of a client in another process than the server.
+"""The writer of a client in another process than the server.
 
 What the user calls rows are numbers of this writer's own; the server's rows, leased in blocks, stand behind
 them. So a writer survives its server: after a restart it leases new rows, copies into them what it still
@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS
 from framework.replay.errors import DeadlineExceededError, ReverbError, ServerClosed
+from framework.replay.late import LateFlush
 from framework.replay.remote.connection import Connection
 from framework.replay.remote.mapping import Mirror
 from framework.replay.remote.writer_rows import WriterRows
@@ -29,11 +31,10 @@ from framework.types import Nest
 _SEND_ITEMS = 64  # so many small items make one message
 _SEND_RELEASES = 4096
 _DELAY = 0.005  # seconds for which the first of them waits for the others
-_DEFAULT_IN_FLIGHT = 512
 
 
 class ServedWriter(WriterSession):
-    """Has the interface of `BatchWriter`; see there for the arguments and errors of its methods.
+    """See `contracts.Writer`.
 
     Args:
       connection: the writer's own.
@@ -55,13 +56,13 @@ class ServedWriter(WriterSession):
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
         super().__init__(connection, mirror, local)
-        self._max_in_flight = max_in_flight_items or _DEFAULT_IN_FLIGHT
+        self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
         self._when_closed = closed
         self._builder = LayoutBuilder()
         self._closed = False
         self._lock = threading.RLock()
-        self._hurry = threading.Condition(self._lock)
-        self._flusher: threading.Thread | None = None
+        self._late = LateFlush(self)
+        self._before_read: Callable[[], object] | None = None
 
     # What the user calls.
 
@@ -86,19 +87,15 @@ class ServedWriter(WriterSession):
         timeout: float | None = None,
     ) -> np.ndarray:
         with self._lock:
-            return self._create(
-                table, trajectory, priorities, episodes, lambda n: self._make_room(n, timeout)
-            )
-
-    def offer_items(
-        self, table: str, trajectory: Nest, priorities: Any = None, episodes: np.ndarray | None = None
-    ) -> np.ndarray:
-        """`create_items` that never waits for room: however many items are in flight."""
-        with self._lock:
-            return self._create(table, trajectory, priorities, episodes, lambda n: None)
+            keys = self._create(table, trajectory, priorities, episodes)
+            if self._in_flight > self._max_in_flight:
+                self._send_pending()
+                self._wait_or_ask(lambda: self._in_flight <= self._max_in_flight, timeout)
+                self._check()
+            return keys
 
     @property
-    def num_kept(self) -> int:
+    def num_pending(self) -> int:
         """Items that were created and are not known to be in their table."""
         return self._in_flight
 
@@ -108,7 +105,6 @@ class ServedWriter(WriterSession):
         trajectory: Nest,
         priorities: Any,
         episodes: np.ndarray | None,
-        make_room: Callable[[int], None],
     ) -> np.ndarray:
         self._check()
         self._in_session(lambda: None)
@@ -130,7 +126,6 @@ class ServedWriter(WriterSession):
                 raise ValueError(f"stream {group.stream!r}: got rows of a stream that was never appended to")
             self._streams[group.stream].check(index[:, at : at + group.length])
             at += group.length
-        make_room(n)
         keys = make_keys(n)
         if episodes is not None:
             episodes = np.asarray(episodes, np.uint64)
@@ -139,9 +134,21 @@ class ServedWriter(WriterSession):
         self._in_flight += n
         if self._pending.num_items >= _SEND_ITEMS:
             self._send_pending()
-        elif self._pending.num_items == n:
-            self._send_soon()
+        else:
+            self._late.call_later(self._send_late, _DELAY)
         return keys
+
+    def _send_late(self) -> None:
+        """Sends single items that no other item has followed up soon."""
+        with self._lock:
+            if self._pending.items and not self._closed:
+                self._send_pending()
+
+    def call_later(self, method: Callable[[], object], delay: float) -> None:
+        self._late.call_later(method, delay)
+
+    def before_read(self, function: Callable[[], object]) -> None:
+        self._before_read = function
 
     def release(self, stream: str, rows: Any) -> None:
         with self._lock:
@@ -182,6 +189,8 @@ class ServedWriter(WriterSession):
     def settle_unless_waiting(self) -> None:
         """`settle`, unless another thread waits in this writer for room that perhaps only the caller can
         make: what that one has created is on its way already."""
+        if self._before_read is not None:
+            self._before_read()
         while not self._lock.acquire(timeout=0.05):
             if self._waits:
                 return
@@ -204,7 +213,7 @@ class ServedWriter(WriterSession):
                 pass
             finally:
                 self._closed = True
-                self._hurry.notify_all()
+                self._late.close()
                 self._connection.close()
                 self._when_closed(self)
             return self._in_flight - got_in + self._num_failed
@@ -223,6 +232,7 @@ class ServedWriter(WriterSession):
             raise failure
         if self._closed:
             raise ServerClosed("the writer was closed")
+        self._late.check()
 
     def _append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None) -> np.ndarray:
         held = self._streams.get(stream)
@@ -247,14 +257,6 @@ class ServedWriter(WriterSession):
         held.write(rows, arrays)
         return rows
 
-    def _make_room(self, n: int, timeout: float | None) -> None:
-        if self._in_flight and self._in_flight + n > self._max_in_flight:
-            self._send_pending()
-            self._wait_or_ask(
-                lambda: not self._in_flight or self._in_flight + n <= self._max_in_flight, timeout
-            )
-            self._check()
-
     def _wait_or_ask(self, done: Callable[[], bool], timeout: float | None) -> None:
         """`_wait_until`, which does not take an acknowledgement that is still on its way here for a table
         without room: the server's answer comes behind it."""
@@ -264,24 +266,3 @@ class ServedWriter(WriterSession):
             self._request({"op": "sync"})
             if not done():
                 raise
-
-    def _send_soon(self) -> None:
-        if self._flusher is None:
-            self._flusher = threading.Thread(target=self._flush_soon, name="replay-writer", daemon=True)
-            self._flusher.start()
-        self._hurry.notify()
-
-    def _flush_soon(self) -> None:
-        """Sends single items that no other item has followed up soon."""
-        with self._lock:
-            while not self._closed:
-                if not self._pending.items:
-                    self._hurry.wait()
-                    continue
-                seq = self._seq
-                self._hurry.wait(_DELAY)
-                if self._pending.items and self._seq == seq and not self._closed:
-                    try:
-                        self._send_pending()
-                    except ReverbError as error:
-                        self._failure = error  # of the next call; what comes after that is sent again

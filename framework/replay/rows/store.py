@@ -16,6 +16,7 @@ steps. Freed rows are used again last-freed-first, so that this stays near the p
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 import mmap
 import threading
@@ -143,6 +144,17 @@ class Stream:
                     self._store.allocator.reserve(self.name, name, 0, bytes_per_row * self._reserved)
                 self._row_bytes += bytes_per_row
                 self.columns[name] = array
+
+    def claim(self, columns: Mapping[str, ColumnSpec]) -> bool:
+        """Declares ``columns`` if there are none yet; whether the stream has each of them as it is given."""
+        if not self.columns:
+            self.add_columns(columns)
+        return all(
+            name in self.columns
+            and self.columns[name].shape[1:] == tuple(shape)
+            and self.columns[name].dtype == np.dtype(dtype)
+            for name, (shape, dtype) in columns.items()
+        )
 
     def lease(self, n: int) -> np.ndarray:
         """``n`` rows for a writer, int64 ``[n]``; StoreFullError if there is no room, and then none."""
@@ -303,6 +315,9 @@ class RowStore:
         self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self._bytes = 0
+        self._finding = threading.Lock()
+        #: Writers that were dropped without `close`; the next writer or reader ends them.
+        self.dropped_writers: collections.deque[Any] = collections.deque()
         self._lock = threading.Lock()
 
     @property
@@ -321,6 +336,16 @@ class RowStore:
         if columns:
             stream.add_columns(columns)
         return stream
+
+    def find(self, name: str, columns: Mapping[str, ColumnSpec]) -> Stream:
+        """A stream that has these columns: ``name``, or ``name~2`` and so on where ``name`` has others."""
+        with self._finding:
+            stream = self.stream(name)
+            number = 1
+            while not stream.claim(columns):
+                number += 1
+                stream = self.stream(f"{name}~{number}")
+            return stream
 
     def compresses(self, column: str) -> bool:
         """Whether the rows of ``column`` are kept compressed."""

@@ -3,29 +3,26 @@
 It imports the expensive modules once, starts no thread, and is the parent of every node, so it knows their
 exit codes and can end them without meeting a stranger under the same process id. Node processes are leaders
 of their own process groups: what a node started itself ends with it. When the launcher dies, however it
-dies, the line to it breaks: the fork server gives the nodes a moment to stop in good order (their own lines
-break too), ends them, and takes away what the program would leave behind.
+dies, the line to it breaks. The lines of the nodes break too, so they stop: workers return and save, then the
+fork server closes the services, ends what does not end itself, and removes what the program leaves.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-from launch.context import SHARED_MEMORY
-
-ORPHAN_GRACE = 5.0  # seconds that nodes have after the launcher has died
+from launch.engines.processes.folders import remove
 
 
 def main(descriptor: int) -> None:
@@ -35,7 +32,7 @@ def main(descriptor: int) -> None:
     requests: list[dict[str, Any]] = []
     while not requests:
         requests = line.read()
-    for name in ("launch.engines._node_process", *requests[0]["preload"]):
+    for name in ("launch.engines.supervised.node_process", *requests[0]["preload"]):
         importlib.import_module(name)
     _ForkServer(line, requests[0]).serve(requests[1:])
 
@@ -70,6 +67,7 @@ class _ForkServer:
         self._line = line
         self._settings = settings
         self._children: dict[int, int] = {}  # pid to the launcher's number for the process
+        self._services: set[int] = set()  # the numbers of those that only serve
         self._wake, wake_end = socket.socketpair()
         self._wake.setblocking(False)
         wake_end.setblocking(False)
@@ -104,6 +102,8 @@ class _ForkServer:
             os.close(descriptor)
             self._children[pid] = request["fork"]
             self._line.tell({"forked": request["fork"], "pid": pid})
+        elif "service" in request:
+            self._services.add(request["service"])
         elif "kill" in request:
             for pid, number in self._children.items():
                 if number == request["kill"]:
@@ -126,9 +126,9 @@ class _ForkServer:
                 os.dup2(log, 2)
                 os.close(log)
             _reseed()
-            from launch.engines import _node_process
+            from launch.engines.supervised import node_process
 
-            code = _node_process.main(socket.socket(fileno=descriptor), request["threads"])
+            code = node_process.main(socket.socket(fileno=descriptor), request["threads"])
         except BaseException:
             import traceback
 
@@ -153,29 +153,27 @@ class _ForkServer:
                 self._line.tell({"exit": number, "code": os.waitstatus_to_exitcode(status)})
 
     def _launcher_has_gone(self) -> None:
-        deadline = time.monotonic() + ORPHAN_GRACE
-        while self._children and time.monotonic() < deadline:
-            select.select([self._wake], [], [], max(0.0, deadline - time.monotonic()))
-            with contextlib.suppress(BlockingIOError):
-                self._wake.recv(4096)
-            self._reap()
+        self._wait(lambda number: number not in self._services)
+        for pid, number in reversed(
+            list(self._children.items())
+        ):  # of which each may need those made before it
+            os.kill(pid, signal.SIGTERM)  # close
+            self._wait(number.__eq__)
         for pid in list(self._children):
             _kill_group(pid)
         while self._children:
             pid, _ = os.waitpid(-1, 0)
             self._children.pop(pid, None)
-        clean_up(self._settings["sockets"], self._settings["job"])
+        remove(self._settings["folders"])
 
-
-def clean_up(sockets_directory: str, job: str) -> None:
-    """Takes away the sockets of a run and what its nodes left in shared memory."""
-    shutil.rmtree(sockets_directory, ignore_errors=True)
-    for path in glob.glob(f"{SHARED_MEMORY}/lp-{job}*"):
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+    def _wait(self, for_number: Callable[[int], bool]) -> None:
+        """Waits until no such child is left, for the grace at most."""
+        deadline = time.monotonic() + self._settings["grace"]
+        while any(map(for_number, self._children.values())) and time.monotonic() < deadline:
+            select.select([self._wake], [], [], max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(BlockingIOError):
+                self._wake.recv(4096)
+            self._reap()
 
 
 def _kill_group(pid: int) -> None:

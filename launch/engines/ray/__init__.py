@@ -4,7 +4,7 @@ Ray finds a machine for each node by its group's resources and carries what the 
 each other. Among themselves nodes talk over the project's own transport: every node serves at
 ``tcp://<its machine>:<a free port>``, encrypted and authenticated by the program's keys (CURVE). The keys and
 the addresses travel through Ray. A node that is restarted may come back on another machine; the others are
-told where. See `launch.engines._supervisor` for how nodes are looked after: the same as for processes.
+told where. See `launch.engines.supervised.job` for how nodes are looked after: the same as for processes.
 
 ::
 
@@ -26,12 +26,12 @@ import threading
 from collections import Counter
 from typing import Any
 
-from launch.engines import _ray_host
-from launch.engines._channel import Channel
-from launch.engines._node_process import Entry
-from launch.engines._process import Host
-from launch.engines._supervisor import SupervisedJob
 from launch.engines.base import Options, Resources, Unit
+from launch.engines.ray import actor
+from launch.engines.supervised.channel import Channel
+from launch.engines.supervised.job import SupervisedJob
+from launch.engines.supervised.process import Host
+from launch.engines.supervised.runtime import Entry
 from launch.program import Program
 
 _SILENCE = 1.0  # seconds that a node is listened to at a time
@@ -84,8 +84,8 @@ class RayHost:
         self._names = itertools.count(1)
         self._groups: dict[str, Any] = {}
         self._actor_class = ray.remote(
-            concurrency_groups=_ray_host.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
-        )(_ray_host.Host)
+            concurrency_groups=actor.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
+        )(actor.Host)
         members = Counter(unit.group for unit in units)
         self._bundles: dict[str, int] = {}
         number_in_group: Counter[str] = Counter()
@@ -104,6 +104,9 @@ class RayHost:
         number = len(self._lives) + 1
         self._lives[number] = _Life(self, number, unit, resources, theirs)
         return number, Channel(ours)
+
+    def ready(self, number: int, worker: bool) -> None:
+        return
 
     def kill(self, number: int) -> None:
         self._lives[number].kill()
@@ -148,7 +151,7 @@ class RayHost:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = NodeAffinitySchedulingStrategy(born["machine"], soft=False)
-        task = self._ray.remote(_ray_host.end_process)
+        task = self._ray.remote(actor.end_process)
         task.options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(
             born["pid"], born["created"]
         )

@@ -22,27 +22,26 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from launch.context import activate, deactivate
-from launch.engines import _code, _reports
-from launch.engines._node_process import Entry, RemoteRuntime, Setup
-from launch.engines._process import Host, Process
 from launch.engines.base import (
     Job,
     Leaf,
     Options,
-    Outcome,
     Resources,
     find_leaf,
     plan,
     remote_error,
 )
+from launch.engines.supervised import code, reports
+from launch.engines.supervised.process import Host, Process
+from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import NodeError, StopTimeoutWarning
 from launch.nodes import ReplayNode
 from launch.program import Program
 from launch.rpc import sockets
 
 _STATUS_INTERVAL = 1.0
+_GONE = ("closed", "failed", "killed")
 _EXIT_GRACE = 2.0  # seconds that a node which has failed or closed has for leaving
-_ENDED = ("closed", "failed", "killed")
 
 
 class SupervisedJob(Job):
@@ -54,10 +53,8 @@ class SupervisedJob(Job):
     engine: ClassVar[str]
 
     def __init__(self, program: Program, options: Options) -> None:
-        self.outcome = Outcome()
-        self._program = program
+        super().__init__(program, self.engine, *plan(program, self.engine, options))
         self._options = options
-        self._job, self._units = plan(program, self.engine, options)
         self._keys = sockets.CurveKeys.generate()
         self._former: dict[int, str] = {}  # where nodes whose place is not fixed were last
         self._state = "running"
@@ -70,10 +67,10 @@ class SupervisedJob(Job):
         self._status_at = 0.0
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
-        blobs = [_code.dumps(unit) for unit in self._units]  # fails here, where the user sees it
+        blobs = [code.dumps(unit) for unit in self._units]  # fails here, where the user sees it
         self._blobs = {unit.label: blob for unit, blob in zip(self._units, blobs, strict=True)}
         self._entries, self._server = self._open()
-        self._runtime = RemoteRuntime(self._entries, self._keys, self.stop)
+        self._runtime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
         self._selector = selectors.DefaultSelector()
         self._wake, self._wake_end = socket.socketpair()
         self._wake.setblocking(False)
@@ -98,20 +95,29 @@ class SupervisedJob(Job):
     def client(self, label: str, index: int = 0) -> Any:
         return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
 
-    def status(self) -> dict[str, Any]:
-        return {
-            "program": self._program.name,
-            "engine": self.engine,
-            "job": self._job,
-            "state": self._state,
-            "nodes": [process.status() for process in self._processes],
-        }
+    def state(self) -> str:
+        return self._state
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [process.status() for process in self._processes]
 
     # What engines add.
 
     @abc.abstractmethod
     def _open(self) -> tuple[dict[int, Entry], Host]:
         """How each node is reached, as far as it is known yet, and what makes the processes."""
+
+    def _local_entries(self, folder: str) -> dict[int, Entry]:
+        """Entries of nodes on this machine, which meet at sockets in a private folder."""
+        return {
+            leaf.node.node_id: self._entry(
+                leaf,
+                f"ipc://{folder}/{leaf.node.node_id}",
+                _free_port() if isinstance(leaf.node, ReplayNode) else None,
+            )
+            for unit in self._units
+            for leaf in unit.leaves
+        }
 
     @abc.abstractmethod
     def _clean_up(self) -> None:
@@ -138,6 +144,7 @@ class SupervisedJob(Job):
                 for key, _ in self._selector.select(self._pause()):
                     self._read(key.fileobj, key.data)
                 self._look_at_clock()
+                self.outcome.notify()
         except Exception as error:
             self.outcome.fail(error)
         finally:
@@ -153,7 +160,7 @@ class SupervisedJob(Job):
     def _fork(self, process: Process) -> None:
         label, directory = process.unit.label, self._options.directory
         resources = self._options.resources.get(process.unit.group, Resources())
-        log = None if directory is None else _reports.log_path(directory, label)
+        log = None if directory is None else reports.log_path(directory, label)
         number, channel = self._server.fork(process.unit, resources, log)
         process.begin(number, channel, time.monotonic())
         self._by_number[number] = process
@@ -163,8 +170,15 @@ class SupervisedJob(Job):
             for leaf in process.unit.leaves
             if leaf.node.node_id in self._former
         }
-        heartbeat = self._options.heartbeat_timeout
-        setup = Setup(self._blobs[label], dict(self._entries), self._keys, heartbeat, former)
+        options = self._options
+        setup = Setup(
+            self._blobs[label],
+            dict(self._entries),
+            self._keys,
+            options.heartbeat_timeout,
+            options.stop_timeout,
+            former,
+        )
         try:
             channel.send_bytes(cloudpickle.dumps(setup))
         except OSError:
@@ -208,6 +222,7 @@ class SupervisedJob(Job):
         if what == "ready":
             process.worker = value
             process.state = "running"
+            self._server.ready(process.number, value)
             if self._state != "running":
                 process.order("stop")
         elif what == "serving":
@@ -220,7 +235,7 @@ class SupervisedJob(Job):
             self.outcome.offer_result(None if value is None else cloudpickle.loads(value))
             self._stop_asked = True
         elif what == "log":
-            _reports.append_log(self._options.directory, process.unit.label, value)
+            reports.append_log(self._options.directory, process.unit.label, value)
         elif what == "alive":
             process.usage = value
         elif what == "closed":
@@ -250,7 +265,7 @@ class SupervisedJob(Job):
             return
         error: NodeError | None = None
         if process.failure is None:
-            kind, text = "ProcessDied", reason or _reports.describe_exit(code)
+            kind, text = "ProcessDied", reason or reports.describe_exit(code)
             if process.kill_reason is not None:
                 kind, text = "Hung", process.kill_reason
             process.error = f"{kind}: {text}"
@@ -320,7 +335,7 @@ class SupervisedJob(Job):
         if self._state == "stopping" and not any(process.working for process in self._processes):
             self._state = "closing"
         if self._state == "closing":
-            if self._closing is None or not self._closing.alive or self._closing.state in _ENDED:
+            if self._closing is None or not self._closing.alive or self._closing.state in _GONE:
                 self._close_next()
             return not any(process.alive for process in self._processes)
         return False
@@ -341,7 +356,7 @@ class SupervisedJob(Job):
         self._closing = None
         self._deadline = None
         for process in reversed(self._processes):
-            if process.alive and process.state not in _ENDED:
+            if process.alive and process.state not in _GONE:
                 self._closing = process
                 self._deadline = time.monotonic() + self._options.stop_timeout
                 process.state = "closing"
@@ -397,13 +412,14 @@ class SupervisedJob(Job):
             deactivate(self._runtime)
             self._clean_up()
             self._selector.close()
-            self._state = "failed" if self.outcome.error is not None else "finished"
-            self._write_status()
         except Exception as error:
             self.outcome.fail(error)
         finally:
             self._wake.close()
+            self._wake_end.close()
             self.outcome.over.set()
+            self._write_status()
+            self.outcome.end()
 
     # Small things.
 
@@ -414,7 +430,13 @@ class SupervisedJob(Job):
             return  # full: it will wake anyway; closed: it is over
 
     def _log_tail(self, process: Process) -> str:
-        return _reports.log_tail(self._options.directory, process.unit.label)
+        return reports.log_tail(self._options.directory, process.unit.label)
 
     def _write_status(self) -> None:
-        _reports.write_status(self._options.directory, self.status())
+        reports.write_status(self._options.directory, self.status())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

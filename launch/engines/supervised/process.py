@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from launch.engines._channel import Channel
 from launch.engines.base import BackOff, Resources, Unit
+from launch.engines.supervised.channel import Channel
 
 
 class Process:
@@ -82,6 +82,9 @@ class Host(Protocol):
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         """Asks for a process for ``unit``. Returns the number of its life and the line to it."""
+
+    def ready(self, number: int, worker: bool) -> None:
+        """A process has made its objects; `worker` tells whether it has work of its own."""
 
     def kill(self, number: int) -> None:
         """Ends a process by force."""

@@ -8,7 +8,6 @@ methods run on three threads: one for the node's life, one for each direction.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import select
 import socket
@@ -16,7 +15,8 @@ import sys
 import threading
 from typing import Any
 
-from launch.engines._channel import Channel
+from launch.engines.supervised import node_process
+from launch.engines.supervised.channel import Channel
 
 _PIECE = 1 << 16
 #: Methods by the thread that they run on.
@@ -60,20 +60,11 @@ class Host:
         """The node's whole life; its exit code."""
         import ray
 
-        from launch.engines import _node_process
-        from launch.rpc import wire
-
         output = _Output(self._channel)
-        try:
-            setup = self._channel.receive()
-            address = ray.util.get_node_ip_address()
-            setup = dataclasses.replace(setup, interface=f"[{address}]" if ":" in address else address)
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_num_threads(self._threads)
-            code = _node_process.NodeProcess(self._channel, setup).run()
-        except BaseException as error:
-            self._channel.send(("failed", wire.describe_error(error)))
-            code = 1
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(self._threads)
+        address = ray.util.get_node_ip_address()
+        code = node_process.run(self._channel, f"[{address}]" if ":" in address else address)
         output.close()
         return code
 

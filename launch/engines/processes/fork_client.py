@@ -10,40 +10,42 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from launch.engines._channel import Channel
-from launch.engines._fork_server import ORPHAN_GRACE
 from launch.engines.base import Resources, Unit
+from launch.engines.supervised.channel import Channel
 
-_CLOSE_TIMEOUT = 2 * ORPHAN_GRACE
+_CLOSE_TIMEOUT = 10.0
 
 
 class ForkServer:
-    """A running fork server; see `launch.engines._fork_server` for what it does.
+    """A running fork server; see `launch.engines.processes.fork_server` for what it does.
 
     Args:
       preload: modules that it imports.
-      sockets: directory that it takes away if the launcher dies.
-      job: name of the run.
+      folders: folders that it removes if the launcher dies.
+      locks: descriptors that it and the nodes inherit.
+      grace: seconds that workers have if the launcher dies, and services after them.
     """
 
-    def __init__(self, preload: Sequence[str], sockets: str, job: str) -> None:
+    def __init__(
+        self, preload: Sequence[str], folders: Sequence[str], locks: Sequence[int], grace: float
+    ) -> None:
         self.line, theirs = socket.socketpair()
         self._received = b""
         self._lives = 0
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from launch.engines._fork_server import main; "
+            f"import sys; sys.path[:] = {sys.path!r}; from launch.engines.processes.fork_server import main; "
             f"main({theirs.fileno()})"
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         self._process = subprocess.Popen(
             [sys.executable, *flags, "-c", code],
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *locks],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         theirs.close()
-        self._send({"preload": list(preload), "sockets": sockets, "job": job})
+        self._send({"preload": list(preload), "folders": list(folders), "grace": grace})
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         """Asks for a process. Returns the number of its life and the line to it."""
@@ -55,6 +57,11 @@ class ForkServer:
         socket.send_fds(self.line, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
         theirs.close()
         return self._lives, Channel(ours)
+
+    def ready(self, number: int, worker: bool) -> None:
+        """Tells which processes only serve; they end last if the launcher dies."""
+        if not worker:
+            self._send({"service": number})
 
     def kill(self, number: int) -> None:
         """Ends a process and all that it started."""
