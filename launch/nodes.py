@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from launch import context
-from launch.handles import Handle, dereference_nest, timeout_seconds, walk_handles
+from launch.handles import Handle, dereference_nest, replace_handles, timeout_seconds
 
 _ids = itertools.count(1)
 
@@ -50,7 +50,12 @@ class Node:
     def handles(self) -> list[Handle]:
         """The handles in the arguments: the nodes that this one can call."""
         found: list[Handle] = []
-        walk_handles((self._args, self._kwargs), found.append)
+
+        def note(handle: Handle) -> Handle:
+            found.append(handle)
+            return handle
+
+        replace_handles((self._args, self._kwargs), note)
         return found
 
     def claim(self) -> None:
