@@ -1,4 +1,4 @@
-"""Base classes of agents: what a policy keeps and names, what follows from a config, how batches are divided."""
+"""Base classes of agents: what policies keep and name, what a config gives, how batches are divided."""
 
 from __future__ import annotations
 
