@@ -1,5 +1,5 @@
 # make train   the main job: DQN on CartPole-v1 as a multi-process program
-# make test    the tests;  make lint  ruff and mypy
+# make test    the tests, with their coverage;  make lint  ruff and mypy;  make docs  the site, in site/
 # make test-reverb    replay on a real dm-reverb (Python 3.11)
 # make test-deepmind  programs on a real Launchpad, with dm-reverb and Acme (Python 3.10)
 # Each creates .venv and installs what it needs. PYTHON=... picks another interpreter.
@@ -13,13 +13,11 @@ SEED ?= 1
 # One thread per process for numeric libraries: programs are many processes, tests run in several workers.
 export OMP_NUM_THREADS ?= 1
 
-# $(call tests,ENVIRONMENT,ARGUMENTS) runs pytest. AGAIN=1 runs what failed once more, alone, and says so loudly:
-# programs of many processes on a busy machine. A broken test fails twice.
-AGAIN ?=
-tests = $(1)/bin/python -m pytest $(2) $(if $(AGAIN),|| { printf '\n===== Failed; what failed is run once more. =====\n\n'; \
-	$(1)/bin/python -m pytest --last-failed --last-failed-no-failures none $(2) -n 0; })
+# $(call tests,ENVIRONMENT,ARGUMENTS) runs pytest. A test that fails fails the run; only those that
+# tests/quarantine.txt names, with a reason and a date, are tried again.
+tests = $(1)/bin/python -m pytest $(2)
 
-.PHONY: train test lint test-reverb test-ray test-deepmind clean
+.PHONY: train test lint docs test-reverb test-ray test-deepmind clean
 
 .venv/installed: setup.py $(wildcard constraints/*.txt)
 	@test -n "$(PYTHON)" || { echo "Repertory needs Python 3.10 or newer; none was found."; exit 1; }
@@ -36,7 +34,7 @@ train: .venv/installed
 	$(BIN)/repertory train dqn --environment gymnasium:CartPole-v1 --engine processes --num-actors 2 --seed $(SEED) $(if $(RUN),--directory $(RUN))
 
 test: .venv/installed-test
-	$(call tests,.venv,-n 2 tests)
+	$(call tests,.venv,-n 2 --cov --cov-report=term:skip-covered tests)
 
 # dm-reverb and Launchpad exist for certain versions of Python only. A shim of pyenv may be there and fail.
 python = $(shell for p in python$(1) "$$(pyenv root 2>/dev/null)"/versions/$(1).*/bin/python; do "$$p" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(1)")' 2>/dev/null && echo "$$p" && break; done)
@@ -70,10 +68,17 @@ test-deepmind: .venv-deepmind/installed
 	$(call tests,.venv-deepmind,-n 2 tests/conformance/deepmind tests/conformance/replay tests/replay/test_reverb_backend.py)
 	$(call tests,.venv-deepmind,-n 2 tests/conformance/launch -k $(LAUNCHPAD))
 
+.venv/installed-docs: .venv/installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(CONSTRAINTS) -e '.[docs]'
+	touch $@
+
+docs: .venv/installed-docs
+	$(BIN)/mkdocs build --strict
+
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-* build *.egg-info
+	rm -rf .venv .venv-* build site *.egg-info

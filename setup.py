@@ -5,13 +5,16 @@ import pathlib
 from setuptools import find_packages, setup
 
 ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
-DM_CONTROL = ["dm-control>=1.0.20", "mujoco<4"]
+# dm-control needs labmaze, which has wheels up to Python 3.12; its tests are skipped on later ones.
+DM_CONTROL = ['dm-control>=1.0.20; python_version < "3.13"', "mujoco<4"]
 MINATAR = ["minatar>=1.0.15"]
 TEST = [
     *ATARI,
     *DM_CONTROL,
     *MINATAR,
     "pytest>=8",
+    "pytest-cov",
+    "pytest-rerunfailures",
     "pytest-timeout",
     "pytest-xdist",
     "hypothesis",
@@ -19,6 +22,7 @@ TEST = [
     "ruff",
     "mypy",
 ]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 
 setup(
     name="repertory",
@@ -29,6 +33,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["framework*", "agents*", "launch*"]),
+    package_data={name: ["py.typed"] for name in ("framework", "agents", "launch")},
     install_requires=[
         "numpy>=1.23",
         "dm-env>=1.6",
@@ -48,6 +53,7 @@ setup(
     ],
     extras_require={
         "test": TEST,
+        "docs": DOCS,
         "atari": ATARI,
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "dm-control": DM_CONTROL,

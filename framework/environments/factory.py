@@ -10,7 +10,7 @@ from framework import specs
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.inline import InlineEnvironment
-from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env
+from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env, takes
 from framework.environments.vector import VectorEnvironment, autoreset_mode
 
 STEPPING = ("auto", "inline", "vector", "processes")
@@ -41,8 +41,9 @@ def make(
     Args:
       environment: ``gymnasium:ID``, ``dm_control:DOMAIN/TASK``, ``atari:GAME``, ``minatar:GAME``,
         ``testing:NAME``; or a callable that returns a new ``dm_env.Environment``, ``gymnasium.Env`` or (all
-        envs at once) ``gymnasium.vector.VectorEnv``. A callable with a parameter ``seed`` is given the
-        env's seed there.
+        envs at once) a ``gymnasium.vector.VectorEnv`` or a batched environment of this package. A callable
+        with a parameter ``seed`` is given the env's seed there. One with a parameter ``num_envs`` is called
+        once and returns all envs; without it, it is called once for each env.
       num_envs: B.
       seed: of all envs; each gets its own from it. None: different at every run.
       stepping: how the envs are stepped. ``inline``: one after the other in this thread. ``vector``: by
@@ -91,13 +92,28 @@ def _batch(
             )
         return VectorEnvironment(source.name, source.make_vector(num_envs), seed)
     seeds = env_seeds(seed, num_envs)
+    makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
+    if makes_batches and stepping == "processes":
+        raise ValueError(
+            f"{source.name}: stepping='processes' makes envs one by one, and the factory has a parameter "
+            "num_envs. Use stepping='inline', or a factory of one env."
+        )
     if stepping == "processes":
         from framework.environments.processes import ProcessEnvironment
 
         return ProcessEnvironment(source, seeds, num_processes)
-    first = call_factory(source.make_one, seeds[0], source.options)
-    if suites.is_vector(first):
-        return _adopt_vector(source.name, first, num_envs, seed)
+    if makes_batches:
+        first = call_factory(source.make_one, seed, source.options, num_envs)
+    else:
+        first = call_factory(source.make_one, seeds[0], source.options)
+    many = isinstance(first, BatchedEnvironment) and (makes_batches or first.num_envs > 1)
+    if many or suites.is_vector(first):
+        return _adopt(source.name, first, num_envs, seed)
+    if makes_batches and num_envs > 1:
+        raise ValueError(
+            f"{source.name}: got one env from a factory with a parameter num_envs, expected a batch of "
+            f"{num_envs}. Return environments.make(..., num_envs=num_envs), or remove the parameter."
+        )
     makers: list[Callable[[], SingleEnv]] = [functools.partial(make_env, first, seeds[0])]
     makers += [functools.partial(build_env, source, env_seed) for env_seed in seeds[1:]]
     return InlineEnvironment(source.name, makers)
@@ -125,13 +141,16 @@ def _fast_vector(source: suites.Source, num_envs: int, seed: int | None) -> Vect
     return None
 
 
-def _adopt_vector(name: str, environment: Any, num_envs: int, seed: int | None) -> VectorEnvironment:
+def _adopt(name: str, environment: Any, num_envs: int, seed: int | None) -> BatchedEnvironment:
+    """The batch of envs that a factory returned."""
     if environment.num_envs != num_envs:
         environment.close()
         raise ValueError(
-            f"{name}: the factory returned a vector environment of {environment.num_envs} envs, expected "
-            f"num_envs={num_envs}; make the two agree."
+            f"{name}: the factory returned a batch of {environment.num_envs} envs, expected {num_envs}. "
+            "Give it a parameter num_envs, so that each node can ask for the envs that it steps."
         )
+    if isinstance(environment, BatchedEnvironment):
+        return environment
     return VectorEnvironment(name, environment, seed)
 
 

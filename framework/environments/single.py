@@ -13,7 +13,7 @@ import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments.base import LAST, MID
+from framework.environments.base import LAST, MID, BatchedEnvironment
 from framework.types import Nest
 
 _BOUNDED_FLOAT = specs.BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount")
@@ -136,6 +136,32 @@ class DmEnvAdapter(SingleEnv):
         self._environment.close()
 
 
+class BatchOfOne(SingleEnv):
+    """A batched environment of one env, as a single one: what a factory makes with `environments.make`."""
+
+    def __init__(self, environment: BatchedEnvironment):
+        self._environment = environment
+        self.spec = specs.make_environment_spec(environment)
+
+    def reset(self) -> Nest:
+        return _only(self._environment.reset().observation)
+
+    def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
+        batched = tree.map_structure(lambda leaf: np.asarray(leaf)[None], action)
+        step_type, reward, discount, observation = self._environment.step(batched)
+        return _only(observation), _only(reward), _only(discount), int(step_type[0])
+
+    def render(self) -> Any:
+        return self._environment.render()
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def _only(nest: Nest) -> Nest:
+    return tree.map_structure(lambda leaf: leaf[0], nest)
+
+
 def _plain_dicts(nest: Nest) -> Nest:
     """OrderedDicts (dm_control's) and other mappings as dicts, so that specs and values have equal types."""
     if isinstance(nest, Mapping):
@@ -154,7 +180,19 @@ def _as_float32(spec: specs.Array) -> specs.Array:
 
 
 def make_env(environment: Any, seed: int | None) -> SingleEnv:
-    """Wraps what a factory returned; TypeError if it is neither dm_env's nor gymnasium's."""
+    """Wraps what a factory returned.
+
+    Raises:
+      TypeError: it is neither dm_env's nor gymnasium's.
+      ValueError: it is a batch of several envs.
+    """
+    if isinstance(environment, BatchedEnvironment):
+        if environment.num_envs == 1:
+            return BatchOfOne(environment)
+        raise ValueError(
+            f"environment factory: got a batch of {environment.num_envs} envs, expected one env. Give the "
+            "factory a parameter num_envs, so that each node can ask for the envs that it steps."
+        )
     if isinstance(environment, dm_env.Environment):
         return DmEnvAdapter(environment)
     import gymnasium
@@ -169,16 +207,21 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
     )
 
 
-def call_factory(factory: Callable[..., Any], seed: int | None, options: Mapping[str, Any]) -> Any:
-    """Builds one environment; ``seed`` is passed to factories that name such a parameter."""
+def call_factory(
+    factory: Callable[..., Any], seed: int | None, options: Mapping[str, Any], num_envs: int = 1
+) -> Any:
+    """Calls `factory`; `seed` and `num_envs` are passed if it names such a parameter and `options` do not."""
+    known: Mapping[str, Any] = {"seed": seed, "num_envs": num_envs}
+    named = {name: value for name, value in known.items() if takes(factory, name)}
+    return factory(**{**named, **options})
+
+
+def takes(factory: Callable[..., Any], parameter: str) -> bool:
+    """Whether `factory` names `parameter`."""
     try:
-        parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):
-        parameters = {}  # type: ignore[assignment]
-    arguments = dict(options)
-    if "seed" in parameters and "seed" not in arguments:
-        arguments["seed"] = seed
-    return factory(**arguments)
+        return parameter in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a builtin, say
+        return False
 
 
 def env_seeds(seed: int | None, num_envs: int) -> list[int | None]:

@@ -44,7 +44,7 @@ def _stock(info: Any) -> int:
 
 def _diff(info: Any) -> float:
     limiter = info.rate_limiter_info
-    inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed + info.reserved
+    inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
     return inserted * limiter.samples_per_insert - sampled
 
 

@@ -78,10 +78,9 @@ class TableWorkerTime(NamedTuple):
 class TableInfo(NamedTuple):
     """What ``server_info`` says of one table: Reverb's fields first, ours after them.
 
-    ``sampled_age`` is the sum, over all samples handed out, of how many items had been inserted since the one
-    drawn was. ``reserved`` counts samples that were prefetched and not yet handed out; ``why_not_sample`` and
-    ``why_not_insert`` are
-    empty if one more would go through at once and else name the rule that refuses it, with numbers.
+    Samples count when they are drawn. ``sampled_age`` is the sum, over all samples, of how many items had
+    been inserted since the one drawn was. ``why_not_sample`` and ``why_not_insert`` are empty if one more
+    would go through at once, and else name the rule that refuses it, with numbers.
     """
 
     name: str
@@ -97,7 +96,6 @@ class TableInfo(NamedTuple):
     num_unique_samples: int
     table_worker_time: TableWorkerTime
     max_priority: float = 1.0
-    reserved: int = 0
     why_not_sample: str = ""
     why_not_insert: str = ""
     sampled_age: int = 0

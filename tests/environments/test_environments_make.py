@@ -199,7 +199,7 @@ def test_a_factory_may_return_a_whole_vector_environment():
     environment = environments.make(whole, num_envs=3)
     assert isinstance(environment, VectorEnvironment)
     assert environment.reset().observation.shape == (3, 4)
-    with pytest.raises(ValueError, match=r"3 envs.*num_envs=2"):
+    with pytest.raises(ValueError, match="a batch of 3 envs, expected 2"):
         environments.make(whole, num_envs=2)
 
 
@@ -303,3 +303,64 @@ def test_render():
         environment = environments.make(CARTPOLE, stepping="inline")
         environment.reset()
         environment.render()
+
+
+def _one_env(episode_length: int = 3):
+    return environments.make(functools.partial(testing.EchoEnvironment, episode_length=episode_length))
+
+
+def _wrapped():
+    return environments.FrameStack(_one_env(), 2)
+
+
+def _four():
+    return environments.make(testing.EchoEnvironment, num_envs=4)
+
+
+def _as_asked(num_envs: int, seed: int | None = None):
+    return environments.make(CARTPOLE, num_envs=num_envs, seed=seed, stepping="inline")
+
+
+def _vector_as_asked(num_envs: int):
+    return gymnasium.make_vec("CartPole-v1", num_envs=num_envs)
+
+
+@pytest.mark.parametrize("factory", [_one_env, _wrapped], ids=["make", "a wrapper"])
+def test_a_factory_may_return_a_batched_environment_of_one_env(factory):
+    environment = environments.make(factory, num_envs=3)
+    assert environment.num_envs == 3
+    assert environment.observation_spec().shape == factory().observation_spec().shape
+    environment.reset()
+    kinds = [environment.step(np.zeros(3, np.int64)).step_type.tolist() for _ in range(4)]
+    assert kinds == [[MID] * 3, [MID] * 3, [LAST] * 3, [FIRST] * 3]
+    timestep = environment.step(np.array([1, 2, 3]))
+    counts = timestep.observation.reshape(3, -1)[:, -1]  # each env counts its time steps
+    assert timestep.reward.tolist() == [100.0 * (counts[0] - 1) + k for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("factory", [_as_asked, _vector_as_asked], ids=["make", "gymnasium's vector"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_factory_with_num_envs_makes_all_envs(factory, num_envs):
+    environment = environments.make(factory, num_envs=num_envs, seed=5)
+    assert environment.num_envs == num_envs
+    assert environment.reset().observation.shape == (num_envs, 4)
+
+
+def test_a_factory_with_a_seed_and_num_envs_gets_the_seed_of_the_batch():
+    first, second = (environments.make(_as_asked, num_envs=2, seed=5).reset().observation for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments", "message"),
+    [
+        (_four, {"num_envs": 1}, "a batch of 4 envs, expected 1. Give it a parameter num_envs"),
+        (_four, {"num_envs": 3}, "a batch of 4 envs, expected 3"),
+        (lambda num_envs: testing.EchoEnvironment(), {"num_envs": 3}, "got one env from a factory"),
+        (_as_asked, {"num_envs": 2, "stepping": "processes"}, "makes envs one by one"),
+    ],
+    ids=["four for one", "four for three", "one for three", "processes"],
+)
+def test_a_batch_of_the_wrong_size_is_refused_when_it_is_made(factory, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        environments.make(factory, **arguments)

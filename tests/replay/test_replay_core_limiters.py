@@ -155,14 +155,13 @@ class LimiterMachine(RuleBasedStateMachine):
                 self.client.sample_batch("t", n, timeout=0)
 
     @rule(n=st.integers(1, 4))
-    def reserve_and_give_back(self, n):
+    def sample_and_give_back(self, n):
         """Must not be noticed."""
         try:
             delivery = self.table.sample(n, timeout=0)
         except replay.DeadlineExceededError:
             return
         self.table.give_back(delivery)
-        delivery.unpin()
 
     @precondition(lambda self: self.reference.items)
     @rule(data=st.data())

@@ -172,36 +172,38 @@ def test_writers_keys_are_found_and_inserted_once():
     assert client.server_info()["t"].current_size == 0
 
 
-def test_reservations_count_when_committed():
+def test_samples_count_when_they_are_drawn():
     client = make(sampler=selectors.Fifo(), limiter=rl.Queue(3), times=1)
     insert(client, [0, 1, 2])
     table = client.tables["t"]
     first = table.sample(2)
-    assert not table.can_insert(1), "what is only reserved makes no room"
-    assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 0
+    assert table.can_insert(2) and not table.can_insert(3)
+    assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 2
+    assert client.server_info()["t"].current_size == 1
     assert drain(client, 1) == [2]
     table.give_back(first)
-    first.unpin()
+    assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 1
+    assert client.server_info()["t"].current_size == 2
     assert drain(client, 1) == [0], "given back, it is the oldest again"
     second = table.sample(1)
     assert second.gather().data.tolist() == [1]
-    table.commit(second)
     assert client.server_info()["t"].current_size == 0
     assert client.store.streams["s"].num_rows == 1, "pinned until it was read"
-    second.unpin()
+    table.release(second)
+    table.release(second)
+    table.give_back(second)
     assert client.store.streams["s"].num_rows == 0
     assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == 3
 
 
-def test_commit_after_the_item_was_removed():
+def test_release_after_the_item_was_removed():
     client = make(times=2)
     keys = insert(client, [5])
     table = client.tables["t"]
     delivery = table.sample(1)
     client.mutate_priorities("t", deletes=keys)
     insert(client, [6])  # the slot is used again
-    table.commit(delivery)
-    delivery.unpin()
+    table.release(delivery)
     assert client.sample_batch("t", 2, timeout=0).data.tolist() == [6, 6]
 
 
@@ -271,11 +273,10 @@ def test_reset():
     old = insert(client, range(5))
     delivery = client.tables["t"].sample(2)
     client.reset("t")
-    delivery.unpin()
-    client.tables["t"].commit(delivery)
+    client.tables["t"].give_back(delivery)
     client.reset("t")
     info = client.server_info()["t"]
-    assert (info.current_size, info.rate_limiter_info.insert_stats.completed, info.reserved) == (0, 0, 0)
+    assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (0, 0)
     assert info.rate_limiter_info.sample_stats.completed == 0
     assert client.store.streams["s"].num_rows == 0
     new = insert(client, range(5))
@@ -343,23 +344,22 @@ def test_what_was_drawn_before_a_wait_may_be_removed_during_it(interference):
     assert set(values[interference != "reset" :]) <= {7, 8, 9}, "no row was used again under the reader"
     assert interference == "reset" or values[0] == 1
     stats = client.server_info()["t"]
-    assert (stats.rate_limiter_info.sample_stats.completed, stats.reserved) == (3, 0)
+    assert stats.rate_limiter_info.sample_stats.completed == 3
     client.reset("t")
     assert client.store.streams["s"].num_rows == 0
 
 
-@pytest.mark.parametrize("handed_out", [True, False])
-def test_the_age_of_samples_counts_those_that_were_handed_out(handed_out):
+@pytest.mark.parametrize("used", [True, False])
+def test_the_age_of_samples_counts_those_that_were_used(used):
     client = make(selectors.Fifo())
     insert(client, range(10))
     table = client.tables["t"]
     delivery = table.sample(2)
     insert(client, range(5))  # the age is that at the draw
-    (table.commit if handed_out else table.give_back)(delivery)
-    delivery.unpin()
-    assert table.info.sampled_age == (20 if handed_out else 0)
+    (table.release if used else table.give_back)(delivery)
+    assert table.info.sampled_age == (20 if used else 0)
     client.sample_batch("t", 1)
-    assert table.info.sampled_age == (35 if handed_out else 15)
+    assert table.info.sampled_age == (35 if used else 15)
     client.reset("t")
     assert table.info.sampled_age == 0
 

@@ -37,11 +37,8 @@ def run(*functions):
         raise errors[0]
 
 
-@pytest.mark.parametrize("locked", [True, False], ids=["under the lock", "outside of the lock"])
 @pytest.mark.parametrize("sampler", ["Uniform", "Prioritized"])
-def test_no_torn_rows(sampler, locked, monkeypatch):
-    if not locked:  # as if every batch were too large to be gathered under the lock
-        monkeypatch.setattr("framework.replay.tables.sampling._GATHER_UNDER_LOCK", 0)
+def test_no_torn_rows(sampler):
     options = (1.0,) if sampler == "Prioritized" else ()
     table = replay.Table(
         "t", getattr(selectors, sampler)(*options), selectors.Fifo(), 200, rl.MinSize(1), seed=0

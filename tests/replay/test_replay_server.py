@@ -22,14 +22,13 @@ def test_what_was_written_is_read_at_once(connect):
     assert len(keys) == 1
 
 
-@pytest.mark.parametrize("create", ["create_items", "offer_items"])
 @pytest.mark.parametrize("priorities", [None, []], ids=["default priorities", "priorities"])
-def test_no_items_are_no_error_and_change_nothing(connect, create, priorities):
+def test_no_items_are_no_error_and_change_nothing(connect, priorities):
     client = connect(table(sampler=replay.selectors.Fifo(), max_times_sampled=1))
     writer = client.batch_writer()
     rows = writer.append("s", {"x": np.arange(3)})
-    assert len(getattr(writer, create)("t", {"x": writer.slice("s", "x", rows[:0])}, priorities)) == 0
-    keys = getattr(writer, create)("t", {"x": writer.slice("s", "x", rows[1:])})
+    assert len(writer.create_items("t", {"x": writer.slice("s", "x", rows[:0])}, priorities)) == 0
+    keys = writer.create_items("t", {"x": writer.slice("s", "x", rows[1:])})
     writer.flush()
     sample = client.sample_batch("t", 2)
     assert sample.data["x"].tolist() == [1, 2]

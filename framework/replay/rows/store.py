@@ -44,6 +44,9 @@ class Allocator(Protocol):
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         """Makes sure that bytes ``[begin, end)`` of the column can be written; StoreFullError if not."""
 
+    def free(self, stream: str, column: str) -> None:
+        """Frees a column, if it was allocated."""
+
     def close(self) -> None:
         """Frees what was allocated."""
 
@@ -68,6 +71,9 @@ class MemoryAllocator:
         return np.frombuffer(memory, dtype, count=int(np.prod(shape))).reshape(shape)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
+        return None
+
+    def free(self, stream: str, column: str) -> None:
         return None
 
     def close(self) -> None:
@@ -138,11 +144,32 @@ class Stream:
                 bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
                 if self._reserved:
                     self._store.account(self.name, bytes_per_row * self._reserved)
-                array = self._store.allocator.allocate(self.name, name, (self.capacity, *shape), dtype)
-                if self._reserved:
-                    self._store.allocator.reserve(self.name, name, 0, bytes_per_row * self._reserved)
+                try:
+                    array = self._store.allocator.allocate(self.name, name, (self.capacity, *shape), dtype)
+                    if self._reserved:
+                        self._store.allocator.reserve(self.name, name, 0, bytes_per_row * self._reserved)
+                except BaseException:
+                    self._store.account(self.name, -bytes_per_row * self._reserved)
+                    self._store.allocator.free(self.name, name)
+                    raise
                 self._row_bytes += bytes_per_row
                 self.columns[name] = array
+
+    def claim(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
+        """Columns with the wanted dtypes and shapes, added where there are none: `{name: column}`.
+
+        The column is called as the name unless another writer has a different column of that name.
+        """
+        names = {}
+        for name, (shape, dtype) in columns.items():
+            spec = tuple(shape), np.dtype(dtype)
+            for column in [name, *(f"{name}~{k}" for k in range(2, 1000))]:
+                have = self.columns.get(column)
+                if have is None or (have.shape[1:], have.dtype) == spec:
+                    break
+            self.add_columns({column: spec})
+            names[name] = column
+        return names
 
     def lease(self, n: int) -> np.ndarray:
         """``n`` rows for a writer, int64 ``[n]``; StoreFullError if there is no room, and then none."""
@@ -304,6 +331,7 @@ class RowStore:
         self.streams: dict[str, Stream] = {}
         self._bytes = 0
         self._lock = threading.Lock()
+        self._claims = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
@@ -321,6 +349,37 @@ class RowStore:
         if columns:
             stream.add_columns(columns)
         return stream
+
+    def claim(
+        self, name: str, columns: Mapping[str, ColumnSpec], stream: str | None = None
+    ) -> tuple[Stream, dict[str, str]]:
+        """A stream for a writer that calls it `name`, with the writer's columns.
+
+        Streams belong to writers: two that use one name for different columns get different streams, and
+        two that agree share one.
+
+        Args:
+          name: the writer's name of the stream.
+          columns: `{the writer's name: (shape of one row, dtype)}`.
+          stream: the stream that the writer has already, to which the columns are added; None for any.
+
+        Returns:
+          The stream, and the columns in it: `{the writer's name: column}`.
+        """
+        with self._claims:
+            if stream is not None:
+                found = self.streams[stream]
+                return found, found.claim(columns)
+            for candidate in [name, *(f"{name}~{k}" for k in range(2, 1000))]:
+                found = self.stream(candidate)
+                have = found.columns
+                if all(
+                    column not in have
+                    or (have[column].shape[1:], have[column].dtype) == (tuple(shape), np.dtype(dtype))
+                    for column, (shape, dtype) in columns.items()
+                ):
+                    break
+            return found, found.claim(columns)
 
     def compresses(self, column: str) -> bool:
         """Whether the rows of ``column`` are kept compressed."""

@@ -220,8 +220,12 @@ class Service(threading.Thread):
             return answer
         if waiting.timeout == 0 or len(session.waiting) >= _MAX_WAITING:
             waiting.drop()
-            raise waiting.late() if waiting.timeout == 0 else ValueError(
-                f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
+            raise (
+                waiting.late()
+                if waiting.timeout == 0
+                else ValueError(
+                    f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
+                )
             )
         waiting.number = next(self._numbers)
         session.waiting[waiting.number] = waiting

@@ -50,9 +50,11 @@ class Waiting(abc.ABC):
 
     def count(self, change: int) -> None:
         """Called with 1 when the request begins to wait, and with -1 when it ceases."""
+        return
 
     def drop(self) -> None:
         """Gives back what the attempts have taken. Called when the request ends, answered or not."""
+        return
 
 
 class Session:
@@ -112,9 +114,12 @@ class Leases:
     def release(self, owner: int, rows: np.ndarray) -> None:
         """Ends the lease of `rows`; ValueError if the session does not hold all of them, once each."""
         self.check(owner, rows)
-        if len(np.unique(rows)) != len(rows):
-            raise ValueError(f"rows of stream {self.stream.name!r}: got a row twice in one release")
-        self._owner[rows] = 0
+        order = np.arange(len(rows))
+        self._owner[rows] = order
+        twice = (self._owner.take(rows) != order).any()
+        self._owner[rows] = owner if twice else 0
+        if twice:
+            raise ValueError(f"rows of stream {self.stream.name!r}: got one row twice, expected each once")
         self.stream.release(rows)
 
     def release_all(self, owner: int) -> None:

@@ -11,14 +11,14 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 
 class Delivery:
-    """``n`` samples of a table: reserved, with their rows pinned until ``unpin``.
+    """``n`` samples of a table: counted, with their rows pinned until they are released or given back.
 
     ::
 
-        delivery = table.sample(256, timeout=1.0)   # reserved: nobody else gets these turns
+        delivery = table.sample(256, timeout=1.0)   # drawn: nobody else gets these turns
         sample = delivery.gather()                  # or: send delivery.parts to a reader with shared memory
-        table.commit(delivery)                      # handed out; table.give_back(delivery) if it was not
-        delivery.unpin()                            # the rows may be used again
+        table.release(delivery)                     # the rows may be used again; or
+        table.give_back(delivery)                   # as if never drawn
 
     Attributes:
       info: ``SampleInfo`` of arrays ``[n]``.
@@ -45,7 +45,7 @@ class Delivery:
         self.parts = parts
         self.epoch = epoch  # of the table; a reset begins another
         self.age = age  # see ``TableInfo.sampled_age``
-        self.open = True  # neither committed nor given back
+        self.open = True  # neither released nor given back
         self.pinned = False
 
     def __len__(self) -> int:
@@ -63,6 +63,37 @@ class Delivery:
             self.pinned = False
             for binding, _, index, _ in self.parts:
                 binding.drop(index)
+
+    def joined(self, other: Delivery) -> Delivery:
+        """One delivery of this and then ``other``, which both end."""
+        info = SampleInfo(*map(np.concatenate, zip(self.info, other.info, strict=True)))
+        found: dict[int, tuple[Binding, list[tuple]]] = {}
+        for begin, parts in ((0, self.parts), (len(self), other.parts)):
+            for binding, places, index, lengths in parts:
+                at = begin + (np.arange(len(index)) if places is None else places)
+                found.setdefault(id(binding), (binding, []))[1].append((at, index, lengths))
+        joined = []
+        for binding, pieces in found.values():
+            places, index, lengths = zip(*pieces, strict=True)
+            joined.append(
+                (
+                    binding,
+                    np.concatenate(places) if len(found) > 1 else None,
+                    np.concatenate(index),
+                    None if lengths[0] is None else np.concatenate(lengths),
+                )
+            )
+        result = Delivery(
+            self.table,
+            info,
+            np.concatenate([self.slots, other.slots]),
+            joined,
+            self.epoch,
+            self.age + other.age,
+        )
+        result.pinned = True  # their pins are its own now
+        self.open = other.open = self.pinned = other.pinned = False
+        return result
 
     def gather(self, out: list[Any] | None = None, pad: bool = False) -> ReplaySample | PaddedSample:
         """Copies the rows into arrays ``[n, ...]``.

@@ -162,7 +162,7 @@ class Inserting(TableCore):
         binding.acquire(index)
         stamps = np.arange(self._stamp, self._stamp + n)
         self._stamp += n
-        evict = items.size - self._limbo + n - self.max_size  # items in limbo are as good as gone
+        evict = items.size - self._spent + n - self.max_size
         if evict <= 0:
             slots = items.take(n)
             named = self._write(slots, number, index, priorities, keys, lengths, episodes, stamps)
@@ -201,7 +201,7 @@ class Inserting(TableCore):
             )
             self.sampler.insert(slots, priorities[one], stamps[one])
             self.remover.insert(slots, priorities[one], stamps[one])
-            if self._items.size - self._limbo > self.max_size:
+            if self._items.size - self._spent > self.max_size:
                 victims, _ = self.remover.sample(1, self._rng)
                 self._remove(victims)
         return named

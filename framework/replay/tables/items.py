@@ -21,9 +21,10 @@ from framework.replay.tables.selectors.base import grown
 FOREIGN = 1 << 55
 _KEY_BITS = 55
 
-FREE, LIVE, LIMBO = 0, 1, 2
+# `SPENT` items have no turn left; their slots are kept until their readers are done with them.
+FREE, LIVE, SPENT = 0, 1, 2
 # What free slots are called; no item is.
-_NO_KEY = np.uint64((1 << 64) - 1)
+NO_KEY = np.uint64((1 << 64) - 1)
 
 _foreign_keys = itertools.count(secrets.randbits(_KEY_BITS - 1))
 
@@ -39,18 +40,18 @@ class Items:
     """Arrays ``[slots]``; they grow up to the most items that the table ever held at once."""
 
     def __init__(self, max_size: int, width: int = 0):
-        # One more than slots need, so that what _NO_KEY points at is never a slot.
+        # One more than slots need, so that what NO_KEY points at is never a slot.
         self.bits = max(12, (4 * max_size).bit_length())
         self._mask = np.uint64((1 << self.bits) - 1)
         self._compiled = kernels.load()
         size = min(1024, max(16, max_size))
         self.state = np.zeros(size, np.int8)
-        self.keys = np.full(size, _NO_KEY)
+        self.keys = np.full(size, NO_KEY)
         self._step = np.uint64(1 << self.bits)
         self.next_keys = self._first_keys(0, size)
         self.priorities = np.zeros(size)
-        self.times = np.zeros(size, np.int32)  # sampled, reservations included
-        self.pending = np.zeros(size, np.int32)  # reserved and neither committed nor given back
+        self.times = np.zeros(size, np.int32)  # sampled
+        self.pending = np.zeros(size, np.int32)  # drawn, and neither released nor given back
         self.stamps = np.zeros(size, np.int64)
         self.layouts = np.zeros(size, np.int32)
         self.index = np.zeros((size, width), np.int64)
@@ -97,7 +98,7 @@ class Items:
         return slots
 
     def _grow(self, size: int) -> None:
-        self.keys = grown(self.keys, size, int(_NO_KEY))
+        self.keys = grown(self.keys, size, int(NO_KEY))
         size = len(self.keys)
         self.next_keys = np.concatenate([self.next_keys, self._first_keys(len(self.next_keys), size)])
         for name in ("state", "priorities", "times", "pending", "stamps", "layouts", "index", "_free"):
@@ -110,7 +111,7 @@ class Items:
     def put_back(self, slots: np.ndarray) -> None:
         """``slots`` are free."""
         self.state[slots] = FREE
-        self.keys[slots] = _NO_KEY
+        self.keys[slots] = NO_KEY
         n = len(slots)
         self._free[self._num_free : self._num_free + n] = slots
         self._num_free += n

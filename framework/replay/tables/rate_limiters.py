@@ -43,8 +43,7 @@ class RateLimiter:
         self.min_diff = float(min_diff)
         self.max_diff = float(max_diff)
         self.inserts = 0
-        self.samples = 0  # handed out
-        self.reserved = 0  # prefetched and not handed out
+        self.samples = 0
         self.deletes = 0
         self._owner: str | None = None
 
@@ -68,29 +67,27 @@ class RateLimiter:
             )
         self._owner = table
 
-    def can_sample(self, n: int, in_limbo: int = 0) -> bool:
-        """Whether ``n`` may be sampled now. Reserved samples count as if they were handed out."""
-        return (
-            self.size - in_limbo >= self.min_size_to_sample and self.diff - self.reserved - n >= self.min_diff
-        )
+    def can_sample(self, n: int) -> bool:
+        """Whether ``n`` may be sampled now, if none of them removes an item."""
+        return self.size >= self.min_size_to_sample and self.diff - n >= self.min_diff
 
     def can_insert(self, n: int) -> bool:
-        """Whether ``n`` may be inserted now. Reserved samples do not count: nobody has had them yet."""
+        """Whether ``n`` may be inserted now."""
         return (
             self.size + n <= self.min_size_to_sample
             or (self.inserts + n) * self.samples_per_insert - self.samples <= self.max_diff
         )
 
-    def allowed_samples(self, n: int, in_limbo: int = 0) -> int:
+    def allowed_samples(self, n: int) -> int:
         """How many of ``n`` may be sampled one after another, if none of them removes an item."""
-        if self.size - in_limbo < self.min_size_to_sample:
+        if self.size < self.min_size_to_sample:
             return 0
-        if self.can_sample(n, in_limbo):
+        if self.can_sample(n):
             return n
-        room = max(0, int(self.diff - self.reserved - self.min_diff))
-        while self.can_sample(room + 1, in_limbo):  # one step at most, where the subtraction has rounded
+        room = max(0, int(self.diff - self.min_diff))
+        while self.can_sample(room + 1):  # one step at most, where the subtraction has rounded
             room += 1
-        while room and not self.can_sample(room, in_limbo):
+        while room and not self.can_sample(room):
             room -= 1
         return room
 
@@ -105,13 +102,13 @@ class RateLimiter:
             low, high = (middle, high) if self.can_insert(middle) else (low, middle)
         return low
 
-    def why_not_sample(self, n: int = 1, in_limbo: int = 0) -> str:
+    def why_not_sample(self, n: int = 1) -> str:
         """Empty if ``n`` may be sampled, else the rule that refuses, with its numbers."""
-        if self.can_sample(n, in_limbo):
+        if self.can_sample(n):
             return ""
-        if self.size - in_limbo < self.min_size_to_sample:
-            return f"size {self.size - in_limbo} < min_size_to_sample {self.min_size_to_sample}"
-        return f"diff {self.diff:g} - reserved {self.reserved} - {n} < min_diff {self.min_diff:g}"
+        if self.size < self.min_size_to_sample:
+            return f"size {self.size} < min_size_to_sample {self.min_size_to_sample}"
+        return f"diff {self.diff:g} - {n} < min_diff {self.min_diff:g}"
 
     def why_not_insert(self, n: int = 1) -> str:
         """Empty if ``n`` may be inserted, else the rule that refuses, with its numbers."""
@@ -121,7 +118,7 @@ class RateLimiter:
 
     def reset(self) -> None:
         """Counters back to nothing."""
-        self.inserts = self.samples = self.reserved = self.deletes = 0
+        self.inserts = self.samples = self.deletes = 0
 
     def copy(self) -> RateLimiter:
         """A new limiter with the same numbers and no table."""

@@ -1,7 +1,6 @@
 """Snapshots of tables, and tables from snapshots. ``checkpointers`` writes them to files.
 
-A table is taken as it will be without what is only reserved: samples that nobody has had yet are as if never
-drawn.
+Samples count when they are drawn, so items that have no turn left are not in a snapshot.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from framework.replay.errors import CheckpointError
 from framework.replay.rows.binding import Binding
 from framework.replay.rows.layout import Layout
 from framework.replay.tables import selectors
-from framework.replay.tables.items import FREE, LIMBO, LIVE, Items
+from framework.replay.tables.items import FREE, NO_KEY, SPENT, Items
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.selectors import Selector
 from framework.replay.tables.table import Table
@@ -47,18 +46,17 @@ def snapshot(table: Table) -> tuple[dict[str, Any], Arrays]:
     items, limiter = table._items, table.rate_limiter
     used = items._next
     arrays: Arrays = {name: getattr(items, name)[:used].copy() for name in _ARRAYS}
-    arrays["times"] -= items.pending[:used]
-    in_limbo = arrays["state"] == LIMBO
-    arrays["state"][in_limbo] = LIVE
-    arrays["free"] = items._free[: items._num_free].copy()
+    spent = np.flatnonzero(arrays["state"] == SPENT)
+    arrays["state"][spent] = FREE
+    arrays["keys"][spent] = NO_KEY
+    arrays["free"] = np.concatenate([items._free[: items._num_free], spent])
     for name in ("lengths", "episodes"):
         array = getattr(items, name)
         if array is not None:
             arrays[name] = array[:used].copy()
-    if not in_limbo.any():  # else the selectors' own order lacks the items in limbo
-        for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
-            for name, array in selector.state().items():
-                arrays[f"{role}.{name}"] = array
+    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
+        for name, array in selector.state().items():
+            arrays[f"{role}.{name}"] = array
     meta = {
         "name": table.name,
         "config": config(table),
@@ -67,7 +65,7 @@ def snapshot(table: Table) -> tuple[dict[str, Any], Arrays]:
         "max_priority": table.max_priority,
         "stamp": table._stamp,
         "bits": items.bits,
-        "num_unique_deleted": table._num_unique_deleted,
+        "num_unique_deleted": table._num_unique_deleted + len(spent),
         "num_deleted_episodes": table._num_deleted_episodes,
         "sampled_age": table._age_sum,
         "layouts": [binding.layout.to_wire() for binding in table._bindings],

@@ -101,7 +101,7 @@ class Table(Sampling):
         high = float(np.maximum.reduce(priorities) if compiled is None else compiled.bounds(priorities)[1])
         if self.max_priority is None or high > self.max_priority:
             self.max_priority = high
-        if self._limbo:
+        if self._spent:
             live = items.state.take(slots) == LIVE
             slots, priorities = slots[live], priorities[live]
         for selector in (self.sampler, self.remover):
@@ -121,7 +121,7 @@ class Table(Sampling):
             self.sampler.clear()
             self.remover.clear()
             self.rate_limiter.reset()
-            self._limbo = 0
+            self._spent = 0
             self._epoch += 1
             self._episodes.clear()
             self._num_deleted_episodes = self._num_unique_deleted = self._age_sum = 0
@@ -139,7 +139,7 @@ class Table(Sampling):
 
     def _can_sample(self, n: int) -> bool:
         limiter = self.rate_limiter
-        if not limiter.can_sample(n, self._limbo) or not len(self.sampler):
+        if not limiter.can_sample(n) or not len(self.sampler):
             return False
         if not self.max_times_sampled:
             return True
@@ -165,10 +165,10 @@ class Table(Sampling):
     @property
     def size(self) -> int:
         """Items in the table."""
-        return self._items.size
+        return self._items.size - self._spent
 
     def __len__(self) -> int:
-        return self._items.size
+        return self._items.size - self._spent
 
     def __bool__(self) -> bool:
         return True  # empty or not
@@ -193,7 +193,7 @@ class Table(Sampling):
                     sample_stats=CallStats(limiter.samples, self._waiting[0], blocked[0]),
                 ),
                 signature=self.signature,
-                current_size=items.size,
+                current_size=items.size - self._spent,
                 num_episodes=len(self._episodes),
                 num_deleted_episodes=self._num_deleted_episodes,
                 num_unique_samples=self._num_unique_deleted + int(np.count_nonzero(items.times[in_use])),
@@ -201,8 +201,7 @@ class Table(Sampling):
                     waiting_for_sampling_ms=blocked[1], waiting_for_inserts_ms=blocked[0]
                 ),
                 max_priority=1.0 if self.max_priority is None else self.max_priority,
-                reserved=limiter.reserved,
-                why_not_sample=limiter.why_not_sample(1, self._limbo),
+                why_not_sample=limiter.why_not_sample(1),
                 why_not_insert=limiter.why_not_insert(1),
                 sampled_age=self._age_sum,
             )

@@ -100,7 +100,7 @@ class TableCore:
         self._bindings: list[Binding] = []
         self._binding_of: dict[Layout, int] = {}
         self._latest: tuple[Layout | None, int] = (None, 0)
-        self._limbo = 0
+        self._spent = 0
         self._epoch = 0  # resets so far
         self._stamp = 0
         self._age_sum = (
@@ -150,22 +150,6 @@ class TableCore:
             self._waiting[side] += change
 
     @property
-    def epoch(self) -> int:
-        """How often the table was reset; deliveries of an earlier epoch mean nothing to it any more."""
-        return self._epoch
-
-    def count_drawn(self, n: int, epoch: int) -> None:
-        """``n`` samples reserved in ``epoch`` count as handed out from now on; of a negative number, as
-        reserved again."""
-        with self._lock:
-            if epoch != self._epoch:
-                return  # a reset has forgotten them
-            self.rate_limiter.reserved -= n
-            self.rate_limiter.samples += n
-            if n > 0 and self._waiting[1]:
-                self._may_insert.notify_all()
-
-    @property
     def sampler_waits(self) -> bool:
         """Whether somebody waits for items now; a writer then holds nothing back."""
         return self._waiting[0] > 0
@@ -190,16 +174,18 @@ class TableCore:
     # Removing.
 
     def _remove(self, slots: np.ndarray) -> None:
-        """Deletes the items in ``slots``, live or in limbo."""
+        """Deletes the items in ``slots``, live or spent."""
+        if not len(slots):
+            return
         state = self._items.state.take(slots)
         live = slots if (state == LIVE).all() else slots[state == LIVE]
         if len(live):
             self.sampler.delete(live)
             self.remover.delete(live)
-        self._limbo -= len(slots) - len(live)
+        self._spent -= len(slots) - len(live)
         self._release(slots)
         self._items.put_back(slots)
-        self.rate_limiter.deletes += len(slots)
+        self.rate_limiter.deletes += len(live)
 
     def _release(self, slots: np.ndarray) -> None:
         """Drops what the items in ``slots`` hold: rows, keys, episodes."""
@@ -249,7 +235,7 @@ class TableCore:
         inserts."""
         verb = ("sample", "insert")[side]
         limiter = self.rate_limiter
-        why = limiter.why_not_insert(1) if side else limiter.why_not_sample(1, self._limbo)
+        why = limiter.why_not_insert(1) if side else limiter.why_not_sample(1)
         now = time.monotonic()
         text = (
             f"table {self.name!r}: cannot {verb} {n} items ({done} went through): "
