@@ -12,22 +12,22 @@ of the LSTM at the start of each unroll are extras.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import tree
 from torch import nn
 
 from agents.presets import Preset
 from framework import config_checks as check
-from framework import core, learners, losses, networks
-from framework.datasets import Dataset
-from framework.learners import LossContext, LossOutput, distributed, schedules
+from framework import environments, losses, networks
+from framework.learners import LossContext, LossOutput
+from framework.replay import ReplaySample
+from framework.specs import EnvironmentSpec
+from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy
 from framework.types import Nest
 
 _TORSOS: dict[str, Any] = {
@@ -38,11 +38,12 @@ _TORSOS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class IMPALAConfig:
-    """Settings of IMPALA. A *learner step* is one batch; a *step* is one of the environment."""
+class IMPALAConfig(OnPolicyConfig):
+    """Settings of IMPALA, beside those of `OnPolicyConfig`."""
+
+    may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm", "clip_rho", "clip_c")
 
     # What is learned from.
-    discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
     unroll_length: int = 20  # T, steps of an env in an unroll. More bootstraps later; data gets older.
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
@@ -52,47 +53,32 @@ class IMPALAConfig:
     queue_batches: int = 2  # Batches that wait; then actors do. (This - 1) * N must hold an actor's envs.
     prefetch_batches: int = 1  # Batches that the learner's node holds ready beside those.
 
-    # V-trace.
+    # V-trace. The loss is the mean over the steps of a batch; the paper's is the sum, N * T times as large.
     vtrace_lambda: float = 1.0  # 1 is the paper's; less cuts the variance of long unrolls, and adds bias.
     clip_rho: float = 1.0  # Largest importance weight of an error: higher follows pi further from mu.
     clip_c: float = 1.0  # Largest importance weight in a trace: higher passes rewards back faster, noisily.
 
-    # Loss: the mean over the steps of a batch. (The paper sums them: its gradients are N * T times as large.)
-    value_coefficient: float = 0.5  # Weight of half the squared error of the values.
-    entropy_coefficient: float = 0.01  # Weight of the policy's entropy. More explores longer.
-
     # Learning.
     optimizer: str = "rmsprop"  # Or "adam".
-    learning_rate: float = 5e-4  # At the start.
-    learning_rate_decay_steps: int | None = None  # Learner steps until it has fallen; None keeps it.
-    learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
+    learning_rate: float = 5e-4  # Of the optimizer, at the start.
     rmsprop_decay: float = 0.99  # How long RMSprop remembers squared gradients.
     rmsprop_momentum: float = 0.0  # Share of the last update that is made again.
-    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
+    adam_epsilon: float = 1e-5  # Of either optimizer. Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
-    # Networks and device.
+    # Networks.
     torso: str = "shallow"  # For images: "shallow" or "deep", the paper's two; "nature", that of DQN.
     hidden_sizes: tuple[int, ...] = (64, 64)  # For observations without images: hidden layers.
     activation: str = "tanh"  # Of those: relu, tanh, elu, silu.
     lstm_size: int | None = None  # Width of an LSTM behind the torso; None is a feed-forward network.
-    device: str = "cpu"  # Of the learner.
-    compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
-    autocast: bool = False  # bfloat16 mixed precision in the learner.
     actor_autocast: bool = False  # bfloat16 mixed precision in the actors; pays for images in batches.
 
     def __post_init__(self) -> None:
-        check.types(self, may_be_infinite=("clip_rho", "clip_c", "max_gradient_norm"))
-        check.at_least(self, 2, "unroll_length")
+        super().__post_init__()
         check.at_least(self, 1, "batch_size", "queue_batches", "hidden_sizes", "lstm_size")
-        check.at_least(self, 1, "learning_rate_decay_steps")
-        check.at_least(
-            self, 0, "prefetch_batches", "clip_rho", "clip_c", "value_coefficient", "entropy_coefficient"
-        )
-        check.at_least(self, 0, "learning_rate", "rmsprop_momentum", "adam_epsilon")
-        check.above(self, 0, "reward_clip", "max_gradient_norm")
-        check.device(self, "device")
-        check.fraction(self, "discount", "vtrace_lambda", "learning_rate_end", "rmsprop_decay")
+        check.at_least(self, 0, "prefetch_batches", "clip_rho", "clip_c", "rmsprop_momentum")
+        check.above(self, 0, "reward_clip")
+        check.fraction(self, "vtrace_lambda", "rmsprop_decay")
         check.one_of(self, ("rmsprop", "adam"), "optimizer")
         check.one_of(self, _TORSOS, "torso")
         check.one_of(self, networks.ACTIVATIONS, "activation")
@@ -101,7 +87,7 @@ class IMPALAConfig:
 class ActorCritic(nn.Module):
     """Torso, LSTM (if there is one), and the heads of policy and value."""
 
-    def __init__(self, config: IMPALAConfig, spec: Any):
+    def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec):
         super().__init__()
         has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(spec.observations))
         self.torso = networks.ObservationEncoder(
@@ -142,84 +128,119 @@ class ActorCritic(nn.Module):
         return self.policy(features), self.value(features).squeeze(-1)
 
 
-class Progress(nn.Module):
-    """Counts the learner's steps, beside the parameters, so that actors can say how old theirs are."""
-
-    steps: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-
-
 class IMPALANetworks(nn.Module):
-    """The variables of IMPALA: ``actor_critic`` and ``progress``."""
+    """The only variable of IMPALA: ``actor_critic``."""
 
-    def __init__(self, config: IMPALAConfig, spec: Any):
+    def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec):
         super().__init__()
-        actions = spec.actions
-        if tree.is_nested(actions) or not np.issubdtype(actions.dtype, np.integer):
+        self.actions = networks.Actions(spec.actions)
+        if self.actions.continuous:
             raise ValueError(
-                f"IMPALA needs discrete actions (one, or several independent ones); the action spec is "
-                f"{actions!r}. Use an environment with a Discrete or MultiDiscrete action space."
+                f"action spec: got {spec.actions!r}, expected discrete actions (one, or several independent "
+                "ones) for IMPALA. Use an environment with a Discrete or MultiDiscrete action space."
             )
-        self.actions = networks.Actions(actions)
         self.actor_critic = ActorCritic(config, spec)
-        self.progress = Progress()
 
 
-class IMPALAPolicy(core.Policy):
-    """Draws actions from the policy, or takes the most likely one if ``greedy``.
+class IMPALAPolicy(TorchPolicy):
+    """Draws actions from the policy, or takes the most likely one.
 
-    Extras of each step: ``log_prob`` of the action, ``learner_steps`` that the parameters had seen, and
-    with an LSTM its ``state`` before the step.
+    Extras of each step: ``log_prob`` of the action, the ``version`` of the parameters, and with an LSTM its
+    ``state`` before the step.
+
+    Args:
+      networks: read at each step, never changed.
+      autocast: bfloat16 mixed precision.
+      evaluation: whether it takes the most likely action.
     """
 
-    def __init__(self, networks: IMPALANetworks, greedy: bool = False, autocast: bool = False):
-        self._networks = networks
-        self._greedy = greedy
-        self._autocast = autocast
-        self._device = networks.progress.steps.device
-        self._random = torch.Generator(self._device).manual_seed(0)
+    def __init__(self, networks: IMPALANetworks, autocast: bool = False, evaluation: bool = False):
+        super().__init__(networks, networks.actions, variables=("actor_critic",))
+        self._actor_critic = networks.actor_critic
+        self._autocast, self._greedy = autocast, evaluation
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
-        return self._networks.actor_critic.initial_state(batch_size)
+        return self._actor_critic.initial_state(batch_size)
 
-    @torch.inference_mode()
-    def step(self, observation: Nest, state: Any) -> tuple[np.ndarray, dict[str, Any], Any]:
-        tensors = networks.as_tensors(observation, self._device)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
-            policy, next_state = self._networks.actor_critic.step(tensors, state)
-        actions = policy.mode() if self._greedy else policy.sample(self._random)
-        log_probs = policy.log_prob(actions).float().cpu().numpy()
-        steps = self._networks.progress.steps.item()
-        extras = {"log_prob": log_probs, "learner_steps": np.full(log_probs.shape, steps, np.int64)}
-        if state:
-            extras["state"] = tuple(part.cpu().numpy() for part in state)
-        return self._networks.actions.to_environment(actions.cpu().numpy()), extras, next_state
-
-    def seed(self, seed: int) -> None:
-        self._random.manual_seed(seed)
-
-    def save(self) -> torch.Tensor:
-        return self._random.get_state()
-
-    def restore(self, state: torch.Tensor) -> None:
-        self._random.set_state(state.cpu())
+    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            policy, next_state = self._actor_critic.step(observation, state)
+        drawn = policy.mode() if self._greedy else policy.sample(self.random)
+        log_prob = policy.log_prob(drawn).float()
+        version = torch.full(log_prob.shape, self.progress.version, device=self.device)
+        extras = {"log_prob": log_prob, "version": version}
+        return drawn, {**extras, "state": state} if state else extras, next_state
 
 
-def make_loss(config: IMPALAConfig) -> Any:
-    """The loss function of IMPALA on a ``ReplaySample`` of ``Step``s ``[N, T + 1, ...]``."""
+class IMPALA(OnPolicyAgent):
+    """V-trace actor-critic for discrete actions.
 
-    def loss_fn(nets: IMPALANetworks, batch: Any, context: LossContext) -> LossOutput:
-        data = batch.data
+    ::
+
+        agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
+        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+        program = programs.make_program(agent, environment_factory, config)
+    """
+
+    def __init__(self, config: IMPALAConfig | None = None):
+        self.config: IMPALAConfig = config or IMPALAConfig()
+        self.extras_of_first_row = () if self.config.lstm_size is None else ("state",)
+
+    @property
+    def max_policy_lag(self) -> None:
+        """Actors run ahead; only a full queue holds them back."""
+        return None
+
+    @property
+    def items_per_step(self) -> int:
+        return self.config.batch_size
+
+    @property
+    def queue_batches(self) -> int:
+        return self.config.queue_batches
+
+    @property
+    def prefetch_batches(self) -> int:
+        # What one of several learners fetches ahead is missing for the others: the queue must have more.
+        batches = self.config.prefetch_batches
+        return batches if self.num_learners == 1 else min(batches, self.config.queue_batches)
+
+    def environment_wrappers(self) -> Sequence[Any]:
+        """The last action and reward become part of the observation, where the config says so."""
+        if not self.config.previous_action_and_reward:
+            return ()
+        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
+
+    def make_networks(self, spec: EnvironmentSpec) -> IMPALANetworks:
+        """Initial parameters come from torch's global generator, which the program seeds."""
+        return IMPALANetworks(self.config, spec)
+
+    def make_policy(self, networks: IMPALANetworks, evaluation: bool = False) -> IMPALAPolicy:
+        return IMPALAPolicy(networks, self.config.actor_autocast, evaluation)
+
+    def make_optimizer(self, networks: IMPALANetworks) -> torch.optim.Optimizer:
+        config = self.config
+        if config.optimizer == "adam":
+            return super().make_optimizer(networks)
+        return torch.optim.RMSprop(
+            networks.parameters(),
+            lr=config.learning_rate,
+            alpha=config.rmsprop_decay,
+            eps=config.adam_epsilon,
+            momentum=config.rmsprop_momentum,
+            foreach=True,
+        )
+
+    def loss(self, networks: IMPALANetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
+        """The loss of a batch of `Step`s ``[N, T + 1, ...]``."""
+        config, data = self.config, batch.data
         rewards = data.reward.float()
         if config.reward_clip is not None:
             rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
         # The state is the actor's, before the first row: the learner's own would need the whole episode.
         state = data.extras.get("state", ())
-        policy, values = nets.actor_critic.unroll(data.observation, state, data.start_of_episode)
-        log_probs, values = policy.log_prob(nets.actions.drawn(data)).float(), values.float()
+        policy, values = networks.actor_critic.unroll(data.observation, state, data.start_of_episode)
+        log_probs, values = policy.log_prob(networks.actions.drawn(data)).float(), values.float()
         counted = losses.transition_mask(data.mask)
         log_rhos = log_probs - data.extras["log_prob"]
         vtrace = losses.vtrace(
@@ -237,7 +258,7 @@ def make_loss(config: IMPALAConfig) -> Any:
         entropy = losses.masked_mean(policy.entropy().float(), counted)
         loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
         with torch.no_grad():
-            age = (context.steps - data.extras["learner_steps"]).float()
+            age = (context.learner_steps - data.extras["version"]).float()
             metrics = {
                 "policy_loss": policy_loss,
                 "value_loss": value_loss,
@@ -251,94 +272,6 @@ def make_loss(config: IMPALAConfig) -> Any:
             }
         return LossOutput(loss, metrics, weight=counted.sum())
 
-    return loss_fn
-
-
-class IMPALA(core.Agent):
-    """V-trace actor-critic for discrete actions.
-
-    ::
-
-        agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
-        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
-    """
-
-    def __init__(self, config: IMPALAConfig | None = None):
-        self.config = config or IMPALAConfig()
-
-    def environment_wrappers(self) -> Sequence[Any]:
-        """The last action and reward become part of the observation, where the config says so."""
-        from framework import environments
-
-        if not self.config.previous_action_and_reward:
-            return ()
-        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
-
-    def for_learner(self, rank: int, num_learners: int) -> IMPALA:
-        if num_learners == 1:
-            return self
-        config = distributed.shard(self.config, rank, num_learners)
-        # What one learner fetches ahead is missing for the others: the queue must have more than that.
-        ahead = min(config.prefetch_batches, config.queue_batches)
-        return IMPALA(dataclasses.replace(config, prefetch_batches=ahead))
-
-    def make_networks(self, spec: Any) -> IMPALANetworks:
-        """Initial parameters come from torch's global generator, which the program seeds."""
-        return IMPALANetworks(self.config, spec)
-
-    def make_policy(self, networks: IMPALANetworks, evaluation: bool = False) -> IMPALAPolicy:
-        return IMPALAPolicy(networks, greedy=evaluation, autocast=self.config.actor_autocast)
-
-    def make_tables(self, spec: Any) -> list[Any]:
-        from framework import replay
-
-        size = self.config.queue_batches * self.config.batch_size
-        return [replay.Table.queue("queue", size)]
-
-    def make_adder(self, client: Any, spec: Any) -> Any:
-        from framework import adders
-
-        state = () if self.config.lstm_size is None else ("state",)
-        return adders.UnrollAdder(client, self.config.unroll_length, extras_of_first_row=state)
-
-    def make_dataset(self, client: Any) -> Any:
-        return Dataset(
-            client,
-            "queue",
-            self.config.batch_size,
-            device=self.config.device,
-            prefetch=self.config.prefetch_batches,
-        )
-
-    def make_learner(self, networks: IMPALANetworks, spec: Any) -> learners.SGDLearner:
-        config = self.config
-        return learners.SGDLearner(
-            networks,
-            make_loss(config),
-            functools.partial(_make_optimizer, config),
-            learning_rate_schedule=schedules.linear_decay(
-                config.learning_rate_decay_steps, config.learning_rate_end
-            ),
-            max_gradient_norm=config.max_gradient_norm,
-            after_step=lambda nets, steps: nets.progress.steps.fill_(steps),
-            device=config.device,
-            compile_loss=config.compile_loss,
-            autocast_dtype=torch.bfloat16 if config.autocast else None,
-        )
-
-
-def _make_optimizer(config: IMPALAConfig, parameters: Any) -> torch.optim.Optimizer:
-    if config.optimizer == "adam":
-        return learners.Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon)
-    return torch.optim.RMSprop(
-        parameters,
-        lr=config.learning_rate,
-        alpha=config.rmsprop_decay,
-        eps=config.adam_epsilon,
-        momentum=config.rmsprop_momentum,
-        foreach=True,
-    )
-
 
 PRESETS: Mapping[str, Preset] = {
     # 500 of 500, greedy over 100 episodes, at 150,000 steps on each of seeds 1 to 5.
@@ -346,7 +279,7 @@ PRESETS: Mapping[str, Preset] = {
         agent={
             "optimizer": "adam",
             "learning_rate": 4e-3,
-            "learning_rate_decay_steps": 1_170,  # 150,000 env steps
+            "learning_rate_decay": 150_000,
             "unroll_length": 16,
             "batch_size": 8,
             "vtrace_lambda": 0.95,
@@ -387,7 +320,7 @@ PRESETS: Mapping[str, Preset] = {
         agent={
             "optimizer": "adam",
             "learning_rate": 7e-4,
-            "learning_rate_decay_steps": 25_000,  # 2,000,000 env steps
+            "learning_rate_decay": 2_000_000,
             "learning_rate_end": 0.05,
             "discount": 0.97,
             "unroll_length": 10,
@@ -408,7 +341,7 @@ PRESETS: Mapping[str, Preset] = {
     "atari:Pong": Preset(
         agent={
             "learning_rate": 4.8e-4,
-            "learning_rate_decay_steps": 31_250,  # 10,000,000 env steps
+            "learning_rate_decay": 10_000_000,
             "adam_epsilon": 3e-5,
             "max_gradient_norm": 0.125,
             "torso": "nature",

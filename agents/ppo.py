@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import tree
 from torch import nn
 
 from agents.presets import Preset
 from framework import config_checks as check
-from framework import core, learners, losses, networks
-from framework.datasets import Dataset
-from framework.learners import EpochContext, LossOutput, Prepared, distributed, schedules
-
-TABLE = "queue"
+from framework import learners, losses, networks
+from framework.learners import LossContext, LossOutput, Prepared, schedules
+from framework.replay import ReplaySample
+from framework.specs import EnvironmentSpec
+from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy
+from framework.types import Nest
 
 
 @dataclass(frozen=True)
-class PPOConfig:
-    """Settings of PPO. A learner step uses one unroll of every env of the program, ``epochs`` times."""
+class PPOConfig(OnPolicyConfig):
+    """Settings of PPO, beside those of `OnPolicyConfig`.
+
+    A learner step uses one unroll of every env of the program, ``epochs`` times.
+    """
 
     # Data.
-    unroll_length: int = 128  # Steps of each env between two learner steps; more: less bias, slower cycle.
-    overlap: bool = False  # Act while learning, one iteration behind; False waits for the newest parameters.
+    max_policy_lag: int = 0  # Learner steps by which actors may be behind: 0 waits, 1 acts while learning.
 
     # Targets.
-    discount: float = 0.99  # Gamma per env step.
     gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
     normalize_observations: bool = False  # To mean 0 and variance 1 by statistics of what was seen so far.
     normalize_rewards: bool = False  # To returns of variance 1, likewise; the mean stays.
@@ -40,67 +39,51 @@ class PPOConfig:
 
     # Objective.
     clip: float = 0.2  # Probability ratios beyond 1 +- this earn nothing more.
+    clip_end: float = 1.0  # What is left of the clip after `learning_rate_decay`, as a fraction.
     target_kl: float | None = None  # Nats; a penalty that adapts to this divergence instead of the clip.
     initial_kl_coefficient: float = 1.0  # Weight of that penalty at first.
-    value_coefficient: float = 0.5  # Weight of the value loss.
     value_clip: float | None = None  # Values move at most this far (in units of the return) per batch.
-    entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats: more keeps it exploring.
+    entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats. More explores longer.
 
-    # Optimisation.
+    # Optimization.
     epochs: int = 10  # Passes over a batch: more from the same data, until the policy has moved too far.
     minibatch_size: int = 64  # Real steps of a minibatch, about.
     learning_rate: float = 3e-4  # Of Adam.
-    decay_steps: int | None = None  # Env steps of linear decay to the two ends below; None: no decay.
-    learning_rate_end: float = 0.0  # Share of the rate that is left then.
-    clip_end: float = 1.0  # Share of the clip that is left then.
-    adam_epsilon: float = 1e-5  # More damps steps of parameters with small gradients.
-    max_gradient_norm: float = 0.5  # Longer gradients are scaled down to this norm.
+    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
+    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
-    # Networks and device.
+    # Networks.
     hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy, and of the value.
     activation: str = "tanh"  # Of those: relu, tanh, elu or silu.
     shared: bool = False  # One stack of hidden layers for both: faster, but the two losses compete.
     recurrent: str | None = None  # "lstm" or "gru" behind the (then shared) hidden layers; None: no memory.
     recurrent_size: int = 64  # Width of that memory.
     initial_std: float = 1.0  # Of continuous actions at first, in half-widths of the action's range.
-    device: str = "cpu"  # Of the learner.
 
     def __post_init__(self) -> None:
-        check.types(self, may_be_infinite=("max_gradient_norm",))
-        check.at_least(self, 2, "unroll_length")
-        check.at_least(self, 1, "epochs", "minibatch_size", "decay_steps", "hidden_sizes", "recurrent_size")
-        check.at_least(self, 0, "initial_kl_coefficient", "value_coefficient", "entropy_coefficient")
-        check.at_least(self, 0, "learning_rate", "adam_epsilon")
-        check.above(self, 0, "target_kl", "value_clip", "max_gradient_norm", "initial_std")
-        check.device(self, "device")
-        check.fraction(self, "discount", "gae_lambda", "learning_rate_end", "clip_end")
+        super().__post_init__()
+        check.at_least(self, 0, "max_policy_lag", "initial_kl_coefficient")
+        check.at_least(self, 1, "epochs", "minibatch_size", "hidden_sizes", "recurrent_size")
+        check.above(self, 0, "target_kl", "value_clip", "initial_std")
+        check.fraction(self, "gae_lambda", "clip_end")
         check.one_of(self, ("lstm", "gru"), "recurrent")
         check.one_of(self, networks.ACTIVATIONS, "activation")
         if not 0 < self.clip < 1:
-            raise ValueError(f"clip is {self.clip}; expected between 0 and 1.")
-
-
-class Progress(nn.Module):
-    """What travels with the parameters: their version, so that acting shows it, and the penalty's weight."""
-
-    version: torch.Tensor
-    kl_coefficient: torch.Tensor
-
-    def __init__(self, kl_coefficient: float):
-        super().__init__()
-        self.register_buffer("version", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("kl_coefficient", torch.tensor(kl_coefficient))
+            raise ValueError(f"clip: got {self.clip}, expected between 0 and 1.")
 
 
 class PPONetworks(nn.Module):
     """The variables of PPO. Observations go through ``normalizer`` before they come to the methods."""
 
-    def __init__(self, config: PPOConfig, spec: Any):
+    kl_coefficient: torch.Tensor
+
+    def __init__(self, config: PPOConfig, spec: EnvironmentSpec):
         super().__init__()
         self.actions = networks.Actions(spec.actions)
         self.normalizer = networks.ObservationNormalizer(spec.observations, config.normalize_observations)
         self.reward_scale = networks.RewardScale()
-        self.progress = Progress(config.initial_kl_coefficient)
+        # Learner state: acting does not need it.
+        self.register_buffer("kl_coefficient", torch.tensor(config.initial_kl_coefficient))
         self.encoder = networks.ObservationEncoder(spec.observations)
 
         def body() -> networks.MLP:
@@ -154,47 +137,40 @@ class PPONetworks(nn.Module):
         return self.head(features), self.value_head(value_features).squeeze(-1)
 
 
-class PPOPolicy(core.Policy):
-    """Draws from the policy's distribution, or takes its mode if ``greedy``."""
+class PPOPolicy(TorchPolicy):
+    """Draws from the policy's distribution, or takes its mode.
 
-    def __init__(self, networks: PPONetworks, greedy: bool = False):
-        self._networks = networks
+    Extras of each step: the parameters of the distribution (``policy``), the ``version`` of the networks',
+    the ``action`` as drawn if it is continuous, and with a memory its ``state`` before the step.
+
+    Args:
+      networks: read at each step, never changed.
+      evaluation: whether it takes the mode.
+    """
+
+    def __init__(self, networks: PPONetworks, evaluation: bool = False):
+        used = ("normalizer", "encoder", "body", "head") + (() if networks.core is None else ("core",))
+        super().__init__(networks, networks.actions, variables=used)
+        self._initial_state, self._normalizer = networks.initial_state, networks.normalizer
         self._act = networks.plain_act()
-        self._normalizer, self._progress = networks.normalizer, networks.progress
-        self._greedy = greedy
-        self._device = networks.progress.version.device
-        self._generator = torch.Generator(self._device).manual_seed(0)
+        self._greedy = evaluation
 
     @torch.inference_mode()
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
-        return self._networks.initial_state(batch_size)
+        return self._initial_state(batch_size)
 
-    @torch.inference_mode()
-    def step(self, observation: Any, state: Any) -> tuple[np.ndarray, dict[str, Any], Any]:
-        tensors = networks.as_tensors(observation, self._device)
-        distribution, next_state = self._act(self._normalizer(tensors), state)
-        actions = distribution.mode() if self._greedy else distribution.sample(self._generator)
-        drawn = actions.cpu().numpy()
-        of_actions = self._networks.actions
-        parameters = of_actions.parameters(distribution)
-        extras: dict[str, Any] = {
-            "policy": {name: value.detach().cpu().numpy() for name, value in parameters.items()},
-            "version": np.full(len(drawn), self._progress.version.item()),
+    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        distribution, next_state = self._act(self._normalizer(observation), state)
+        drawn = distribution.mode() if self._greedy else distribution.sample(self.random)
+        extras: dict[str, Nest] = {
+            "policy": self.actions.parameters(distribution),
+            "version": torch.full((len(drawn),), self.progress.version),
         }
-        if of_actions.continuous:
+        if self.actions.continuous:
             extras["action"] = drawn
         if state:
-            extras["state"] = tuple(part.cpu().numpy() for part in state)
-        return of_actions.to_environment(drawn), extras, next_state
-
-    def seed(self, seed: int) -> None:
-        self._generator.manual_seed(seed)
-
-    def save(self) -> Any:
-        return self._generator.get_state()
-
-    def restore(self, state: Any) -> None:
-        self._generator.set_state(state.cpu())
+            extras["state"] = state
+        return drawn, extras, next_state
 
 
 class Rows(NamedTuple):
@@ -212,27 +188,55 @@ class Rows(NamedTuple):
     state: tuple[torch.Tensor, ...]  # [N, ...], before the first row
 
 
-class PPOUpdate:
-    """The three functions of PPO's learner step."""
+class PPO(OnPolicyAgent):
+    """Proximal policy optimization for discrete and continuous actions, with or without a memory.
 
-    def __init__(self, config: PPOConfig):
-        self._config = config
-        decay = config.decay_steps
-        self._clip_factor = schedules.linear_decay(decay, config.clip_end)
+    ::
 
-    def prepare(self, nets: PPONetworks, batch: Any, context: EpochContext) -> Prepared:
+        agent = PPO(PPOConfig(unroll_length=64))
+        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+        program = programs.make_program(agent, environment_factory, config)
+    """
+
+    def __init__(self, config: PPOConfig | None = None):
+        self.config: PPOConfig = config or PPOConfig()
+        self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
+
+    @property
+    def max_policy_lag(self) -> int:
+        return self.config.max_policy_lag
+
+    def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
+        """Initial parameters come from torch's global generator, which the program seeds."""
+        return PPONetworks(self.config, spec)
+
+    def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
+        return PPOPolicy(networks, evaluation)
+
+    def make_learner(self, networks: PPONetworks, spec: EnvironmentSpec) -> learners.MinibatchLearner:
+        return learners.MinibatchLearner(
+            networks,
+            self.prepare,
+            self.loss,
+            epochs=self.config.epochs,
+            minibatch_size=self.config.minibatch_size,
+            finish_fn=self.finish,
+            **self.learner_settings(networks),
+        )
+
+    def prepare(self, networks: PPONetworks, batch: ReplaySample, context: LossContext) -> Prepared:
         """Values, advantages and targets of unrolls ``[N, T + 1]``, the last row to bootstrap from."""
-        config, data = self._config, batch.data
+        config, data = self.config, batch.data
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()
         starts[:, 0] = 0.0  # its state is stored, whether an episode begins there or not
         rewards = data.reward.float()
         if config.normalize_rewards:
-            nets.reward_scale.update(rewards, starts, mask, config.discount, context.total)
-            rewards = nets.reward_scale(rewards)
-        observation = nets.normalizer(data.observation)
-        state = tuple(part[:, 0] for part in data.extras["state"]) if nets.core is not None else ()
-        _, values = nets(observation, state, starts)
+            networks.reward_scale.update(rewards, starts, mask, config.discount, context.total)
+            rewards = networks.reward_scale(rewards)
+        observation = networks.normalizer(data.observation)
+        state = data.extras.get("state", ())
+        _, values = networks(observation, state, starts)
         advantages = losses.generalized_advantages(
             rewards, config.discount * data.discount.float(), values, mask, config.gae_lambda
         )
@@ -241,17 +245,17 @@ class PPOUpdate:
             scaled = losses.normalize_advantages(advantages, mask, total=context.total)
         else:
             scaled = advantages
-        actions, policy = nets.actions.drawn(data), data.extras["policy"]
-        log_probs = nets.actions.distribution(policy).log_prob(actions)
+        actions, policy = networks.actions.drawn(data), data.extras["policy"]
+        log_probs = networks.actions.distribution(policy).log_prob(actions)
         rows = Rows(observation, actions, policy, log_probs, values, scaled, targets, mask, starts, state)
         count = int(mask.sum())
-        if nets.core is None:
+        if networks.core is None:
             real = mask.flatten().nonzero().squeeze(-1)
             flat = tree.map_structure(
                 lambda leaf: leaf.flatten(0, 1)[real], rows._replace(mask=(), starts=())
             )
             rows = flat
-        staleness = context.steps - data.extras["version"][mask > 0].float().mean()
+        staleness = context.learner_steps - data.extras["version"][mask > 0].float().mean()
         real_targets = targets[mask > 0]
         explained = 1.0 - advantages[mask > 0].var() / real_targets.var().clamp(min=1e-8)
         metrics = {
@@ -261,29 +265,30 @@ class PPOUpdate:
         }
         return Prepared(rows, count, metrics)
 
-    def loss(self, nets: PPONetworks, rows: Rows, context: EpochContext) -> LossOutput:
+    def loss(self, networks: PPONetworks, rows: Rows, context: LossContext) -> LossOutput:
         """The surrogate, the value's error and the entropy of one minibatch."""
-        config = self._config
+        config = self.config
         if isinstance(rows.mask, torch.Tensor):
             mask: torch.Tensor | None = rows.mask
-            new, values = nets(rows.observation, rows.state, rows.starts)
+            new, values = networks(rows.observation, rows.state, rows.starts)
         else:
             mask = None
-            new, values = nets(rows.observation)
+            new, values = networks(rows.observation)
         log_probs = new.log_prob(rows.action)
         if config.target_kl is None:
-            clip = config.clip * self._clip_factor(context.rows)
+            falls = schedules.linear_decay(config.learning_rate_decay, config.clip_end)
+            clip = config.clip * falls(int(context.env_steps))
             surrogate = losses.clipped_surrogate(
                 log_probs, rows.log_prob, rows.advantage, mask, clip, statistics=context.wants_metrics
             )
         else:
-            kl = nets.actions.distribution(rows.policy).kl(new)
+            kl = networks.actions.distribution(rows.policy).kl(new)
             surrogate = losses.kl_penalty_surrogate(
                 log_probs,
                 rows.log_prob,
                 rows.advantage,
                 kl,
-                nets.progress.kl_coefficient,
+                networks.kl_coefficient,
                 config.target_kl,
                 mask,
                 total=context.total,
@@ -307,102 +312,25 @@ class PPOUpdate:
         return LossOutput(loss, metrics, weight=weight)
 
     def finish(
-        self, nets: PPONetworks, batch: Any, prepared: Prepared, context: EpochContext
+        self, networks: PPONetworks, batch: ReplaySample, prepared: Prepared, context: LossContext
     ) -> dict[str, torch.Tensor]:
         """How far the policy has moved; the penalty and the statistics for the next batch."""
         rows = prepared.data
         mask = rows.mask if isinstance(rows.mask, torch.Tensor) else None
         starts = rows.starts if isinstance(rows.starts, torch.Tensor) else None
-        new, _ = nets(rows.observation, rows.state, starts)
-        kl = losses.masked_mean(nets.actions.distribution(rows.policy).kl(new), mask)
+        new, _ = networks(rows.observation, rows.state, starts)
+        kl = losses.masked_mean(networks.actions.distribution(rows.policy).kl(new), mask)
         if context.total is not None:
             weighted = context.total(torch.stack([kl * prepared.rows, kl.new_tensor(prepared.rows)]))
             kl = weighted[0] / weighted[1].clamp(min=1.0)
         metrics = {"kl": kl}
-        if self._config.target_kl is not None:
-            coefficient = nets.progress.kl_coefficient
-            coefficient.copy_(losses.adapt_kl_coefficient(coefficient, kl, self._config.target_kl))
+        if self.config.target_kl is not None:
+            coefficient = networks.kl_coefficient
+            coefficient.copy_(losses.adapt_kl_coefficient(coefficient, kl, self.config.target_kl))
             metrics["kl_coefficient"] = coefficient.clone()
         # Last of all: what acted and what learned from it saw the same normalised observations.
-        nets.normalizer.update(batch.data.observation, batch.data.mask > 0, context.total)
+        networks.normalizer.update(batch.data.observation, batch.data.mask > 0, context.total)
         return metrics
-
-
-class PPO(core.Agent):
-    """Proximal policy optimization for discrete and continuous actions, with or without a memory.
-
-    ::
-
-        agent = PPO(PPOConfig(unroll_length=64))
-        program = programs.make_program(agent, environment_factory, num_actors=2, envs_per_actor=8)
-
-    Args:
-      config: the settings.
-      num_envs: envs of the whole program; ``make_program`` sets it.
-      num_learners: learners, each of which learns from the unrolls of an equal part of the envs; likewise.
-    """
-
-    def __init__(self, config: PPOConfig | None = None, num_envs: int = 1, num_learners: int = 1):
-        self.config = config or PPOConfig()
-        self.num_envs, self.num_learners = num_envs, num_learners
-
-    def for_envs(self, num_envs: int) -> PPO:
-        return PPO(self.config, num_envs, self.num_learners)
-
-    def for_learner(self, rank: int, num_learners: int) -> PPO:
-        if num_learners == 1:
-            return self
-        if self.num_envs % num_learners:
-            raise ValueError(
-                f"The program has {self.num_envs} envs; with num_learners={num_learners} it must be a "
-                "multiple of that, since each learner gets the unrolls of an equal part of them."
-            )
-        device = distributed.device_of(self.config.device, rank, num_learners)
-        return PPO(dataclasses.replace(self.config, device=device), self.num_envs, num_learners)
-
-    def synchrony(self) -> core.Synchrony:
-        return core.Synchrony(self.config.unroll_length, lag=int(self.config.overlap))
-
-    def make_networks(self, spec: Any) -> PPONetworks:
-        """Initial parameters come from torch's global generator, which the program seeds."""
-        return PPONetworks(self.config, spec)
-
-    def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
-        return PPOPolicy(networks, greedy=evaluation)
-
-    def make_tables(self, spec: Any) -> list[Any]:
-        from framework import replay
-
-        # Each item is learned from once. Actors wait for versions, not for room: there is always some.
-        return [replay.Table.queue(TABLE, (2 + self.synchrony().lag) * self.num_envs)]
-
-    def make_adder(self, client: Any, spec: Any) -> Any:
-        from framework import adders
-
-        return adders.UnrollAdder(client, self.config.unroll_length)
-
-    def make_dataset(self, client: Any) -> Any:
-        # What one learner fetches ahead would be missing for the others, of the only batch that there is.
-        prefetch = 1 if self.num_learners == 1 else 0
-        size = self.num_envs // self.num_learners
-        return Dataset(client, TABLE, size, device=self.config.device, prefetch=prefetch)
-
-    def make_learner(self, networks: PPONetworks, spec: Any) -> learners.MinibatchLearner:
-        config = self.config
-        update = PPOUpdate(config)
-        return learners.MinibatchLearner(
-            networks,
-            update.prepare,
-            update.loss,
-            functools.partial(learners.Adam, lr=config.learning_rate, eps=config.adam_epsilon),
-            epochs=config.epochs,
-            minibatch_size=config.minibatch_size,
-            finish_fn=update.finish,
-            learning_rate_schedule=schedules.linear_decay(config.decay_steps, config.learning_rate_end),
-            max_gradient_norm=config.max_gradient_norm,
-            after_step=lambda nets, steps: nets.progress.version.fill_(steps),
-            device=config.device,
-        )
 
 
 _RUN = {"num_actors": 1, "learner_log_period": 10}
@@ -415,7 +343,7 @@ PRESETS: Mapping[str, Preset] = {
             "epochs": 8,
             "minibatch_size": 128,
             "learning_rate": 1e-3,
-            "decay_steps": 60_000,
+            "learning_rate_decay": 60_000,
             "clip_end": 0.1,  # Without it 2 of 9 seeds ended below 490.
         },
         run={
@@ -433,7 +361,7 @@ PRESETS: Mapping[str, Preset] = {
             "epochs": 6,
             "minibatch_size": 128,
             "learning_rate": 1e-3,
-            "decay_steps": 200_000,
+            "learning_rate_decay": 200_000,
             "normalize_observations": True,
             "normalize_rewards": True,
             "entropy_coefficient": 0.01,
@@ -454,7 +382,7 @@ PRESETS: Mapping[str, Preset] = {
             "epochs": 10,
             "minibatch_size": 64,
             "learning_rate": 1e-3,
-            "decay_steps": 200_000,
+            "learning_rate_decay": 200_000,
             "discount": 0.95,
             "target_kl": 0.02,
             "normalize_observations": True,
@@ -468,7 +396,7 @@ PRESETS: Mapping[str, Preset] = {
             "epochs": 6,
             "minibatch_size": 256,
             "learning_rate": 1e-3,
-            "decay_steps": 1_000_000,
+            "learning_rate_decay": 1_000_000,
             "discount": 0.995,
             "gae_lambda": 0.97,
             "normalize_observations": True,
@@ -489,7 +417,7 @@ PRESETS: Mapping[str, Preset] = {
             "epochs": 4,
             "minibatch_size": 160,
             "learning_rate": 1e-3,
-            "decay_steps": 200_000,
+            "learning_rate_decay": 200_000,
             "recurrent": "lstm",
             "entropy_coefficient": 0.01,
         },

@@ -20,7 +20,7 @@ class Preset:
 
     Attributes:
       agent: fields of the agent's config.
-      run: fields of ``agents.commands.options.RunOptions``.
+      run: fields of `framework.programs.RunConfig`.
     """
 
     agent: Mapping[str, Any] = field(default_factory=dict)

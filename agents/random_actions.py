@@ -12,8 +12,8 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from agents.presets import Preset
+from framework import adders, core, replay, specs
 from framework import config_checks as check
-from framework import core
 from framework.datasets import Dataset
 from framework.types import StepResult
 
@@ -82,10 +82,8 @@ class CountingLearner(core.Learner):
         self.steps += 1
         return StepResult({"reward": float(np.mean(np.asarray(batch.data.reward)))})
 
-    def get_variables(self, names: Any = (), newer_than: int = -1) -> tuple[int, dict[str, Any]] | None:
-        if names:
-            raise KeyError(f"names has {list(names)}; this learner has no variables.")
-        return (self.steps, {}) if self.steps > newer_than else None
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        return {}
 
     def save(self) -> dict[str, Any]:
         return {"steps": self.steps}
@@ -115,8 +113,6 @@ class RandomActions(core.Agent):
         return RandomPolicy(networks.action_spec)
 
     def make_tables(self, spec: Any) -> list[Any]:
-        from framework import replay
-
         config = self.config
         limiter = replay.rate_limiters.SampleToInsertRatio(
             config.samples_per_insert,
@@ -125,7 +121,7 @@ class RandomActions(core.Agent):
         )
         return [
             replay.Table(
-                name="replay",
+                name=adders.REPLAY_TABLE,
                 sampler=replay.selectors.Uniform(),
                 remover=replay.selectors.Fifo(),
                 max_size=config.max_replay_size,
@@ -134,12 +130,10 @@ class RandomActions(core.Agent):
         ]
 
     def make_adder(self, client: Any, spec: Any) -> Any:
-        from framework import adders, specs
-
         return adders.NStepTransitionAdder(client, 1, 1.0, frame_stack=specs.frame_stack(spec.observations))
 
     def make_dataset(self, client: Any) -> Any:
-        return Dataset(client, "replay", self.config.batch_size)
+        return Dataset(client, adders.REPLAY_TABLE, self.config.batch_size)
 
     def make_learner(self, networks: RandomNetworks, spec: Any) -> CountingLearner:
         return CountingLearner()

@@ -22,7 +22,7 @@ from typing import Any
 
 import launch
 from agents.impala import IMPALA, IMPALAConfig
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 
 MODES = ("local", "server", "server, messages", "alternating", "alternating+server")
 
@@ -68,14 +68,16 @@ def measure(mode: str, options: argparse.Namespace) -> float:
     program = make_program(
         agent,
         options.environment,
-        num_actors=options.actors,
-        envs_per_actor=options.envs,
-        evaluate_period=None,
-        inference=mode.partition(",")[0],
-        inference_messages=mode.endswith("messages"),
-        inference_device=options.device,
-        inference_timeout=options.timeout_ms / 1000,
-        log_period=1_000_000,
+        RunConfig(
+            num_actors=options.actors,
+            envs_per_actor=options.envs,
+            evaluate_period=None,
+            inference=mode.partition(",")[0],
+            inference_messages=mode.endswith("messages"),
+            inference_device=options.device,
+            inference_timeout=options.timeout_ms / 1000,
+            log_period=1_000_000,
+        ),
     )
     with launch.start(program, engine="processes") as job:
         counter = job.client("counter")

@@ -115,7 +115,7 @@ def instrument(sections: Sections) -> None:
     import agents.ppo
     import agents.sac
     from framework import core, networks
-    from framework.actors import PolicyActor, VariableClient
+    from framework.actors import PolicyActor
     from framework.adders.block import BlockAdder
     from framework.datasets import Dataset
     from framework.environment_loop import EnvironmentLoop
@@ -126,6 +126,7 @@ def instrument(sections: Sections) -> None:
     from framework.learners import MinibatchLearner, SGDLearner
     from framework.programs.actor_worker import ActorWorker
     from framework.programs.learner_worker import LearnerWorker
+    from framework.variables import VariableClient
 
     assert BatchedEnvironment
     for env in (GymnasiumAdapter, DmEnvAdapter):
@@ -175,7 +176,7 @@ def measure(row: Row, sections: Sections, options: argparse.Namespace) -> dict[s
     import agents
     import launch
     from agents import presets
-    from framework.programs import make_program
+    from framework.programs import RunConfig, make_program
 
     preset = presets.find(row.agent, row.environment)
     kinds = {"num_actors", "envs_per_actor", "publish_period", "stepping"}
@@ -184,7 +185,7 @@ def measure(row: Row, sections: Sections, options: argparse.Namespace) -> dict[s
     if options.envs:
         run["envs_per_actor"] = options.envs
     agent = agents.make(row.agent, **{**preset.agent, **row.config})
-    program = make_program(agent, row.environment, evaluate_period=None, log_period=10**9, **run)
+    program = make_program(agent, row.environment, RunConfig(evaluate_period=None, log_period=10**9, **run))
     with launch.start(program, "serial") as job:
         counts = {}
         for seconds in (options.warm_up, options.seconds):

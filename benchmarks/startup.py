@@ -23,7 +23,7 @@ import gymnasium  # noqa: E402
 
 import launch  # noqa: E402
 from agents.dqn import DQN, DQNConfig  # noqa: E402
-from framework.programs import make_program  # noqa: E402
+from framework.programs import RunConfig, make_program  # noqa: E402
 
 PATIENCE = 120.0
 
@@ -47,7 +47,9 @@ def run(actors: int) -> tuple[float, float, float]:
     """Seconds until the first actor, the last actor, and from the stop to the end."""
     with tempfile.TemporaryDirectory() as folder:
         environment = functools.partial(FirstStep, folder)
-        program = make_program(DQN(DQNConfig()), environment, num_actors=actors, evaluate_period=None)
+        program = make_program(
+            DQN(DQNConfig()), environment, RunConfig(num_actors=actors, evaluate_period=None)
+        )
         begin = time.monotonic()
         with launch.start(program) as job:
             waiting = time.monotonic() + PATIENCE
@@ -58,7 +60,7 @@ def run(actors: int) -> tuple[float, float, float]:
             times = [float(step.read_text()) - begin for step in steps]
             stop = time.monotonic()
             job.stop()
-            job.wait(PATIENCE)
+            job.wait(timeout=PATIENCE)
             return min(times), max(times), time.monotonic() - stop
 
 

@@ -63,10 +63,10 @@ class Peer:
     interpreter: str
 
 
-def ppo(engine: str, actors: int = 1, envs: int = 8, stepping: str = "inline", overlap: bool = False) -> Ours:
+def ppo(engine: str, actors: int = 1, envs: int = 8, stepping: str = "inline", lag: int = 0) -> Ours:
     config = {
         "unroll_length": 4000 // (actors * envs), "epochs": 6, "minibatch_size": 128, "hidden_sizes": (32,),
-        "shared": True, "learning_rate": 1e-3, "overlap": overlap,
+        "shared": True, "learning_rate": 1e-3, "max_policy_lag": lag,
     }  # fmt: skip
     return Ours("ppo", engine, config, _actors(actors, envs, stepping))
 
@@ -91,11 +91,12 @@ def pong(engine: str = "processes", envs: int = 8, **config: Any) -> Ours:
     return Ours("impala", engine, {**settings, **config}, run, PONG)
 
 
-def ppo_pong(engine: str, actors: int = 1, envs: int = 16, overlap: bool = False) -> Ours:
+def ppo_pong(engine: str, actors: int = 1, envs: int = 16, lag: int = 0) -> Ours:
     # No hidden layers: policy and value are heads of the convolutions' 512 features.
     config = {
         "unroll_length": 2048 // (actors * envs), "epochs": 4, "minibatch_size": 256, "hidden_sizes": (),
-        "shared": True, "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01, "overlap": overlap,
+        "shared": True, "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01,
+        "max_policy_lag": lag,
     }  # fmt: skip
     return Ours("ppo", engine, config, _actors(actors, envs, "inline"), PONG)
 
@@ -110,10 +111,10 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "repertory PPO, serial": ppo("serial"),
         "a loop written by hand": Peer("hand-written-ppo", "hand"),
         "repertory PPO, processes, 2 actors x 4 envs": ppo("processes", 2, 4),
-        "the same, acting while learning": ppo("processes", 2, 4, overlap=True),
+        "the same, acting while learning": ppo("processes", 2, 4, lag=1),
         "repertory PPO, serial, 32 envs computed together": ppo("serial", 1, 32, "vector"),
         "repertory PPO, processes, 2 actors x 16 of them": ppo("processes", 2, 16, "vector"),
-        "the same, acting while learning (32 envs)": ppo("processes", 2, 16, "vector", overlap=True),
+        "the same, acting while learning (32 envs)": ppo("processes", 2, 16, "vector", lag=1),
         "Stable-Baselines3 PPO": Peer("stable-baselines3-ppo", "sb3"),
         "RLlib PPO, 1 runner x 8": Peer("rllib-ppo", "rllib"),
         "RLlib PPO, 2 runners x 4": Peer("rllib-ppo-2-runners", "rllib"),
@@ -145,7 +146,7 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
     "ppo-pong": {
         "repertory PPO, serial": ppo_pong("serial"),
         "repertory PPO, processes, 2 actors x 8 envs": ppo_pong("processes", 2, 8),
-        "the same, acting while learning": ppo_pong("processes", 2, 8, overlap=True),
+        "the same, acting while learning": ppo_pong("processes", 2, 8, lag=1),
         "Stable-Baselines3 PPO": Peer("stable-baselines3-pong", "sb3"),
         "Stable-Baselines3 PPO, 2 torch threads": Peer("stable-baselines3-pong-2-threads", "sb3"),
         "Stable-Baselines3 PPO, 2 torch threads, a process per env": Peer(
@@ -162,12 +163,14 @@ def measure_ours(row: Ours, window: Window) -> None:
 
     import agents
     import launch
-    from framework.programs import make_program
+    from framework.programs import RunConfig, make_program
 
     torch.set_num_threads(1)
     agent = agents.make(row.agent, **row.config)
-    program = make_program(agent, row.environment, evaluate_period=None, log_period=10**9, **row.program)
-    in_turns = agent.synchrony() is not None
+    program = make_program(
+        agent, row.environment, RunConfig(evaluate_period=None, log_period=10**9, **row.program)
+    )
+    in_turns = agent.max_policy_lag is not None
     turns = 0
     with launch.start(program, row.engine) as job:
         going_on = True

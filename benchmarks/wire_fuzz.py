@@ -2,7 +2,7 @@
 
     python benchmarks/wire_fuzz.py [--seconds 20] [--seed 0]
 
-Two nodes are served, one over TCP and one on this machine with its door for streams, and a replay server.
+Two nodes are served, one over TCP and one on this machine, and a replay server.
 Peers with the program's key send random frames, proper messages with flipped bits (not inside of pickles),
 missing frames and frames too many; peers without it send raw bytes, some behind a proper ZeroMQ greeting. One
 client of each server checks all the time that it is answered rightly. Prints one table; the exit code is 1 if
@@ -27,7 +27,7 @@ import zmq
 
 from framework import replay
 from framework.replay import wire as replay_wire
-from launch.rpc import sockets, stream, wire
+from launch.rpc import sockets, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import Server
 
@@ -136,30 +136,6 @@ def without_the_key(address: str, random: np.random.Generator) -> Callable[[], N
     return act
 
 
-def at_the_door(address: str, keys: sockets.CurveKeys, random: np.random.Generator) -> Callable[[], None]:
-    """Says hello at the stream socket of a node on this machine, mostly rightly, and then writes anything."""
-
-    def act() -> None:
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(PATIENCE)
-            peer.connect(str(stream.door(address)))
-            hello = stream.greeting(keys.token, random.bytes(8))
-            try:
-                peer.sendall(mutated([hello], random)[0] if random.integers(4) == 0 else hello)
-                for _ in range(5):
-                    data, buffers = wire.encode(("echo", (np.arange(int(random.integers(8000))),), {}))
-                    sizes = [b.raw().nbytes for b in buffers]
-                    head = stream.head(wire.CALL, 1, len(data), sizes)
-                    frames = [head, data, *[bytes(b.raw()) for b in buffers]]
-                    peer.sendall(b"".join(mutated(frames, random, pickled=(1, 0))))
-                peer.settimeout(0.01)
-                peer.recv(1 << 16)
-            except (ConnectionError, TimeoutError):
-                return
-
-    return act
-
-
 def caller(address: str, keys: sockets.CurveKeys, random: np.random.Generator) -> Callable[[], None]:
     connection = Connection(address, keys, name="fuzzed")
 
@@ -218,7 +194,7 @@ def run(seconds: float, seed: int) -> int:
         peers = [
             Peer("caller of the node", caller(node.address, keys, next(generators)), end),
             Peer("client of replay", reader_and_writer(server.address, keys, next(generators)), end),
-            Peer("caller at the door", caller(local.address, keys, next(generators)), end),
+            Peer("caller on this machine", caller(local.address, keys, next(generators)), end),
             Peer(
                 "node, with the key",
                 with_the_key(node.address, keys, call, next(generators), (0, wire.HEAD.size)),
@@ -227,7 +203,11 @@ def run(seconds: float, seed: int) -> int:
             Peer("replay, with the key", with_the_key(server.address, keys, hello, next(generators)), end),
             Peer("node, without the key", without_the_key(node.address, next(generators)), end),
             Peer("replay, without the key", without_the_key(server.address, next(generators)), end),
-            Peer("at the door", at_the_door(local.address, keys, next(generators)), end),
+            Peer(
+                "node, on this machine",
+                with_the_key(local.address, keys, call, next(generators), (0, wire.HEAD.size)),
+                end,
+            ),
         ]
         for peer in peers:
             peer.start()
@@ -240,7 +220,7 @@ def run(seconds: float, seed: int) -> int:
         for peer in peers:
             error = "" if peer.error is None else repr(peer.error)
             print(f"{peer.name:<26}{peer.turns:>8}{1000 * peer.slowest:>12.1f}  {error}")
-        print(f"malformed messages counted by the node: {node.malformed}, at the door: {local.malformed}")
+        print(f"malformed messages counted by the node: {node.malformed}, on this machine: {local.malformed}")
         failed = [peer.name for peer in peers if peer.error is not None] + hung
         failed += [peer.name for peer in peers[:3] if peer.turns == 0]
         if hung:

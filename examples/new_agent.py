@@ -20,7 +20,7 @@ import launch
 from framework import adders, core, learners, losses, networks, replay
 from framework.datasets import Dataset
 from framework.learners import LossOutput
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,15 +125,14 @@ class SoftQ(core.Agent):
 
 
 def main(max_env_steps: int = 20_000, directory: str | None = None) -> dict[str, Any]:
-    program = make_program(
-        SoftQ(),
-        "gymnasium:CartPole-v1",
+    config = RunConfig(
         envs_per_actor=8,
         max_env_steps=max_env_steps,
         evaluate_period=2_000,
         directory=directory,
         seed=1,
     )
+    program = make_program(SoftQ(), "gymnasium:CartPole-v1", config)
     return launch.launch(program, engine="serial")
 
 

@@ -16,7 +16,7 @@ import numbers
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import NoneType, UnionType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,8 +24,9 @@ import numpy as np
 def types(config: Any, may_be_infinite: Collection[str] = ()) -> None:
     """ValueError if a field of the dataclass is not what its annotation says, or is a float but not finite.
 
-    Annotations may be int, float (an integer will do), bool, str, ``tuple[int, ...]`` and its like (a list
-    will do), and unions of those and None; fields with others are not looked at. numpy's numbers are numbers.
+    Checked annotations are int, float (takes an integer), bool, str, ``Literal``, ``tuple[int, ...]`` and the
+    like (takes a list), and unions of those and None. Other fields are not checked. numpy's numbers are
+    numbers.
 
     Args:
       config: an instance of a dataclass.
@@ -36,7 +37,7 @@ def types(config: Any, may_be_infinite: Collection[str] = ()) -> None:
         value = getattr(config, field)
         if not _has_type(value, hint, field not in may_be_infinite):
             raise ValueError(
-                f"{field} is {value!r}; expected {_in_words(hint, field not in may_be_infinite)}."
+                f"{field}: got {value!r}, expected {_in_words(hint, field not in may_be_infinite)}."
             )
 
 
@@ -91,6 +92,8 @@ def _hints(config_class: type) -> dict[str, Any]:
 
 def _has_type(value: Any, hint: Any, finite: bool) -> bool:
     parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return value in parts
     if _is_union(hint):
         return any(_has_type(value, part, finite) for part in parts)
     if _is_tuple(hint):
@@ -118,6 +121,8 @@ def _is_tuple(hint: Any) -> bool:
 
 def _in_words(hint: Any, finite: bool) -> str:
     parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
     if _is_union(hint):
         return " or ".join(_in_words(part, finite) for part in parts)
     if _is_tuple(hint):
@@ -140,7 +145,7 @@ def _check(config: Any, fields: Sequence[str], fits: Callable[[Any], bool], expe
         except TypeError:  # it is no number
             good = False
         if not good:
-            raise ValueError(f"{field} is {value!r}; expected {expected}.")
+            raise ValueError(f"{field}: got {value!r}, expected {expected}.")
 
 
 def _elements(value: Any) -> Sequence[Any]:

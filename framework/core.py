@@ -21,10 +21,14 @@ Actors and learners know nothing of each other: they meet through replay and a v
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from framework.types import Nest, StepResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 State = TypeVar("State")
 
@@ -53,8 +57,28 @@ class Actor(abc.ABC):
         """Pulls newer parameters if there are any; with ``wait``, not before the source answered."""
 
 
+class Progress(NamedTuple):
+    """How far learning was when the parameters that a policy acts with were published.
+
+    Attributes:
+      version: learner steps that made the parameters.
+      env_steps: env steps of the program by then. Schedules of exploration are functions of this.
+    """
+
+    version: int = 0
+    env_steps: int = 0
+
+
 class Policy(abc.ABC):
-    """A pure step from observations to actions: it owns no adder, no variables and no clock."""
+    """A pure step from observations to actions: it owns no adder, no variables and no clock.
+
+    Attributes:
+      variables: names of the children of the networks that acting needs; empty means all of them.
+      progress: set by `VariableClient` whenever it has refreshed the parameters.
+    """
+
+    variables: tuple[str, ...] = ()
+    progress: Progress = Progress()
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Nest:
@@ -85,21 +109,6 @@ class Policy(abc.ABC):
         return None
 
 
-class VariableSource(abc.ABC):
-    """Hands out named parameters with a version that only grows."""
-
-    @abc.abstractmethod
-    def get_variables(
-        self, names: Sequence[str] = (), newer_than: int = -1
-    ) -> tuple[int, dict[str, Any]] | None:
-        """``(version, {name: nest of numpy arrays})``, or None if nothing is newer than asked for.
-
-        Args:
-          names: which variables; none named means all of them. An unknown name is a KeyError.
-          newer_than: the version that the caller has; -1 if it has none.
-        """
-
-
 class Saveable(abc.ABC, Generic[State]):
     """Has a state that a checkpoint keeps."""
 
@@ -112,12 +121,25 @@ class Saveable(abc.ABC, Generic[State]):
         """Continues from what ``save`` returned, here or in another process."""
 
 
-class Learner(VariableSource, Saveable):
-    """Turns batches into parameters. Who drives it owns the data, the logs and the checkpoints."""
+class Learner(Saveable):
+    """Turns batches into parameters. Who drives it owns the data, publishing, the logs and the checkpoints.
+
+    Attributes:
+      env_steps: env steps of the program, for schedules; set by whoever drives the learner.
+    """
+
+    env_steps: int = 0
 
     @abc.abstractmethod
     def step(self, batch: Any) -> StepResult:
         """One update from a ``ReplaySample`` whose leaves are ``[N, ...]`` or ``[N, T, ...]``."""
+
+    @abc.abstractmethod
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """The tensors of each variable: child of the networks to its state dict.
+
+        They are the learner's own, on its device: copy them before the next `step`.
+        """
 
     def distribute(self, group: Any) -> None:
         """Learns together with the other processes of a ``framework.learners.LearnerGroup`` from now on."""
@@ -133,10 +155,6 @@ class Worker(abc.ABC):
         """Whether ``step()`` would go through without blocking. The serial engine asks this."""
         return True
 
-    def ready_if_stuck(self) -> bool:
-        """Whether ``step()`` may be called after all; asked when no worker of a serial program is ready."""
-        return False
-
     @abc.abstractmethod
     def step(self) -> None:
         """One unit of work. May block (on replay, say); must end soon after the program is stopped."""
@@ -148,22 +166,6 @@ class Worker(abc.ABC):
         stopped = launch.stop_event()
         while not stopped.is_set():
             self.step()
-
-
-class Synchrony(NamedTuple):
-    """How closely actors follow the learner, for on-policy agents.
-
-    An actor makes unroll k (k = 0, 1, …) of ``unroll_length`` batched steps with one version of the
-    parameters, and does not begin it before the learner has made ``k - lag`` steps::
-
-        lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
-                 learner |........|step 1 |........|step 2 |........|
-        lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one iteration behind, both busy
-                 learner |........|step 1  |step 2  |step 3  |
-    """
-
-    unroll_length: int
-    lag: int = 0
 
 
 class Agent(abc.ABC):
@@ -180,6 +182,10 @@ class Agent(abc.ABC):
         dataset = agent.make_dataset(client)            # in the learner
         learner = agent.make_learner(networks, spec)
     """
+
+    num_envs: int = 1  # of the whole program
+    num_learners: int = 1
+    rank: int = 0  # of the learner in this node
 
     @abc.abstractmethod
     def make_networks(self, spec: Any) -> Any:
@@ -205,25 +211,49 @@ class Agent(abc.ABC):
     def make_learner(self, networks: Any, spec: Any) -> Learner:
         """The learner that updates ``networks``."""
 
-    def for_envs(self, num_envs: int) -> Agent:
-        """This agent for a program of ``num_envs`` envs in all; itself, if it does not depend on them."""
-        return self
+    def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
+        """A copy that knows the program it is in; `make_program` and the learners call this.
 
-    def for_learner(self, rank: int, num_learners: int) -> Agent:
-        """This agent for one of several learners: its dataset gives that learner's shard of each batch.
+        Args:
+          num_envs: envs of all actors together.
+          num_learners: processes that learn, each from an equal part of every batch.
+          rank: of the learner in this node, 0 to `num_learners` - 1.
 
-        ValueError if the batch cannot be divided, or if this agent cannot learn in several processes.
+        Raises:
+          ValueError: if this agent cannot learn in `num_learners` processes.
         """
-        if num_learners == 1:
-            return self
+        agent = copy.copy(self)
+        agent.num_envs, agent.num_learners, agent.rank = num_envs, num_learners, rank
+        if num_learners > 1:
+            agent.check_shards()
+        return agent
+
+    def check_shards(self) -> None:
+        """Raises ValueError if a batch cannot be divided among `num_learners` learners."""
         raise ValueError(
-            f"num_learners is {num_learners}; {type(self).__name__} cannot learn in several processes, use 1."
+            f"num_learners: got {self.num_learners}, expected 1. {type(self).__name__} cannot learn in "
+            "several processes."
         )
 
     def environment_wrappers(self) -> Sequence[Any]:
         """What this agent puts around its environment, innermost first; see ``environments.make``."""
         return ()
 
-    def synchrony(self) -> Synchrony | None:
-        """How closely actors follow the learner; None lets them take newer parameters whenever they come."""
+    @property
+    def max_policy_lag(self) -> int | None:
+        """Learner steps by which the parameters of an actor may be old; None lets actors run ahead.
+
+        With a lag, an actor makes unroll k (k = 0, 1, …) of `unroll_length` steps of all envs with one
+        version of the parameters, and does not begin it before the learner has made k - lag steps::
+
+            lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
+                     learner |........|step 1 |........|step 2 |........|
+            lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one step behind, both busy
+                     learner |........|step 1  |step 2  |step 3  |
+        """
         return None
+
+    @property
+    def unroll_length(self) -> int:
+        """Steps of an env in an unroll, for agents with a `max_policy_lag`."""
+        raise NotImplementedError(f"{type(self).__name__} has no unroll_length.")

@@ -142,6 +142,16 @@ def from_space(space: Any, name: str = "observation") -> Nest:
     )
 
 
+def from_spaces(observation_space: Any, action_space: Any) -> EnvironmentSpec:
+    """The spec of a gymnasium environment: float32 rewards, discounts in [0, 1]."""
+    return EnvironmentSpec(
+        observations=from_space(observation_space, "observation"),
+        actions=from_space(action_space, "action"),
+        rewards=Array((), np.float32, name="reward"),
+        discounts=BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount"),
+    )
+
+
 def discrete_offsets(space: Any) -> list[int]:
     """The ``start`` of each leaf of ``from_space(space)``, in the order of ``tree.flatten``; 0 where none."""
     from gymnasium import spaces
@@ -195,6 +205,7 @@ __all__ = [
     "flat_size",
     "frame_stack",
     "from_space",
+    "from_spaces",
     "leaves",
     "make_environment_spec",
     "path_name",

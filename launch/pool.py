@@ -1,16 +1,19 @@
-"""Threads that are made when they are needed and wait for more work afterwards."""
+"""Daemon threads that run queued functions, and the one way to settle a future."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
 
 
 class DaemonPool:
-    """Runs functions on daemon threads, at most ``limit`` at once; further ones wait in a queue.
+    """Runs functions on daemon threads, at most `limit` at once; further ones wait in a queue.
 
-    Unlike ``ThreadPoolExecutor`` a function that never returns does not keep the interpreter from ending.
+    Unlike `ThreadPoolExecutor`, a function that never returns does not keep the interpreter from ending.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -23,7 +26,7 @@ class DaemonPool:
         self._closed = False
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Has ``work()`` called on some thread. It must not raise."""
+        """Calls `work()` on some thread. It must not raise."""
         with self._condition:
             if self._closed:
                 raise RuntimeError(f"pool {self._name!r} is closed")
@@ -57,3 +60,30 @@ class DaemonPool:
                         self._idle -= 1
                 work = self._work.popleft()
             work()
+
+
+def settle(future: Future, result: Any = None, error: BaseException | None = None) -> None:
+    """Sets the result or the error of `future`, unless the future is done or was canceled."""
+    with contextlib.suppress(InvalidStateError):
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+def follow(future: Future, other: Future) -> None:
+    """Gives `future` the result or the error of `other`."""
+
+    def done(other: Future) -> None:
+        error = other.exception()
+        settle(future, other.result() if error is None else None, error)
+
+    other.add_done_callback(done)
+
+
+def expire(future: Future, timeout: float, error: BaseException) -> None:
+    """Sets `error` after `timeout` seconds unless the future is done by then."""
+    timer = threading.Timer(timeout, settle, (future, None, error))
+    timer.daemon = True
+    timer.start()
+    future.add_done_callback(lambda _: timer.cancel())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ class Config:
     name: str = "a"
     sizes: tuple[int, ...] = ()
     names: tuple[str, ...] | None = None
+    kind: Literal["a", "b"] = "a"
     anything: Any = None
 
     def __post_init__(self):
@@ -44,6 +45,7 @@ GOOD = [
     ("sizes", [1, 2]),
     ("names", ("a",)),
     ("names", None),
+    ("kind", "b"),
     ("anything", object()),
 ]
 
@@ -53,6 +55,7 @@ WRONG = [
     ("count", True, "a whole number."),
     ("count", None, "a whole number."),
     ("count", "1", "a whole number."),
+    ("kind", "c", "one of 'a', 'b'."),
     ("rate", "0.5", "a finite number."),
     ("rate", None, "a finite number."),
     ("rate", False, "a finite number."),
@@ -81,5 +84,5 @@ def test_what_the_annotation_says_is_accepted(field, value):
 
 @pytest.mark.parametrize(("field", "value", "expected"), WRONG)
 def test_what_it_does_not_say_is_refused(field, value, expected):
-    with pytest.raises(ValueError, match=re.escape(f"{field} is {value!r}; expected {expected}") + "$"):
+    with pytest.raises(ValueError, match=re.escape(f"{field}: got {value!r}, expected {expected}") + "$"):
         Config(**{field: value})

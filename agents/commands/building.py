@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
-from pathlib import Path
 from typing import Any
 
 from agents.commands.errors import CommandError
-from agents.commands.options import RunOptions, program_arguments
+from agents.commands.options import TrainOptions
+from framework.programs.run_config import RunConfig
 
 
-def check_installed(options: RunOptions) -> None:
+def check_installed(options: TrainOptions, config: RunConfig) -> None:
     """CommandError if there is no such engine, or what it or the replay server needs is not there."""
     import importlib.util
 
@@ -22,31 +21,30 @@ def check_installed(options: RunOptions) -> None:
         raise CommandError(f"Unknown engine {name!r}; the engines are {', '.join(engine_names())}.")
     if name == "ray" and importlib.util.find_spec("ray") is None:
         raise CommandError('--engine ray needs Ray: pip install "repertory[ray]"')
-    if name in ("serial", "threads") and options.num_learners > 1:
+    if name in ("serial", "threads") and config.num_learners > 1:
         raise CommandError(
-            f"--num-learners {options.num_learners} needs a process for each learner; --engine {name} has "
+            f"--num-learners {config.num_learners} needs a process for each learner; --engine {name} has "
             "one for all nodes. Use --engine processes."
         )
-    if options.replay == "reverb" and importlib.util.find_spec("reverb") is None:
+    if config.replay_backend == "reverb" and importlib.util.find_spec("reverb") is None:
         raise CommandError(
-            '--replay reverb needs dm-reverb, on Python 3.11 or older: pip install "repertory[reverb]"'
+            "--replay-backend reverb needs dm-reverb, on Python 3.11 or older: "
+            'pip install "repertory[reverb]"'
         )
 
 
-def environment_spec(options: RunOptions, agent: Any) -> Any:
+def environment_spec(name: str, seed: int, agent: Any) -> Any:
     """The spec of the environment as ``agent`` sees it; CommandError if it is unknown or cannot be made."""
     from framework import environments, specs
 
     try:
-        environment = environments.make(
-            options.environment, num_envs=1, seed=options.seed, wrappers=agent.environment_wrappers()
-        )
+        environment = environments.make(name, num_envs=1, seed=seed, wrappers=agent.environment_wrappers())
         try:
             return specs.make_environment_spec(environment)
         finally:
             environment.close()
     except (ValueError, TypeError, ImportError) as error:
-        raise CommandError(f"--environment {options.environment}: {error}") from error
+        raise CommandError(f"--environment {name}: {error}") from error
 
 
 def check_agent(agent: Any, spec: Any) -> None:
@@ -67,34 +65,14 @@ def check_agent(agent: Any, spec: Any) -> None:
     tree.map_structure_up_to(spec.actions, fits, spec.actions, action)
 
 
-def build_program(agent: Any, options: RunOptions, directory: Path) -> Any:
-    """The program of a run in ``directory``, in which nothing is written yet.
-
-    CommandError for limits and counts that make no sense.
-    """
+def build_program(agent: Any, environment: str, config: RunConfig) -> Any:
+    """The program of a run. Nothing is written yet. CommandError if it cannot be made."""
     from framework import programs
 
-    logger_factory = functools.partial(
-        make_loggers, os.path.abspath(directory), options.csv, options.tensorboard
-    )
-    arguments = program_arguments(options) | {"directory": str(directory), "logger_factory": logger_factory}
     try:
-        return programs.make_program(agent, options.environment, **arguments)
+        return programs.make_program(agent, environment, config)
     except (ValueError, TypeError, ImportError) as error:
         raise CommandError(f"This run cannot be built: {error}") from error
-
-
-def make_loggers(directory: str, csv: bool, tensorboard: bool) -> Any:
-    """The logger of a run's rows; called in the monitor's process."""
-    from framework import loggers
-
-    folder = Path(directory)
-    made: list[loggers.Logger] = [loggers.JSONLLogger(folder / "metrics.jsonl")]
-    if csv:
-        made.append(loggers.CSVLogger(folder / "metrics.csv"))
-    if tensorboard:
-        made.append(loggers.TensorBoardLogger(folder / "tensorboard"))
-    return loggers.Dispatcher(made)
 
 
 def _check_action(agent: str, envs: int, spec: Any, action: Any) -> None:

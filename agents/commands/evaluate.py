@@ -9,9 +9,9 @@ from typing import Any
 
 import tyro
 
-from agents.commands import flags
 from agents.commands.errors import CommandError
 from agents.commands.loading import LoadedPolicy, load_policy
+from agents.commands.options import parse
 from agents.commands.run_folder import RunFolder
 
 
@@ -27,7 +27,7 @@ class EvalOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = flags.parse(EvalOptions, arguments, prog="repertory eval")
+    options = parse(EvalOptions, arguments, prog="repertory eval")
     for name in ("episodes", "envs"):
         if getattr(options, name) < 1:
             raise CommandError(f"--{name} is {getattr(options, name)}; expected 1 or more.")

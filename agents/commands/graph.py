@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import agents
-from agents.commands import building, flags
+from agents.commands import building
 from agents.commands.errors import CommandError
-from agents.commands.options import RunOptions
+from agents.commands.options import TrainOptions, parse
+from framework.programs.run_config import RunConfig
 
 _BOX = (150, 46)  # width and height of a box
 _GAP = (36, 64)  # between boxes, and between rows of boxes
@@ -21,7 +22,7 @@ _GAP = (36, 64)  # between boxes, and between rows of boxes
 class GraphOptions:
     """Shows which nodes make up an agent's program, and which of them call which."""
 
-    environment: str = RunOptions.environment  # Whose specs the agent is built for.
+    environment: str = TrainOptions.environment  # Whose specs the agent is built for.
     num_actors: int = 2  # Actor nodes.
     svg: str | None = None  # Also write the picture to this file.
 
@@ -47,16 +48,16 @@ def main(arguments: Sequence[str]) -> int:
     arguments = list(arguments)
     name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     prog = f"repertory graph {name or 'AGENT'}"
-    options = flags.parse(GraphOptions, arguments, prog=prog)
+    options = parse(GraphOptions, arguments, prog=prog)
     if name is None:
         raise CommandError(f"graph: which agent? repertory graph AGENT, one of {', '.join(agents.REGISTRY)}.")
     try:
         agent = agents.make(name)
     except ValueError as error:
         raise CommandError(str(error)) from error
-    run = replace(RunOptions(), environment=options.environment, num_actors=options.num_actors)
-    building.environment_spec(run, agent)
-    program = building.build_program(agent, run, Path("runs") / name)
+    config = RunConfig(num_actors=options.num_actors, directory=str(Path("runs") / name))
+    building.environment_spec(options.environment, config.seed, agent)
+    program = building.build_program(agent, options.environment, config)
     groups = groups_of(program)
     print(as_text(program.name, groups))
     if options.svg is not None:

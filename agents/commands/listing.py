@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import agents
 from agents import presets
-from agents.commands import flags
+from agents.commands.options import parse
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class ListOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    flags.parse(ListOptions, arguments, prog="repertory list")
+    parse(ListOptions, arguments, prog="repertory list")
     print(text())
     return 0
 

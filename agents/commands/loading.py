@@ -8,7 +8,7 @@ from typing import Any
 from agents.commands.building import environment_spec
 from agents.commands.errors import CommandError
 from agents.commands.run_folder import RunFolder, describe_spec
-from framework.checkpointing import CheckpointError, CheckpointReader
+from framework.checkpoints import CheckpointError, CheckpointReader
 
 
 class LoadedPolicy:
@@ -31,7 +31,7 @@ class LoadedPolicy:
 
     def __init__(self, folder: RunFolder, reader: CheckpointReader, best: bool = False):
         self.agent = folder.make_agent()
-        self.spec = environment_spec(folder.options, self.agent)
+        self.spec = environment_spec(folder.options.environment, folder.config.seed, self.agent)
         if describe_spec(self.spec) != folder.environment_spec:
             raise CommandError(
                 f"{folder.path}: {folder.options.environment!r} is not the environment that the run was "
@@ -39,7 +39,7 @@ class LoadedPolicy:
             )
         self.networks = self.agent.make_networks(self.spec)
         self.step, self.checkpoint = reader.step, reader.path
-        self._options = folder.options
+        self._environment, self._stepping = folder.options.environment, folder.config.stepping
         if best:
             self._load_best(reader)
         else:
@@ -74,21 +74,20 @@ class LoadedPolicy:
         from framework import environments
 
         return environments.make(
-            self._options.environment,
+            self._environment,
             num_envs=num_envs,
             seed=seed,
-            stepping="inline" if render_mode else self._options.stepping,
+            stepping="inline" if render_mode else self._stepping,
             render_mode=render_mode,
             wrappers=self.agent.environment_wrappers(),
         )
 
     def _load(self, reader: CheckpointReader) -> None:
-        from framework.actors import VariableClient
-
         if "learner" in reader.names:
             learner = self.agent.make_learner(self.networks, self.spec)
             learner.restore(reader.state("learner")["learner"])
-            VariableClient(learner, self.networks).update(wait=True)
+            for name, state in learner.parameters().items():
+                getattr(self.networks, name).load_state_dict(state)
 
     def _load_best(self, reader: CheckpointReader) -> None:
         if "best" not in reader.names:

@@ -1,61 +1,58 @@
-"""The settings of a run, which are the flags of ``repertory train``."""
+"""Dataclasses as flags, by tyro: a field is a flag, and the comment behind it is its help."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from framework.programs.run_config import RunConfig
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Where and how long the agent trains."""
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """What `repertory train` runs, and how."""
 
     environment: str = "gymnasium:CartPole-v1"  # Or dm_control:DOMAIN/TASK, atari:GAME, minatar:GAME.
     engine: str = "processes"  # What runs the program: serial, threads, processes, ray, launchpad.
-    directory: str | None = None  # Folder of the run; by default a new one under runs/.
-    seed: int = 0  # Of everything; with --engine serial the same seed gives the same run.
+    restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.
 
-    restarts: int = 0  # How often each node may fail and be made anew before the run ends with its error.
-
-    num_actors: int = 2  # Actor nodes; more collect faster while cores are free.
-    envs_per_actor: int = 4  # Environments that each env steps as one batch.
-    num_learners: int = 1  # Learner nodes, each with its shard of every batch; more need engine processes.
-    stepping: str = "auto"  # How an env steps its envs: auto, inline, vector, processes.
-
-    inference: str = "local"  # Where actions come from: local, server, alternating, alternating+server.
-    inference_device: str = "cpu"  # Of the inference node.
-    inference_min_batch: int = 1  # Envs that it acts for once the timeout has passed.
-    inference_max_batch: int | None = None  # Envs that it acts for at once; None is all.
-    inference_timeout: float = 0.001  # Seconds that the first env of a batch waits for others.
-    inference_messages: bool = False  # Its arrays travel in messages, even where there is shared memory.
-
-    max_env_steps: int | None = 100_000  # Env steps of all actors together; exact.
-    max_learner_steps: int | None = None  # Learner steps; None is no limit.
-    target_return: float | None = None  # End when the greedy mean return reaches this.
-
-    evaluate_period: int | None = 5_000  # Env steps between evaluations; None for none.
-    num_evaluation_episodes: int = 20  # Episodes of one evaluation.
-    checkpoint_period: int | None = 50_000  # Env steps between checkpoints, beside the last one.
-    keep_checkpoints: int = 3  # How many checkpoints stay.
-    publish_period: int = 10  # Learner steps between versions of the parameters that actors can pull.
-    log_period: int = 1_000  # Env steps of an actor between its rows of metrics.
-    learner_log_period: int = 500  # Learner steps between its rows of metrics.
-    replay: Literal["repertory", "reverb"] = "repertory"  # What serves the tables; reverb is dm-reverb.
-
-    csv: bool = False  # Also write metrics.csv.
-    tensorboard: bool = False  # Also write TensorBoard events to tensorboard/.
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise ValueError(f"restarts: got {self.restarts}, expected at least 0.")
 
 
-# Not arguments of make_program: what runs it, and what is shown and written beside it.
-_OF_THE_COMMAND = ("environment", "engine", "restarts", "replay", "csv", "tensorboard")
-_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
+# Where `repertory train` starts from, before the preset and the flags.
+DEFAULTS = {"num_actors": 2, "envs_per_actor": 4, "max_env_steps": 100_000}
 
 
-def program_arguments(options: RunOptions) -> dict[str, Any]:
-    """The keyword arguments of ``framework.programs.make_program``."""
-    arguments = {
-        field.name: getattr(options, field.name)
-        for field in fields(options)
-        if field.name not in _OF_THE_COMMAND
-    }
-    return {**arguments, "replay_backend": _REPLAY_MODULES[options.replay]}
+def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
+    """An instance of the dataclass `options` from `arguments`; wrong ones print why and exit with 2."""
+    return tyro.cli(options, args=list(arguments), prog=prog, description=inspect.getdoc(options))
+
+
+def parse_train(
+    agent_config: Any, run: dict[str, Any], arguments: Sequence[str], prog: str, description: str
+) -> tuple[TrainOptions, RunConfig, Any]:
+    """The options, the run's config and the agent's config from one flat set of flags.
+
+    Args:
+      agent_config: the agent's config with the defaults of its flags.
+      run: fields of `RunConfig` that replace its defaults.
+      arguments: the command line; wrong ones print why and exit with 2.
+      prog: the command, for the help.
+      description: what it does.
+    """
+    groups = {"options": TrainOptions(), "run": RunConfig(**{**DEFAULTS, **run}), "agent": agent_config}
+    annotated: Any = Annotated  # these annotations are values
+    members: list[Any] = [
+        (name, annotated[type(group), tyro.conf.OmitArgPrefixes], group) for name, group in groups.items()
+    ]
+    flags = dataclasses.make_dataclass("Flags", members, frozen=True)
+    parsed: Any = tyro.cli(flags, args=list(arguments), prog=prog, description=description)
+    return parsed.options, parsed.run, parsed.agent

@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 import tyro
 
-from agents.commands import flags
 from agents.commands.errors import CommandError
+from agents.commands.options import parse
 from agents.commands.run_folder import RunFolder
 from framework.loggers.jsonl import read_jsonl
 
 _GRID = 200  # places on the x axis where the curves of several seeds are averaged
 # Settings that do not make it another experiment.
-_NOT_COMPARED = ("seed", "directory", "keep_checkpoints", "checkpoint_period", "csv", "tensorboard")
+_NOT_COMPARED = (
+    "seed",
+    "directory",
+    "keep_checkpoints",
+    "checkpoint_period",
+    "checkpoint_minutes",
+    "csv",
+    "tensorboard",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Curve:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = flags.parse(PlotOptions, arguments, prog="repertory plot")
+    options = parse(PlotOptions, arguments, prog="repertory plot")
     if not options.runs:
         raise CommandError("plot: which runs? repertory plot RUN [RUN ...]")
     groups: dict[str, list[tuple[RunFolder, Curve]]] = {}
@@ -88,7 +96,7 @@ def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
             steps = row.get("env_steps")
             if steps is None and isinstance(row.get("steps"), int):
                 # An actor counts its own steps only; the others are about as far.
-                steps = row["steps"] * (folder.options.num_actors if label == "actor" else 1)  # type: ignore[operator]
+                steps = row["steps"] * (folder.config.num_actors if label == "actor" else 1)  # type: ignore[operator]
             if isinstance(steps, int | float):
                 points.append((steps, value))
     points.sort(key=lambda point: point[0])
@@ -147,7 +155,7 @@ def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str =
 
 def _experiment(folder: RunFolder) -> str:
     """Equal for runs that differ only in what does not matter for learning."""
-    settings = {"agent": folder.agent, **asdict(folder.options)}
+    settings = {"agent": folder.agent, **asdict(folder.options), **asdict(folder.config)}
     settings["config"] = {name: value for name, value in folder.agent_config.items() if name != "seed"}
     return json.dumps({name: value for name, value in settings.items() if name not in _NOT_COMPARED})
 

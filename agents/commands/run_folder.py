@@ -18,9 +18,10 @@ from typing import Any
 
 import agents
 from agents.commands.errors import CommandError
-from agents.commands.options import RunOptions
-from framework.checkpointing import Checkpointer, package_versions
+from agents.commands.options import TrainOptions
+from framework.checkpoints import Checkpointer, package_versions
 from framework.loggers.files import explained
+from framework.programs.run_config import RunConfig
 
 FORMAT = 1
 
@@ -39,14 +40,16 @@ class RunFolder:
       path: the folder.
       agent: the agent's name.
       agent_config: its config's fields.
-      options: the settings of the run.
+      options: what runs, and how.
+      config: the settings of the program.
       environment_spec: the specs of the environment as text, to notice another one.
     """
 
     path: Path
     agent: str
     agent_config: Mapping[str, Any]
-    options: RunOptions
+    options: TrainOptions
+    config: RunConfig
     environment_spec: str
 
     @property
@@ -55,11 +58,17 @@ class RunFolder:
 
     @property
     def checkpointer(self) -> Checkpointer:
-        return Checkpointer(self.path / "checkpoints", keep=self.options.keep_checkpoints)
+        return Checkpointer(self.path / "checkpoints", keep=self.config.keep_checkpoints)
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike, agent: str, config: Any, options: RunOptions, environment_spec: Any
+        cls,
+        path: str | os.PathLike,
+        agent: str,
+        agent_config: Any,
+        options: TrainOptions,
+        config: RunConfig,
+        environment_spec: Any,
     ) -> RunFolder:
         """Makes the folder with its ``config.json``; CommandError if it holds a run or cannot be written."""
         path = Path(path)
@@ -69,7 +78,9 @@ class RunFolder:
             else:
                 advice = "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
             raise CommandError(f"{path} holds a run already. {advice} another folder with --directory.")
-        folder = cls(path, agent, dataclasses.asdict(config), options, describe_spec(environment_spec))
+        folder = cls(
+            path, agent, dataclasses.asdict(agent_config), options, config, describe_spec(environment_spec)
+        )
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.save()
@@ -96,8 +107,14 @@ class RunFolder:
                     f"{file} has format {content['format']}; this version reads format {FORMAT}. "
                     "Use the version that wrote it (see versions in the file)."
                 )
-            options = from_plain(RunOptions, content["run"], str(file))
-            return cls(path, content["agent"], content["agent_config"], options, content["environment_spec"])
+            return cls(
+                path,
+                content["agent"],
+                content["agent_config"],
+                from_plain(TrainOptions, content["options"], str(file)),
+                from_plain(RunConfig, content["run"], str(file)),
+                content["environment_spec"],
+            )
         except KeyError as error:
             raise CommandError(f"{file} has no entry {error}; it was altered.") from error
 
@@ -107,7 +124,8 @@ class RunFolder:
             "format": FORMAT,
             "agent": self.agent,
             "agent_config": dict(self.agent_config),
-            "run": dataclasses.asdict(self.options),
+            "options": dataclasses.asdict(self.options),
+            "run": dataclasses.asdict(self.config),
             "environment_spec": self.environment_spec,
             "command": " ".join(sys.argv),
             "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -180,11 +198,11 @@ class RunFolder:
         return not thread.is_alive()
 
 
-def default_path(agent: str, options: RunOptions) -> Path:
+def default_path(agent: str, environment: str, seed: int) -> Path:
     """A new folder's name: ``runs/dqn-CartPole-v1-seed1-20260131-120000``."""
-    environment = options.environment.partition(":")[2].replace("/", "-").replace(":", "-")
+    environment = environment.partition(":")[2].replace("/", "-").replace(":", "-")
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{agent}-{environment}-seed{options.seed}-{now}"
+    return Path("runs") / f"{agent}-{environment}-seed{seed}-{now}"
 
 
 def describe_spec(spec: Any) -> str:

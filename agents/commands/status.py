@@ -10,7 +10,7 @@ from typing import Any
 
 import tyro
 
-from agents.commands import flags
+from agents.commands.options import parse
 from agents.commands.run_folder import RunFolder
 from framework.loggers.base import format_value
 from framework.loggers.jsonl import read_jsonl
@@ -26,7 +26,7 @@ class StatusOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = flags.parse(StatusOptions, arguments, prog="repertory status")
+    options = parse(StatusOptions, arguments, prog="repertory status")
     folder = RunFolder.open(options.run)
     if options.watch:
         watch(folder)

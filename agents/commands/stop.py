@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import tyro
 
-from agents.commands import flags
 from agents.commands.errors import CommandError
+from agents.commands.options import parse
 from agents.commands.run_folder import RunFolder
 
 
@@ -23,7 +23,7 @@ class StopOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = flags.parse(StopOptions, arguments, prog="repertory stop")
+    options = parse(StopOptions, arguments, prog="repertory stop")
     folder = RunFolder.open(options.run)
     pid = folder.running_pid()
     if pid is None:

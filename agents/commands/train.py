@@ -13,11 +13,12 @@ from typing import Any
 
 import agents
 from agents import presets
-from agents.commands import building, flags
+from agents.commands import building
 from agents.commands.errors import CommandError
-from agents.commands.options import RunOptions
+from agents.commands.options import TrainOptions, parse, parse_train
 from agents.commands.run_folder import RunFolder, default_path, describe_spec
-from framework.checkpointing import CheckpointError
+from framework.checkpoints import CheckpointError
+from framework.programs.run_config import RunConfig
 
 _POLL_S = 0.5  # between two looks at the program for the display
 
@@ -58,42 +59,38 @@ def main(arguments: Sequence[str]) -> int:
 
 def start(name: str, arguments: Sequence[str]) -> int:
     """Trains the agent ``name`` in a new folder."""
-    agent_name, config, options = parse_new(name, arguments)
-    building.check_installed(options)
-    _check_restarts(options.restarts)
-    agent = agents.find(agent_name).load()[0](config)
-    spec = building.environment_spec(options, agent)
+    agent_name, options, config, agent_config = parse_new(name, arguments)
+    building.check_installed(options, config)
+    agent = agents.find(agent_name).load()[0](agent_config)
+    spec = building.environment_spec(options.environment, config.seed, agent)
     building.check_agent(agent, spec)
-    path = Path(options.directory) if options.directory else default_path(agent_name, options)
-    options = dataclasses.replace(options, directory=str(path))
-    program = building.build_program(agent, options, path)  # before there is a folder: it may be refused
-    return run(RunFolder.create(path, agent_name, config, options, spec), program)
+    path = Path(config.directory or default_path(agent_name, options.environment, config.seed))
+    config = dataclasses.replace(config, directory=str(path))
+    program = building.build_program(agent, options.environment, config)  # may be refused: before the folder
+    return run(RunFolder.create(path, agent_name, agent_config, options, config, spec), program)
 
 
-def parse_new(name: str, arguments: Sequence[str]) -> tuple[str, Any, RunOptions]:
-    """``(agent's name, its config, the run's options)``; the environment's preset gives the defaults."""
+def parse_new(name: str, arguments: Sequence[str]) -> tuple[str, TrainOptions, RunConfig, Any]:
+    """The agent's name, the options, the run's config and the agent's; the preset gives the defaults."""
     try:
         entry = agents.find(name)
     except ValueError as error:
         raise CommandError(str(error)) from error
     _, config_class = entry.load()
     preset = presets.find(entry.name, _environment_of(arguments))
-    values = flags.parse_groups(
-        {"run": (RunOptions, preset.run), "agent": (config_class, preset.agent)},
+    parsed = parse_train(
+        config_class(**preset.agent),
+        dict(preset.run),
         arguments,
         prog=f"repertory train {entry.name}",
         description=f"Trains {entry.name}: {entry.summary}.",
     )
-    try:
-        config = config_class(**values["agent"])
-    except ValueError as error:
-        raise CommandError(f"{entry.name}: {error}") from error
-    return entry.name, config, RunOptions(**values["run"])
+    return entry.name, *parsed
 
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
     """Goes on with a run."""
-    given = flags.parse(ResumeOptions, arguments, prog="repertory train")
+    given = parse(ResumeOptions, arguments, prog="repertory train")
     folder = RunFolder.open(given.resume)
     if name is not None and agents.find(name).name != folder.agent:
         raise CommandError(
@@ -104,26 +101,29 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
             f"{folder.path} was trained in {folder.options.environment!r} and cannot go on in "
             f"{given.environment!r}. Leave --environment out, or start a new run there."
         )
-    new = {
-        name: value
-        for name in ("engine", "restarts", "max_env_steps", "target_return")
-        if (value := getattr(given, name)) is not None
-    }
-    options = dataclasses.replace(folder.options, **new, directory=str(folder.path))
-    building.check_installed(options)
-    _check_restarts(options.restarts)
+    options = dataclasses.replace(folder.options, **_given(given, "engine", "restarts"))
+    new = _given(given, "max_env_steps", "target_return")
+    config = dataclasses.replace(folder.config, **new, directory=str(folder.path))
+    building.check_installed(options, config)
     agent = folder.make_agent()
-    _check_same_environment(folder, building.environment_spec(options, agent))
-    folder = dataclasses.replace(folder, options=options)
-    program = building.build_program(agent, options, folder.path)
-    with _writing(folder.path):
-        choose_checkpoint(folder, given.checkpoint)
+    _check_same_environment(folder, building.environment_spec(options.environment, config.seed, agent))
+    folder = dataclasses.replace(folder, options=options, config=config)
+    program = building.build_program(agent, options.environment, config)
+    with _writing(folder.path), chosen_checkpoint(folder, given.checkpoint):
         folder.save()
-    return run(folder, program)
+        return run(folder, program)
 
 
-def choose_checkpoint(folder: RunFolder, which: str) -> None:
-    """Makes ``which`` the newest checkpoint of the run, by renaming those after it; refuses a damaged one."""
+def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+@contextlib.contextmanager
+def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
+    """Makes ``which`` the newest checkpoint of the run, by renaming those after it; refuses a damaged one.
+
+    They get their names back if what follows fails before it has saved a checkpoint of its own.
+    """
     checkpointer = folder.checkpointer
     try:
         reader = checkpointer.restore(None if which == "latest" else which)
@@ -132,16 +132,25 @@ def choose_checkpoint(folder: RunFolder, which: str) -> None:
             f" Choose another with --checkpoint: {', '.join(p.name for p in checkpointer.checkpoints())}."
         )
         raise CommandError(f"{error}{advice if checkpointer.checkpoints() else ''}") from error
-    limit = folder.options.max_env_steps
-    if limit is not None and reader.step >= limit:
+    limit = folder.config.max_env_steps
+    # Without a result it was interrupted in its last evaluation, which is played now.
+    if limit is not None and reader.step >= limit and (folder.path / "result.json").exists():
         raise CommandError(
-            f"{folder.path} has made all of its {limit:,} env steps. Give it more: --max-env-steps "
-            f"{2 * limit}"
+            f"{folder.path} has made {reader.step:,} env steps, and its limit is {limit:,}. Give it more: "
+            f"--max-env-steps {2 * reader.step}"
         )
     paths = checkpointer.checkpoints()
+    aside = {}
     for newer in paths[paths.index(reader.path) + 1 :] if reader.path in paths else ():
-        newer.rename(newer.with_name(f"set-aside-{newer.name}"))
+        aside[newer] = newer.rename(newer.with_name(f"set-aside-{newer.name}"))
         print(f"Set aside {newer.name}; going on from {reader.path.name}.", file=sys.stderr)
+    try:
+        yield
+    except BaseException:
+        if checkpointer.latest() == reader.path:
+            for name, path in aside.items():
+                path.rename(name)
+        raise
 
 
 def run(folder: RunFolder, program: Any) -> int:
@@ -170,12 +179,14 @@ def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]
             program, options.engine, directory=folder.path, restarts=restarts if options.restarts else None
         ) as job,
         _stopping(job) as received,
-        ProgressDisplay(options.max_env_steps, options.target_return, below=NodesView(job.status)) as display,
+        ProgressDisplay(
+            folder.config.max_env_steps, folder.config.target_return, below=NodesView(job.status)
+        ) as display,
     ):
         try:
             while not job.over:
                 try:
-                    job.wait(_POLL_S)
+                    job.wait(timeout=_POLL_S)
                 except TimeoutError:
                     if job.over:
                         raise
@@ -214,7 +225,6 @@ def _stopping(job: Any) -> Iterator[list[int]]:
 def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
     from agents.commands.plot import draw_run
 
-    options = folder.options
     draw_run(folder)
     if stopped_by is not None:
         latest = folder.checkpointer.latest()
@@ -225,13 +235,13 @@ def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
         return 128 + stopped_by
     result = dict(result or {})
     folder.write_json("result.json", result)
-    print(describe_result(result, options))
+    print(describe_result(result, folder.config))
     best = "" if result.get("episode_return") is None else " --checkpoint best"
     print(f"Results are in {folder.path}. Look at them: repertory eval {folder.path}{best}")
     return 0
 
 
-def describe_result(result: dict[str, Any], options: RunOptions) -> str:
+def describe_result(result: dict[str, Any], config: RunConfig) -> str:
     """Why the run ended and what it reached, for people."""
     steps = result.get("env_steps")
     after = f" after {steps:,} env steps" if steps is not None else ""
@@ -241,21 +251,16 @@ def describe_result(result: dict[str, Any], options: RunOptions) -> str:
     )
     reason = result.get("reason")
     if reason == "target_return":
-        return f"Reached the target return of {options.target_return:g}{after}; {mean}."
+        return f"Reached the target return of {config.target_return:g}{after}; {mean}."
     if reason == "max_env_steps":
         short = ""
-        if options.target_return is not None and (reached is None or reached < options.target_return):
-            short = f" The target return of {options.target_return:g} was not reached."
-        spent = f"The budget of {options.max_env_steps:,} env steps is spent"
+        if config.target_return is not None and (reached is None or reached < config.target_return):
+            short = f" The target return of {config.target_return:g} was not reached."
+        spent = f"The budget of {config.max_env_steps:,} env steps is spent"
         return f"{spent}{mean and '; '}{mean}.{short}"
     if reason == "max_learner_steps":
-        return f"The budget of {options.max_learner_steps:,} learner steps is spent{after}."
+        return f"The budget of {config.max_learner_steps:,} learner steps is spent{after}."
     return f"The program ended{after}{f' ({reason})' if reason else ''}."
-
-
-def _check_restarts(restarts: int) -> None:
-    if restarts < 0:
-        raise CommandError(f"--restarts is {restarts}; expected 0 or more")
 
 
 def _check_same_environment(folder: RunFolder, spec: Any) -> None:
@@ -271,9 +276,10 @@ def _check_same_environment(folder: RunFolder, spec: Any) -> None:
 def _explain(error: Exception, path: Path) -> str:
     cause = error.__cause__
     node = getattr(error, "node", None)
-    if node is not None and isinstance(cause, OSError | CheckpointError):
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
-        return f"node {node!r}: {reason}"  # about the disk: a traceback would only hide it
+    if isinstance(cause, CheckpointError):
+        return str(cause)  # names the file; the node that asked for the checkpoint is not to blame
+    if node is not None and isinstance(cause, OSError):
+        return f"node {node!r}: {cause.strerror or cause}"  # about the disk: a traceback would only hide it
     reason, _, traceback = str(error).partition("\n\n")
     if traceback:
         print(traceback, file=sys.stderr)  # first: what ends up at the bottom of the screen is the reason
@@ -302,4 +308,4 @@ def _environment_of(arguments: Sequence[str]) -> str:
         flag, equals, value = argument.partition("=")
         if flag == "--environment":
             return value if equals else "".join(arguments[index + 1 : index + 2])
-    return RunOptions().environment
+    return TrainOptions().environment

@@ -10,9 +10,9 @@ from typing import Any
 
 import tyro
 
-from agents.commands import flags
 from agents.commands.errors import CommandError
 from agents.commands.loading import LoadedPolicy, load_policy
+from agents.commands.options import parse
 
 _FORMATS = (".mp4", ".gif")
 
@@ -31,7 +31,7 @@ class VideoOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = flags.parse(VideoOptions, arguments, prog="repertory video")
+    options = parse(VideoOptions, arguments, prog="repertory video")
     output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
     if output.suffix not in _FORMATS:
         raise CommandError(f"--output {output}: expected a name that ends in {' or '.join(_FORMATS)}.")

@@ -1,6 +1,5 @@
-"""Actors that act by a policy, and the client that keeps the policy's parameters fresh."""
+"""Actors that act by a policy."""
 
 from framework.actors.policy_actor import PolicyActor
-from framework.actors.variable_client import VariableClient
 
-__all__ = ["PolicyActor", "VariableClient"]
+__all__ = ["PolicyActor"]

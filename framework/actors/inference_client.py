@@ -14,7 +14,10 @@ An `InferenceActor` asks through one of these *ports*, which all look the same t
 from __future__ import annotations
 
 import abc
+import contextlib
+import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -23,8 +26,9 @@ import numpy as np
 import tree
 
 from framework import core, specs
-from framework.actors.inference_server import ANSWER, MAX_ERROR, Connection
+from framework.actors.inference_server import ANSWER, GOODBYE, MAX_ANSWER, PING, REQUEST, Connection
 from framework.actors.inference_slots import build_nest, write_observation
+from framework.actors.recurrent_state import restart_envs
 from framework.environments.base import FIRST
 from framework.types import Nest
 
@@ -82,7 +86,7 @@ class InferenceActor(core.Actor, core.Saveable):
 
     Args:
       port: where actions come from.
-      adder: takes the experience; None keeps none.
+      adder: takes the experience; None keeps none. The attribute may be replaced before `observe_first`.
       num_envs: B.
     """
 
@@ -91,22 +95,18 @@ class InferenceActor(core.Actor, core.Saveable):
             raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
         self.port = port
         self.num_envs = num_envs
-        self._adder = adder
+        self.adder = adder
         self._observation: Nest = None
         self._first = np.ones(num_envs, np.bool_)
         self._extras: Nest = ()
         self._requested = False
 
-    def ready(self) -> bool:
-        """Whether the next ``observe`` would go through without waiting for room in replay."""
-        return self._adder is None or self._adder.ready()
-
     def observe_first(self, timestep: Any) -> None:
         self.discard()
         self._first[:] = True
         self._observation = timestep.observation
-        if self._adder is not None:
-            self._adder.add_first(timestep)
+        if self.adder is not None:
+            self.adder.add_first(timestep)
 
     def request(self) -> None:
         """Asks for the actions of the newest observation now; nothing happens if there is none yet."""
@@ -132,8 +132,8 @@ class InferenceActor(core.Actor, core.Saveable):
         return action
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
-        if self._adder is not None:
-            self._adder.add(action, next_timestep, self._extras)
+        if self.adder is not None:
+            self.adder.add(action, next_timestep, self._extras)
         self._observation = next_timestep.observation
         np.equal(next_timestep.step_type, FIRST, out=self._first)
 
@@ -174,7 +174,7 @@ class LocalPort(Port):
         run: Callable[..., Future] | None = None,
     ):
         self._policy = policy
-        self._fresh = self._state = state
+        self._initial = self._state = state
         self._variables = variables
         self._run = run or run_now
         self._future: Future | None = None
@@ -215,16 +215,7 @@ class LocalPort(Port):
     def _act(self, observation: Nest, first: np.ndarray, outdated: bool) -> tuple[Nest, Nest, int]:
         if outdated:
             self._update(False)
-        begins = np.flatnonzero(first)
-        leaves = tree.flatten(self._state) if len(begins) else []
-        if leaves:
-            copies = []
-            for old, new in zip(leaves, tree.flatten(self._fresh), strict=True):
-                # Copied, not written in place: extras may hold the old state.
-                old = old.clone() if hasattr(old, "clone") else old.copy()
-                old[begins] = new[begins]
-                copies.append(old)
-            self._state = tree.unflatten_as(self._state, copies)
+        self._state = restart_envs(self._state, self._initial, np.flatnonzero(first))
         action, extras, self._state = self._policy.step(observation, self._state)
         return action, extras, -1 if self._variables is None else self._variables.version
 
@@ -300,9 +291,10 @@ class SharedMemoryPort(Port):
         import launch
         from framework.replay.shm import attach
 
-        assert connection.socket is not None and connection.columns is not None
+        assert connection.columns is not None
+        assert connection.client_address is not None and connection.server_address is not None
         self._server, self._name, self._timeout = server, name, timeout
-        rows = slice(connection.begin, connection.end)
+        rows = connection.rows.slice
         columns = [attach(column.path, column.shape, column.dtype)[rows] for column in connection.columns]
         self._paths = [path for path, _ in specs.leaves(spec.observations)]
         count = len(self._paths)
@@ -312,22 +304,23 @@ class SharedMemoryPort(Port):
         self._extras = build_nest(connection.extras_nest, columns[count + 1 + actions :])
         self._action_nest = connection.action_nest
         self._stopped = launch.stop_event()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._address = connection.client_address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.settimeout(_LOOK)
-        self._socket.connect(connection.socket)
-        self._socket.sendall(name.encode())
-        self._receive()  # so that no request can come before the name
+        self._socket.bind(self._address)
+        self._socket.connect(connection.server_address)
 
     def request(self, observation: Nest, first: np.ndarray) -> None:
         write_observation(self._observations, self._paths, slice(None), observation)
         self._first[:] = first
-        try:
-            self._socket.sendall(b"\1")
-        except OSError:
-            raise self._gone() from None
+        self._call(self._socket.send, REQUEST)
 
     def answer(self) -> tuple[Nest, Nest]:
-        self._receive()
+        answer = self._call(self._socket.recv, MAX_ANSWER)
+        (self.version,) = ANSWER.unpack_from(answer)
+        if len(answer) > ANSWER.size:
+            text = answer[ANSWER.size :].decode(errors="replace")
+            raise InferenceError(f"the inference server failed: {text}")
         # Actions are copied, for environments may keep them; extras go to the adder before the next request.
         return build_nest(self._action_nest, [column.copy() for column in self._actions]), self._extras
 
@@ -336,32 +329,25 @@ class SharedMemoryPort(Port):
             self.version = self._server.update_variables()
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # the server has gone
+            self._socket.send(GOODBYE)
         self._socket.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._address)
 
-    def _receive(self) -> None:
-        waited = 0.0
-        message = b""
-        wanted = ANSWER.size
-        while len(message) < wanted:
-            try:
-                part = self._socket.recv(wanted - len(message))
-            except TimeoutError:
-                waited += _LOOK
-                if waited < self._timeout:
-                    continue
-                raise InferenceError(_silent(self._name, self._timeout)) from None
-            except OSError:
-                part = b""
-            if not part:
-                raise self._gone()
-            message += part
-            if len(message) == ANSWER.size:
-                length, self.version = ANSWER.unpack(message)
-                wanted += min(length, MAX_ERROR)
-        if wanted > ANSWER.size:
-            raise InferenceError(
-                f"the inference server failed: {message[ANSWER.size :].decode(errors='replace')}"
-            )
+    def _call(self, function: Callable[..., Any], argument: Any) -> Any:
+        """Sends or receives; an error if the server is gone, or does nothing for too long."""
+        deadline = time.monotonic() + self._timeout
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    return function(argument)
+                if time.monotonic() >= deadline:
+                    raise InferenceError(_silent(self._name, self._timeout))
+                with contextlib.suppress(TimeoutError):
+                    self._socket.send(PING)  # refused, if nothing receives there any more
+        except OSError:
+            raise self._gone() from None
 
     def _gone(self) -> Exception:
         import launch
@@ -369,8 +355,8 @@ class SharedMemoryPort(Port):
         if self._stopped.is_set():
             return launch.ProgramStopped("the inference server was stopped")
         return InferenceError(
-            f"the inference server closed its connection with {self._name!r}: its node has failed or was "
-            "restarted; restarts={'actor': n} makes actors connect anew"
+            f"the inference server of {self._name!r} was closed: its node has failed or was restarted; "
+            "restarts={'actor': n} makes actors connect again"
         )
 
 

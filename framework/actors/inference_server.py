@@ -19,9 +19,9 @@ No step of the policy is for more than ``max_batch`` rows: a client that has mor
 Three ways to a client, the same for it (see `framework.actors.inference_client`):
 
 - *direct* (engine ``serial``): a call acts, for the caller's envs alone. No thread, no clock.
-- *shared memory* (engine ``processes``): observations and answers stay in the columns of `Slots`; one byte
-  through a private unix socket says that a request is there, a short message that its answer is. A closed
-  socket is a dead peer.
+- *shared memory* (engine ``processes``): observations and answers stay in the columns of `Slots`; one byte to
+  the server's unix datagram socket says that a request is there, a short datagram that its answer is. Each
+  connection has an address of its own, so what an earlier life of a client has sent is not mistaken for new.
 - *messages* (everywhere else, and on request): a call of the node's `act`, arrays in the message.
 """
 
@@ -29,12 +29,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import socket
 import struct
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -46,9 +44,10 @@ from framework.types import Nest
 from launch.batching import BatchedMethod
 
 PATIENCE = 1.0  # seconds that a request waits at most, whatever min_batch says
-ANSWER = struct.Struct("<Iq")  # bytes of an error message that follow (0: all is well), version
-_LONGEST_PATH = 107  # of a unix socket
-MAX_ERROR = 8000  # bytes of an error's text
+REQUEST, GOODBYE, PING = b"\1", b"\0", b""  # what clients send; a ping only finds out if the server lives
+ANSWER = struct.Struct("<q")  # version; the text of an error may follow
+MAX_ANSWER = 8192  # bytes
+_LONGEST_PATH = 100  # of a unix socket, less what is put behind it for a client
 _CLOSED = "the inference server was closed"
 
 
@@ -63,24 +62,26 @@ class Column(NamedTuple):
 class Connection(NamedTuple):
     """What a client is told when it connects.
 
-    ``columns`` are observations, first, actions, extras in this order; None where there is no shared memory.
+    Attributes:
+      rows: of the client.
+      action_nest, extras_nest: the structures, with the numbers of leaves at the leaves.
+      columns: observations, first, actions, extras in this order; None where there is no shared memory.
+      server_address, client_address: of the sockets on both sides; None where there is no shared memory.
     """
 
-    begin: int
-    end: int
+    rows: Rows
     action_nest: Nest
     extras_nest: Nest
-    socket: str | None
-    columns: tuple[Column, ...] | None
+    columns: tuple[Column, ...] | None = None
+    server_address: str | None = None
+    client_address: str | None = None
 
 
 class _Client:
-    """One client that is connected: by a socket, or by messages (``socket`` is None)."""
+    """One connection: by the socket at ``address``, or by messages (None)."""
 
-    def __init__(self, name: str, rows: Rows):
-        self.name = name
-        self.rows = rows
-        self.socket: socket.socket | None = None
+    def __init__(self, name: str, rows: Rows, address: str | None):
+        self.name, self.rows, self.address = name, rows, address
         self.future: Future | None = None
 
 
@@ -136,22 +137,26 @@ class InferenceServer:
         self._seconds = 0.0  # spent acting, since the last look
         self._min_batch, self._max_batch = min_batch, max_batch or capacity
         self._timeout, self._concurrent, self._on_batch = timeout, concurrent, on_batch
-        self._clients: dict[str, _Client] = {}
-        self._waiting: list[_Client] = []  # only the thread that makes batches touches it
-        self._since = 0.0  # when the first of them came
         self._acting = threading.Lock()  # held while parameters are read or changed
-        self._lock = threading.Lock()  # of what other threads hand to the thread that makes batches
-        self._handed_over: deque[_Client] = deque()
+        self._lock = threading.Lock()  # of the clients and of those that wait
+        self._clients: dict[str, _Client] = {}
+        self._addresses: dict[str, _Client] = {}
+        self._connections = 0
+        self._waiting: list[_Client] = []
+        self._since = 0.0  # when the first of them came
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stopping = self._closed = self._over = False
         self.act = _Submitted(self._submit)
-        self._wake, self._woken = socket.socketpair()
-        self._wake.setblocking(False)
-        self._woken.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._listener, self._path = self._listen()
+        self._path = self._find_path()
+        if self._path is None:
+            self._socket, self._waker = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        else:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.bind(self._path)  # in a directory of mode 0700
+            self._waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._waker.connect(self._path)
+        self._waker.setblocking(False)
 
     # What clients call.
 
@@ -163,24 +168,28 @@ class InferenceServer:
             rows = self.slots.connect(name, envs, offset, total)
         shared = self._path is not None and not messages
         with self._lock:
-            self._clients[name] = _Client(name, rows)
+            self._forget(name)
+            self._connections += 1
+            address = f"{self._path}.{self._connections}" if shared else None
+            client = self._clients[name] = _Client(name, rows, address)
+            if address is not None:
+                self._addresses[address] = client
             if self._concurrent and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
                 self._thread.start()
-        return Connection(
-            rows.begin,
-            rows.end,
-            self.slots.action_nest,
-            self.slots.extras_nest,
-            self._path if shared else None,
-            tuple(self._columns) if shared and self._columns is not None else None,
+        connection = Connection(rows, self.slots.action_nest, self.slots.extras_nest)
+        if not shared:
+            return connection
+        assert self._columns is not None
+        return connection._replace(
+            columns=tuple(self._columns), server_address=self._path, client_address=address
         )
 
     def disconnect(self, name: str) -> None:
-        """Nobody waits for ``name`` any more."""
+        """Stops waiting for ``name``; its rows stay its own, should it come back."""
         with self._lock:
-            self._clients.pop(name, None)
-        self._notify()
+            self._forget(name)
+        self._wake()
 
     def update_variables(self) -> int:
         """Asks the variable source now, and returns the version that is acted with from here on."""
@@ -203,27 +212,18 @@ class InferenceServer:
     def stop_waiting(self) -> None:
         """From now on whatever waits is answered at once: others may have gone."""
         self._stopping = True
-        self._notify()
+        self._wake()
 
     def close(self) -> None:
         """Ends the thread and takes the shared memory away."""
         if self._closed:
             return
         self._closed = True
-        self._notify()
+        self._wake()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
-        for client in list(self._clients.values()):
-            if client.socket is not None:
-                client.socket.close()
-        if self._listener is not None:
-            self._listener.close()
-        for key in list(self._selector.get_map().values()):
-            if key.data is None and isinstance(key.fileobj, socket.socket):  # also who has not said a name
-                key.fileobj.close()
-        self._selector.close()
-        self._wake.close()
-        self._woken.close()
+        self._socket.close()
+        self._waker.close()
         if self._memory is not None:
             self._memory.close()
 
@@ -242,15 +242,10 @@ class InferenceServer:
         client.future = future
         if not self._concurrent:
             self._fire([client])
+        elif self._enqueue(client):
+            self._wake()
         else:
-            with self._lock:
-                over = self._over
-                if not over:
-                    self._handed_over.append(client)
-            if over:
-                self._answer_error(client, self._error or RuntimeError(_CLOSED))
-            else:
-                self._notify()
+            self._answer_error(client, self._error or RuntimeError(_CLOSED))
         return future
 
     # What the thread does.
@@ -258,19 +253,7 @@ class InferenceServer:
     def _run(self) -> None:
         try:
             while not self._closed:
-                for key, _ in self._selector.select(self._patience()):
-                    if key.fileobj is self._woken:
-                        with contextlib.suppress(BlockingIOError):
-                            self._woken.recv(4096)
-                    elif key.fileobj is self._listener:
-                        self._accept()
-                    elif key.data is None:
-                        self._greet(key.fileobj)
-                    else:
-                        self._receive(key.data, key.fileobj)
-                with self._lock:
-                    while self._handed_over:
-                        self._enqueue(self._handed_over.popleft())
+                self._take_requests()
                 while batch := self._next_batch():
                     self._fire(batch)
         except BaseException as error:
@@ -279,13 +262,24 @@ class InferenceServer:
         finally:
             with self._lock:
                 self._over = True
-                waiting = [*self._waiting, *self._handed_over]
-                self._waiting, self._handed_over = [], deque()
-            for client in waiting:
+            for client in self._waiting:
                 self._answer_error(client, self._error or RuntimeError(_CLOSED))
-            # Nobody reads their requests any more.
-            for client in list(self._clients.values()):
-                self._hang_up(client)
+            self._socket.close()  # clients notice it at their next request
+
+    def _take_requests(self) -> None:
+        """Waits until a request comes or a batch is due, then takes all requests that have come."""
+        try:
+            self._socket.settimeout(self._patience())
+            while True:
+                data, address = self._socket.recvfrom(16)
+                self._socket.settimeout(0.0)
+                client = self._addresses.get(address) if data else None
+                if client is not None and data == REQUEST:
+                    self._enqueue(client)
+                elif client is not None:
+                    self.disconnect(client.name)
+        except (TimeoutError, BlockingIOError):
+            self._socket.settimeout(0.0)
 
     def _patience(self) -> float | None:
         """Seconds that the thread may sleep; None until something comes."""
@@ -297,26 +291,32 @@ class InferenceServer:
 
     def _next_batch(self) -> list[_Client]:
         """The clients to act for now; none if it pays to wait."""
-        if not self._waiting:
-            return []
-        rows = sum(client.rows.envs for client in self._waiting)
-        everybody = len(self._waiting) >= len(self._clients) or self._stopping
-        if rows < self._max_batch and not everybody and (self._patience() or 0.0) > 0.0:
-            return []
-        batch: list[_Client] = []
-        size = 0
-        for client in self._waiting:  # the first to come are the first to be served
-            if batch and size + client.rows.envs > self._max_batch:
-                break
-            batch.append(client)
-            size += client.rows.envs
-        del self._waiting[: len(batch)]
-        return batch
+        with self._lock:
+            if not self._waiting:
+                return []
+            rows = sum(client.rows.envs for client in self._waiting)
+            everybody = len(self._waiting) >= len(self._clients) or self._stopping
+            if rows < self._max_batch and not everybody and (self._patience() or 0.0) > 0.0:
+                return []
+            batch: list[_Client] = []
+            size = 0
+            for client in self._waiting:  # the first to come are the first to be served
+                if batch and size + client.rows.envs > self._max_batch:
+                    break
+                batch.append(client)
+                size += client.rows.envs
+            del self._waiting[: len(batch)]
+            return batch
 
-    def _enqueue(self, client: _Client) -> None:
-        if not self._waiting:
-            self._since = time.monotonic()
-        self._waiting.append(client)
+    def _enqueue(self, client: _Client) -> bool:
+        """Has ``client`` acted for in a coming batch; False if there will be none."""
+        with self._lock:
+            if self._over:
+                return False
+            if not self._waiting:
+                self._since = time.monotonic()
+            self._waiting.append(client)
+            return True
 
     def _fire(self, batch: list[_Client]) -> None:
         with self._acting:
@@ -343,102 +343,47 @@ class InferenceServer:
                 self._on_batch(count)
 
     def _answer(self, client: _Client, version: int) -> None:
-        if client.future is not None:
+        if client.address is not None:
+            self._send(client, client.address, ANSWER.pack(version))
+        elif client.future is not None:
             future, client.future = client.future, None
             if future.set_running_or_notify_cancel():
                 future.set_result((*self.slots.read(client.rows), version))
-        elif client.socket is not None:
-            self._send(client, ANSWER.pack(0, version))
 
     def _answer_error(self, client: _Client, error: BaseException) -> None:
-        if client.future is not None:
+        if client.address is not None:
+            text = f"{type(error).__name__}: {error}".encode()
+            self._send(client, client.address, (ANSWER.pack(self.version) + text)[:MAX_ANSWER])
+        elif client.future is not None:
             future, client.future = client.future, None
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
-        elif client.socket is not None:
-            text = f"{type(error).__name__}: {error}".encode()[:MAX_ERROR]
-            self._send(client, ANSWER.pack(len(text), self.version) + text)
 
-    def _send(self, client: _Client, message: bytes) -> None:
-        assert client.socket is not None
+    def _send(self, client: _Client, address: str, answer: bytes) -> None:
         try:
-            client.socket.sendall(message)
-        except OSError:
-            self._drop(client)
+            self._socket.sendto(answer, address)
+        except OSError:  # its process has gone, or does not read
+            with self._lock:
+                if self._clients.get(client.name) is client:  # it may be back by now
+                    self._forget(client.name)
 
-    # Sockets.
-
-    def _listen(self) -> tuple[socket.socket | None, str | None]:
-        if self._memory is None:
-            return None, None
-        path = os.path.join(self._memory.directory, "inference")
-        if len(os.fsencode(path)) > _LONGEST_PATH:
-            return None, None  # messages work everywhere
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)  # in a directory of mode 0700
-        listener.listen(128)
-        self._selector.register(listener, selectors.EVENT_READ)
-        return listener, path
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        connection, _ = self._listener.accept()
-        connection.settimeout(1.0)  # a client that does not read 12 bytes has hung
-        # Its name comes at once, or when its process has been given the time: nobody is held up for it.
-        self._selector.register(connection, selectors.EVENT_READ, None)
-
-    def _greet(self, connection: Any) -> None:
-        """Reads the name, the first that a client says."""
-        self._selector.unregister(connection)
-        try:
-            name = connection.recv(1024).decode(errors="replace")
-        except OSError:
-            name = ""
-        with self._lock:
-            client = self._clients.get(name)
-            if client is not None and client.socket is not None:  # an actor that was restarted
-                former, client = client, _Client(name, client.rows)
-                self._clients[name] = client
-                self._hang_up(former)
-            if client is not None:
-                client.socket = connection
-        if client is None:
-            connection.close()
-            return
-        self._selector.register(connection, selectors.EVENT_READ, client)
-        self._send(client, ANSWER.pack(0, self.version))
-
-    def _receive(self, client: _Client, connection: Any) -> None:
-        if client.socket is None or client.socket is not connection:  # dropped since the thread woke up
-            return
-        try:
-            data = connection.recv(16)
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(client)
-        else:
-            self._enqueue(client)
-
-    def _drop(self, client: _Client) -> None:
-        """Forgets a client that has gone; its rows stay its own, should it come back."""
-        self._hang_up(client)
-        with self._lock:  # it may be back by now, as another client of this name
-            if self._clients.get(client.name) is client:
-                del self._clients[client.name]
-
-    def _hang_up(self, client: _Client) -> None:
-        if client.socket is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(client.socket)
-            client.socket.close()
-            client.socket = None
+    def _forget(self, name: str) -> None:
+        client = self._clients.pop(name, None)
+        if client is not None and client.address is not None:
+            self._addresses.pop(client.address, None)
         if client in self._waiting:
             self._waiting.remove(client)
 
-    def _notify(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake up anyway
-            self._wake.send(b"\0")
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: the thread wakes up anyway; or closed
+            self._waker.send(PING)
+
+    def _find_path(self) -> str | None:
+        """Of the server's socket; None where there is no shared memory, or no short enough path."""
+        if self._memory is None:
+            return None
+        path = os.path.join(self._memory.directory, "inference")
+        return path if len(os.fsencode(path)) <= _LONGEST_PATH else None  # messages work everywhere
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         assert self._memory is not None and self._columns is not None

@@ -23,6 +23,7 @@ import tree
 
 from framework import core, specs
 from framework import nest as nests
+from framework.actors.recurrent_state import restart_envs
 from framework.types import Nest
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
@@ -154,13 +155,9 @@ class Slots:
         """One step of the policy for ``count`` rows: a slice, or their indices."""
         observation = self._build_observation([column[rows] for column in self.observations])
         state = [leaf[rows] for leaf in self._state]
-        if state:
-            begins = np.flatnonzero(self.first[rows])
-            if len(begins):
-                for index, leaf in enumerate(state):
-                    leaf = leaf.clone() if hasattr(leaf, "clone") else leaf.copy()
-                    leaf[begins] = self._fresh[index][rows][begins]
-                    state[index] = leaf
+        if state and self.first[rows].any():
+            initial = [leaf[rows] for leaf in self._fresh]
+            state = restart_envs(state, initial, np.flatnonzero(self.first[rows]))
         action, extras, after = self.policy.step(observation, build_nest(self._state_nest, state))
         self._store("action", self.actions, action, rows, count)
         self._store("extras", self.extras, extras, rows, count)

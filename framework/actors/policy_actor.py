@@ -9,6 +9,7 @@ import numpy as np
 import tree
 
 from framework import core
+from framework.actors.recurrent_state import restart_envs
 from framework.types import Nest
 
 _FIRST = int(dm_env.StepType.FIRST)
@@ -28,7 +29,8 @@ class PolicyActor(core.Actor, core.Saveable):
 
     Args:
       policy: chooses actions; a pure step.
-      adder: takes the experience; None keeps none (an evaluator).
+      adder: takes the experience; None keeps none (an evaluator). The attribute may be replaced before
+        `observe_first`.
       variable_client: keeps the networks of the policy fresh; None leaves them alone.
       num_envs: B, the envs of the environment.
       seed: seeds the policy's random choices; None leaves them as they are.
@@ -46,7 +48,7 @@ class PolicyActor(core.Actor, core.Saveable):
             raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
         self.policy = policy
         self.num_envs = num_envs
-        self._adder = adder
+        self.adder = adder
         self._variable_client = variable_client
         self._state: Nest = None
         self._has_memory = False
@@ -56,14 +58,14 @@ class PolicyActor(core.Actor, core.Saveable):
 
     def ready(self) -> bool:
         """Whether the next ``observe`` would go through without waiting for room in replay."""
-        return self._adder is None or self._adder.ready()
+        return self.adder is None or self.adder.ready()
 
     def observe_first(self, timestep: Any) -> None:
         self._state = self.policy.initial_state(self.num_envs)
         self._has_memory = bool(tree.flatten(self._state))
         self._extras = ()
-        if self._adder is not None:
-            self._adder.add_first(timestep)
+        if self.adder is not None:
+            self.adder.add_first(timestep)
 
     def select_action(self, observation: Nest) -> Nest:
         if self._state is None:
@@ -72,14 +74,15 @@ class PolicyActor(core.Actor, core.Saveable):
         return action
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
-        if self._adder is not None:
-            self._adder.add(action, next_timestep, self._extras)
+        if self.adder is not None:
+            self.adder.add(action, next_timestep, self._extras)
         if self._state is None:
             raise RuntimeError("observe() came before observe_first(); give it the first time step.")
         if self._has_memory:
-            first = np.asarray(next_timestep.step_type) == _FIRST
-            if first.any():
-                self._reset_envs(np.atleast_1d(first))
+            begins = np.flatnonzero(next_timestep.step_type == _FIRST)
+            if len(begins):
+                initial = self.policy.initial_state(self.num_envs)
+                self._state = restart_envs(self._state, initial, begins)
 
     def update(self, wait: bool = False) -> None:
         if self._variable_client is not None:
@@ -93,16 +96,3 @@ class PolicyActor(core.Actor, core.Saveable):
         self.policy.restore(state["policy"])
         self._state = None
         self._extras = ()
-
-    def _reset_envs(self, first: np.ndarray) -> None:
-        """Puts the envs that have just started an episode back to the initial state."""
-        leaves = tree.flatten(self._state)
-        fresh = tree.flatten(self.policy.initial_state(self.num_envs))
-        envs = np.flatnonzero(first)
-        copies = []
-        for old, new in zip(leaves, fresh, strict=True):
-            # Copied, not written in place: extras may hold the old state.
-            old = old.clone() if hasattr(old, "clone") else old.copy()
-            old[envs] = new[envs]
-            copies.append(old)
-        self._state = tree.unflatten_as(self._state, copies)

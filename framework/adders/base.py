@@ -63,18 +63,11 @@ class Adder(abc.ABC):
 
     @abc.abstractmethod
     def ready(self) -> bool:
-        """Whether the next ``add`` would go through without waiting for a rate limiter.
+        """Whether no item waits for room in its table and every table takes at least one more.
 
-        True only if every table has room for the most items that one step can make.
+        Where nothing else runs (the serial engine), items of the next step that find no room wait in the
+        writer, and ``ready()`` is False until they are in their tables.
         """
-
-    def ready_if_stuck(self) -> bool:
-        """Whether the next ``add`` may be called after all, when nobody could make more room before it.
-
-        Where nothing else runs in the program. Items of that step that find no room are kept, and
-        ``ready()`` is False until they are in.
-        """
-        return self.ready()
 
     @abc.abstractmethod
     def flush(self, timeout: float | None = None) -> None:

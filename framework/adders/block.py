@@ -16,8 +16,6 @@ import numpy as np
 
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, is_absent
-from framework.adders.flusher import Flusher
-from framework.adders.outbox import Items, Outbox
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.types import Nest
 
@@ -79,8 +77,7 @@ class BlockAdder(Adder):
         self._items_per_step = items_per_step
         self._max_delay = max_delay
         self._max_staged = max_staged
-        self._flusher: Flusher | None = None
-        # What went wrong while the flusher's thread wrote: the next call raises it.
+        # What went wrong in the late thread.
         self._error: BaseException | None = None
         # Held while arrays change: a reader in another thread of this process may ask for staged items.
         self._lock = threading.RLock()
@@ -105,12 +102,8 @@ class BlockAdder(Adder):
         self._skip = 0 if self._needs_data else history
         # Episodes of which something was not written: see reset() and each adder.
         self.num_dropped_episodes = 0
-        self._outbox = Outbox(self._writer, self._concurrent)
         self._timeout: float | None = None
-        # Where nothing else runs: whether items of the next step that find no room are kept, or an error.
-        self._may_keep = False
-        if hasattr(client, "register_pending"):
-            client.register_pending(self)
+        self._writer.before_read(self.flush_pending)
 
     # --- what the environment loop calls ---
 
@@ -161,6 +154,8 @@ class BlockAdder(Adder):
                 self._check_limit(kind)
             if self._action is None:
                 self._declare(action, next_timestep, extras)
+            if t + 1 == self._last and not self._concurrent:
+                self._flush_writer(None)  # more would wait with each block
             # Nothing counts until _advance(): what a failed call leaves here the next one overwrites.
             self._observation.put(t + 1 - self._skip, next_timestep.observation)  # type: ignore[union-attr]
             self._action.put(t, action)  # type: ignore[union-attr]
@@ -173,7 +168,6 @@ class BlockAdder(Adder):
                     "extras: got some, expected none as in the first step. Pass them from the start."
                 )
             self._advance(kind)
-            self._may_keep = False
 
     def reset(self) -> None:
         with self._lock:
@@ -184,7 +178,6 @@ class BlockAdder(Adder):
             open_rows = self._kinds[self._history]
             self.num_dropped_episodes += int(np.count_nonzero(open_rows != LAST))
             self._forget()
-            self._outbox.release_rows()
             self._kinds[:] = NO_ROW
             self._kind = NO_ROW
             self._t = self._history
@@ -206,48 +199,36 @@ class BlockAdder(Adder):
         finally:
             self._lock.release()
 
-    def flush_late(self) -> bool:
-        """``flush_pending`` for the flusher's thread; whether items are still waiting for room."""
+    def flush_late(self) -> None:
+        """``flush_pending`` for the writer's late thread; the next call raises what goes wrong."""
         with self._lock:
-            if self._closed:
-                return False
-            try:
-                self._emit_block(timeout=0)
-            except Exception as error:  # raised where somebody can see it: by the next call
-                self._error = error
-                return False
-            return self._outbox.num_kept > 0
+            if not self._closed:
+                try:
+                    self._emit_block(timeout=0)
+                except Exception as error:
+                    self._error = error
 
     def ready(self) -> bool:
         with self._lock:
             if self._closed:
                 return False
             self._emit_block(timeout=0)
-            self._may_keep = self._has_room(self._items_per_step * self._width)
-            return self._may_keep
-
-    def ready_if_stuck(self) -> bool:
-        with self._lock:
-            self._may_keep = not self._closed and self._has_room(1)
-            return self._may_keep
-
-    def _has_room(self, items: int) -> bool:
-        return not self._outbox.num_kept and all(
-            self._writer.can_insert(table, items) for table in self._priority_fns
-        )
+            return all(self._writer.can_insert(table) for table in self._priority_fns) and (
+                not self._writer.num_pending
+            )
 
     def flush(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._check_usable()
-            self._may_keep = False
-            self._emit_block(timeout)
-            kept = self._outbox.num_kept
-            if kept:
-                raise DeadlineExceededError(
-                    f"{kept} items are still waiting for room: {self._outbox.refusal}"
-                )
-        self._writer.flush(timeout=_left(deadline))
+            self._emit_block(timeout=0)
+        self._flush_writer(_left(deadline))
+
+    def _flush_writer(self, timeout: float | None) -> None:
+        try:
+            self._writer.flush(timeout)
+        except WouldBlockError as error:
+            raise WouldBlockError(f"{error}. Ask ready() before each add(), and sample meanwhile.") from None
 
     def close(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -261,15 +242,7 @@ class BlockAdder(Adder):
             finally:
                 self._closed = True
                 self._open = False
-                if self._flusher is not None:
-                    self._flusher.close()
-                if hasattr(self._client, "unregister_pending"):
-                    self._client.unregister_pending(self)
-            dropped = self._outbox.clear()
-            if self._observation is not None:
-                self._forget()
-            self._outbox.release_rows()
-        return dropped + int(self._writer.close(timeout=_left(deadline)) or 0)
+        return self._writer.close(timeout=_left(deadline))
 
     def __enter__(self) -> BlockAdder:
         return self
@@ -349,8 +322,7 @@ class BlockAdder(Adder):
             self._kinds_of_one[t] = kind
         else:
             self._kinds[t] = kind
-        if t == self._last or self._outbox.kept:
-            # A table that had no room holds the next step up, not the next block.
+        if t == self._last:
             self._emit_block()
         elif t == self._history + 1 and self._concurrent:
             # The first step that is staged: from now on the delay counts.
@@ -362,16 +334,13 @@ class BlockAdder(Adder):
 
     def _flush_later(self) -> None:
         """Has `flush_late` called after ``max_delay``, by a thread."""
-        if self._flusher is None:
-            self._flusher = Flusher(self, min(self._max_delay, threading.TIMEOUT_MAX))
-        self._flusher.notify()
+        self._writer.call_later(self.flush_late, self._max_delay)
 
     def _emit_block(self, timeout: float | None = None) -> None:
         """Writes the items of all rows that are complete.
 
-        With a ``timeout`` items that a limiter refuses for longer are kept for the next call.
+        With a ``timeout`` of 0 the writer queues items that find no room, and does not wait.
         """
-        self._outbox.insert_kept(timeout)
         t, history = self._t, self._history
         if self._open and t > history:
             self._timeout = timeout
@@ -389,12 +358,12 @@ class BlockAdder(Adder):
                 self._observation.shift(by, history - self._skip + 1)
                 self._t = history
                 self._shifted(by)
-                self._outbox.release_rows()
-        if not self._concurrent and timeout is None and self._outbox.num_kept and not self._may_keep:
-            raise WouldBlockError(
-                f"{self._outbox.num_kept} items wait for room and nothing else runs in this thread: "
-                f"{self._outbox.refusal}. Ask ready() before each add(), and sample meanwhile."
-            )
+
+    def _release(self, stream: str, rows: np.ndarray) -> None:
+        """No later item refers to ``rows`` (-1: no row)."""
+        rows = rows[rows >= 0]
+        if len(rows):
+            self._writer.release(stream, rows)
 
     def _allocate(self, observation: Nest) -> None:
         width = self._envs if self._envs is not None else 1
@@ -445,7 +414,11 @@ class BlockAdder(Adder):
             if fn is not None:
                 batch = data() if batch is None else batch
                 priorities = _as_priorities(fn(batch), count, table)
-            self._outbox.insert(Items(table, make, count, priorities), self._timeout)
+            try:
+                self._writer.create_items(table, make(slice(None)), priorities, timeout=self._timeout)
+            except DeadlineExceededError:
+                if self._timeout != 0:
+                    raise
 
 
 def _left(deadline: float | None) -> float | None:

@@ -112,7 +112,7 @@ class EpisodeAdder(RowAdder):
 
     def _forget(self) -> None:
         super()._forget()
-        self._outbox.release(STREAM, self._episodes)
+        self._release(STREAM, self._episodes)
         self._episodes[:] = -1
 
     def _shifted(self, by: int) -> None:
@@ -145,7 +145,7 @@ class EpisodeAdder(RowAdder):
                     finished.append((int(time), int(env), episode))
                 else:
                     self.num_dropped_episodes += count > 1
-                    self._outbox.release(STREAM, episode[STREAM])
+                    self._release(STREAM, episode[STREAM])
         if finished:
             finished.sort(key=lambda episode: episode[:2])
             self._write([episode for _, _, episode in finished])
@@ -209,7 +209,7 @@ class EpisodeAdder(RowAdder):
             lambda part: self._slices(rows, lengths, part), len(rows), lambda: self._data(episodes)
         )
         for episode in episodes:
-            self._outbox.release(STREAM, episode[STREAM])
+            self._release(STREAM, episode[STREAM])
 
     def _data(self, episodes: list[dict[str, np.ndarray]]) -> Step:
         """The items themselves, for priority functions."""

@@ -118,7 +118,7 @@ class NStepTransitionAdder(BlockAdder):
 
     def _begin(self) -> None:
         assert self._observation is not None
-        made_of = (self._writer, self._outbox, self._observation, self._kinds, self._history, self._skip)
+        made_of = (self._writer, self._release, self._observation, self._kinds, self._history, self._skip)
         if self._frame_stack is None:
             self._rows: ObservationRows = ObservationRows(*made_of)
             return
@@ -308,7 +308,7 @@ class NStepTransitionAdder(BlockAdder):
             )
 
         self._write_items(make, len(start), data)
-        self._outbox.release(_TRANSITIONS, made)
+        self._release(_TRANSITIONS, made)
 
     def _nest_result(self, leaves: list[Any]) -> Nest:
         if len(leaves) == 1 and not tree.is_nested(self._result_nest):

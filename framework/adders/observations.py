@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from framework.adders.fields import Field
-from framework.adders.outbox import Outbox
 
 FIRST = 0
 
@@ -17,10 +17,18 @@ class ObservationRows:
 
     stream = "observations"
 
-    def __init__(self, writer: Any, outbox: Outbox, field: Field, kinds: np.ndarray, history: int, skip: int):
+    def __init__(
+        self,
+        writer: Any,
+        release: Callable[[str, np.ndarray], None],
+        field: Field,
+        kinds: np.ndarray,
+        history: int,
+        skip: int,
+    ):
         """``kinds`` int8 ``[time, B]`` and ``field`` are the adder's; field rows are ``skip`` rows behind."""
         self._writer = writer
-        self._outbox = outbox
+        self._release = release
         self._field = field
         self._kinds = kinds
         self._history = history
@@ -45,13 +53,13 @@ class ObservationRows:
     def shift(self, by: int) -> None:
         """Observations move ``by`` time steps to the front; those that fall out are given back."""
         history = self._history
-        self._outbox.release(self.stream, self._rows[:by])
+        self._release(self.stream, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
         self._rows[history + 1 :] = -1
 
     def forget(self) -> None:
         """Gives back every row."""
-        self._outbox.release(self.stream, self._rows)
+        self._release(self.stream, self._rows)
         self._rows[:] = -1
 
 
@@ -126,5 +134,5 @@ class StackedRows(ObservationRows):
 
     def _keep(self, rows: np.ndarray) -> None:
         kept = np.isin(self._leased, rows)
-        self._outbox.release(self.stream, self._leased[~kept])
+        self._release(self.stream, self._leased[~kept])
         self._leased = self._leased[kept]

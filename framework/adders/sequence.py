@@ -118,16 +118,16 @@ class RowAdder(BlockAdder):
 
     def _shifted(self, by: int) -> None:
         history = self._history
-        self._outbox.release(STREAM, self._rows[:by])
+        self._release(STREAM, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
         self._rows[history + 1 :] = -1
         self._origin -= by
 
     def _forget(self) -> None:
-        self._outbox.release(STREAM, self._rows)
+        self._release(STREAM, self._rows)
         self._rows[:] = -1
         if self._padding is not None:
-            self._outbox.release(STREAM, self._padding)
+            self._release(STREAM, self._padding)
             self._padding = None
 
     def _opened(self) -> None:
@@ -330,7 +330,7 @@ class SequenceAdder(RowAdder):
             lambda: self._data(index, padded),
         )
         if first_rows is not None:
-            self._outbox.release(FIRST_ROWS, first_rows)
+            self._release(FIRST_ROWS, first_rows)
 
     def _append_first_rows(self, index: np.ndarray) -> np.ndarray:
         """Appends what items whose first rows have the flat indices ``[k]`` need of those rows only."""

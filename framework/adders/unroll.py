@@ -89,19 +89,15 @@ class UnrollAdder(SequenceAdder):
 
     def ready(self) -> bool:
         with self._lock:
-            # Only the last step of an unroll makes items; those of the one before may still wait for room.
-            if self._open and not self._outbox.kept and self._made < self._unroll_length - 1:
+            # Only the last step of an unroll makes items.
+            if self._open and self._made < self._unroll_length - 1:
                 return not self._closed
             return super().ready()
 
     def flush_pending(self) -> None:
         # Whoever reads asks often; rows that are no item yet need not be written for that.
-        if self._made == 0 or self._outbox.kept:
+        if self._made == 0:
             super().flush_pending()
-
-    def flush_late(self) -> bool:
-        with self._lock:
-            return bool(self._outbox.kept) and super().flush_late()
 
     def _staged(self) -> None:
         """Between the ends of unrolls there is nothing to see, so nothing to write."""
@@ -115,7 +111,3 @@ class UnrollAdder(SequenceAdder):
         super().add_first(timestep._replace(step_type=firsts))
         # Who waits for this unroll should not wait for the staging too.
         super().flush_pending()
-        if self._outbox.kept and self._concurrent:
-            # The next step would try again, but there may be none: an actor that waits for parameters which
-            # are made of this unroll.
-            self._flush_later()

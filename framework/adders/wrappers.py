@@ -33,9 +33,6 @@ class ForkingAdder(Adder):
     def ready(self) -> bool:
         return all(adder.ready() for adder in self._adders)
 
-    def ready_if_stuck(self) -> bool:
-        return all(adder.ready_if_stuck() for adder in self._adders)
-
     def flush(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         for adder in self._adders:
@@ -63,9 +60,6 @@ class IgnoreExtrasAdder(Adder):
 
     def ready(self) -> bool:
         return self._adder.ready()
-
-    def ready_if_stuck(self) -> bool:
-        return self._adder.ready_if_stuck()
 
     def flush(self, timeout: float | None = None) -> None:
         self._adder.flush(timeout)

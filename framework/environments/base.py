@@ -50,6 +50,8 @@ class BatchedEnvironment(dm_env.Environment):
     name: str = "environment"
     #: B.
     num_envs: int = 1
+    #: Of one env; the four methods below read it, unless a subclass defines them itself.
+    spec: specs.EnvironmentSpec
     #: Whether ``step_envs`` works.
     can_step_envs: bool = False
     #: Whether ``end_episodes`` works.
@@ -83,17 +85,17 @@ class BatchedEnvironment(dm_env.Environment):
             "take options={'max_episode_steps': n} as well."
         )
 
-    @abc.abstractmethod
-    def observation_spec(self) -> Nest: ...
+    def observation_spec(self) -> Nest:
+        return self.spec.observations
 
-    @abc.abstractmethod
-    def action_spec(self) -> Nest: ...
+    def action_spec(self) -> Nest:
+        return self.spec.actions
 
     def reward_spec(self) -> Nest:
-        return specs.Array((), np.float32, name="reward")
+        return self.spec.rewards
 
     def discount_spec(self) -> Nest:
-        return specs.BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount")
+        return self.spec.discounts
 
     def render(self, env: int = 0) -> np.ndarray:
         """A picture uint8[height, width, 3] of one env; make the environment with ``render_mode``."""

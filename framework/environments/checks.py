@@ -100,12 +100,7 @@ class _Gymnasium:
         self._environment = environment
         self._seed: int | None = seed
         self.report = report
-        self.spec = specs.EnvironmentSpec(
-            specs.from_space(environment.observation_space, "observation"),
-            specs.from_space(environment.action_space, "action"),
-            specs.Array((), np.float32, name="reward"),
-            specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount"),
-        )
+        self.spec = specs.from_spaces(environment.observation_space, environment.action_space)
         self._offsets = specs.discrete_offsets(environment.observation_space)
         self._action_offsets = specs.discrete_offsets(environment.action_space)
 

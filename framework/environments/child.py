@@ -110,7 +110,7 @@ def _answer(
                 ended[:] = False
             if command == pipes.STEP:
                 environment.step(action)
-            elif command == pipes.STEP_LANES:
+            elif command == pipes.STEP_ENVS:
                 environment.step_envs(action, active)
             elif command == pipes.RESET:
                 environment.reset()

@@ -81,18 +81,6 @@ class InlineEnvironment(BatchedEnvironment):
         self._buffers = Buffers(self.spec, self.num_envs, allocate)
         self._step_types = [LAST] * self.num_envs  # LAST: the next step starts an episode
 
-    def observation_spec(self) -> Nest:
-        return self.spec.observations
-
-    def action_spec(self) -> Nest:
-        return self.spec.actions
-
-    def reward_spec(self) -> Nest:
-        return self.spec.rewards
-
-    def discount_spec(self) -> Nest:
-        return self.spec.discounts
-
     def reset(self) -> dm_env.TimeStep:
         self._step_types = [LAST] * self.num_envs
         slot = self._buffers.flip()

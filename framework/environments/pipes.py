@@ -22,7 +22,7 @@ from framework import specs
 from framework.environments.base import Buffers
 
 # Parent to child.
-RESET, STEP, STEP_LANES, RENDER, CLOSE = b"r", b"s", b"l", b"v", b"c"
+RESET, STEP, STEP_ENVS, RENDER, CLOSE = b"r", b"s", b"l", b"v", b"c"
 # Child to parent. FAILED and DATA are followed by a message.
 DONE, FAILED, DATA = b"k", b"e", b"d"
 

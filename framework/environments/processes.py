@@ -144,18 +144,6 @@ class ProcessEnvironment(BatchedEnvironment):
         self._check_action = ActionChecker(self.name, self.spec.actions, self.num_envs)
         self._collect("building", timeout)
 
-    def observation_spec(self) -> Nest:
-        return self.spec.observations
-
-    def action_spec(self) -> Nest:
-        return self.spec.actions
-
-    def reward_spec(self) -> Nest:
-        return self.spec.rewards
-
-    def discount_spec(self) -> Nest:
-        return self.spec.discounts
-
     def reset(self) -> dm_env.TimeStep:
         self._command(pipes.RESET)
         self._buffers.flip()
@@ -172,7 +160,7 @@ class ProcessEnvironment(BatchedEnvironment):
     def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
         self._put_action(action)
         self._shared.active[:] = active
-        self._command(pipes.STEP_LANES)
+        self._command(pipes.STEP_ENVS)
         self._collect("step()", self._step_timeout)
         return self._buffers.timestep()
 

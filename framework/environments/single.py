@@ -16,8 +16,6 @@ from framework import specs
 from framework.environments.base import LAST, MID, BatchedEnvironment
 from framework.types import Nest
 
-_BOUNDED_FLOAT = specs.BoundedArray((), np.float32, minimum=0.0, maximum=1.0, name="discount")
-
 
 class SingleEnv(abc.ABC):
     """One environment. It never starts a new episode by itself; the batch around it says when."""
@@ -46,12 +44,7 @@ class GymnasiumAdapter(SingleEnv):
     def __init__(self, environment: Any, seed: int | None):
         self._environment = environment
         self._seed = seed
-        self.spec = specs.EnvironmentSpec(
-            observations=specs.from_space(environment.observation_space, "observation"),
-            actions=specs.from_space(environment.action_space, "action"),
-            rewards=specs.Array((), np.float32, name="reward"),
-            discounts=_BOUNDED_FLOAT,
-        )
+        self.spec = specs.from_spaces(environment.observation_space, environment.action_space)
         self._observation_offsets = _Offsets(self.spec.observations, environment.observation_space, -1)
         self._action_offsets = _Offsets(self.spec.actions, environment.action_space, 1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dm_env
 import numpy as np
 import tree
@@ -27,7 +29,7 @@ class VectorEnvironment(BatchedEnvironment):
     envs there are, unlike with the other ways to step.
     """
 
-    def __init__(self, name: str, environment: object, seed: int | None):
+    def __init__(self, name: str, environment: Any, seed: int | None):
         """Takes over ``environment``, which must not have been reset yet.
 
         Raises:
@@ -35,7 +37,7 @@ class VectorEnvironment(BatchedEnvironment):
         """
         self.name = name
         self._environment = environment
-        self.num_envs = int(environment.num_envs)  # type: ignore[attr-defined]
+        self.num_envs = int(environment.num_envs)
         mode = autoreset_mode(environment)
         if mode != "NextStep":
             raise ValueError(
@@ -44,29 +46,22 @@ class VectorEnvironment(BatchedEnvironment):
                 "the vector environment with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP."
             )
         self._seed = seed
-        observation_space = environment.single_observation_space  # type: ignore[attr-defined]
-        action_space = environment.single_action_space  # type: ignore[attr-defined]
-        self._observation_spec = specs.from_space(observation_space, "observation")
-        self._action_spec = specs.from_space(action_space, "action")
-        self._columns = specs.leaves(self._observation_spec)
-        self._single = not tree.is_nested(self._observation_spec)
-        self._build_observation = nests.unflattener(self._observation_spec)
-        self._build_action = nests.unflattener(self._action_spec)
+        observation_space = environment.single_observation_space
+        action_space = environment.single_action_space
+        self.spec = specs.from_spaces(observation_space, action_space)
+        self._columns = specs.leaves(self.spec.observations)
+        self._single = not tree.is_nested(self.spec.observations)
+        self._build_observation = nests.unflattener(self.spec.observations)
+        self._build_action = nests.unflattener(self.spec.actions)
         self._observation_offsets = specs.discrete_offsets(observation_space)
         self._action_offsets = specs.discrete_offsets(action_space)
-        self._check_action = ActionChecker(name, self._action_spec, self.num_envs)
+        self._check_action = ActionChecker(name, self.spec.actions, self.num_envs)
         self._over: np.ndarray | None = None  # bool[B]: envs whose last step was LAST; None before a reset
-
-    def observation_spec(self) -> Nest:
-        return self._observation_spec
-
-    def action_spec(self) -> Nest:
-        return self._action_spec
 
     def reset(self) -> dm_env.TimeStep:
         seed, self._seed = self._seed, None
         try:
-            observation, _ = self._environment.reset(seed=seed)  # type: ignore[attr-defined]
+            observation, _ = self._environment.reset(seed=seed)
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: reset() raised {type(error).__name__}: {error}.") from error
         envs = self.num_envs
@@ -87,9 +82,7 @@ class VectorEnvironment(BatchedEnvironment):
             for array, offset in zip(arrays, self._action_offsets, strict=True)
         ]
         try:
-            observation, reward, terminated, truncated, _ = self._environment.step(  # type: ignore[attr-defined]
-                self._build_action(arrays)
-            )
+            observation, reward, terminated, truncated, _ = self._environment.step(self._build_action(arrays))
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: step() raised {type(error).__name__}: {error}.") from error
         over = terminated | truncated
@@ -125,16 +118,16 @@ class VectorEnvironment(BatchedEnvironment):
         return columns[0] if self._single else self._build_observation(columns)
 
     def render(self, env: int = 0) -> np.ndarray:
-        pictures = self._environment.render()  # type: ignore[attr-defined]
+        pictures = self._environment.render()
         if pictures is None:
             raise NotImplementedError(f"{self.name}: make the environment with render_mode='rgb_array'.")
         return np.asarray(pictures[env])
 
     def close(self) -> None:
-        self._environment.close()  # type: ignore[attr-defined]
+        self._environment.close()
 
 
-def autoreset_mode(environment: object) -> str | None:
+def autoreset_mode(environment: Any) -> str | None:
     """``NextStep``, ``SameStep`` or ``Disabled`` as a gymnasium vector environment declares it, or None."""
     mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode")
     return getattr(mode, "value", mode)

@@ -15,9 +15,9 @@ they apply the same averaged gradients, stay the same.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,34 +29,19 @@ from torch import nn
 _LOOPBACK = "127.0.0.1"
 
 
-def shard(config: Any, rank: int, num_learners: int) -> Any:
-    """An agent's config for one of several learners: an equal part of ``batch_size``, a GPU of its own.
-
-    ValueError if the batch cannot be divided evenly. A ``device`` of "cuda" becomes "cuda:<rank>".
-    """
-    if config.batch_size % num_learners:
-        raise ValueError(
-            f"batch_size is {config.batch_size}; with num_learners={num_learners} it must be a multiple of "
-            "that, since each learner gets an equal shard."
-        )
-    device = device_of(config.device, rank, num_learners)
-    return dataclasses.replace(config, batch_size=config.batch_size // num_learners, device=device)
-
-
-def device_of(device: str, rank: int, num_learners: int) -> str:
-    """The device of one of several learners: "cuda" becomes "cuda:<rank>", everything else stays."""
-    return f"cuda:{rank}" if device == "cuda" and num_learners > 1 else device
-
-
 def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
     """Where the learners find each other: a store on a free loopback port; rank 0 keeps it."""
+    # Left to itself the store listens on all interfaces, whatever host it is given.
+    listener = socket.create_server((_LOOPBACK, 0))
+    port = listener.getsockname()[1]
     return dist.TCPStore(
         _LOOPBACK,
-        0,
+        port,
         num_learners,
         is_master=True,
         timeout=datetime.timedelta(seconds=timeout_s),
         wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # the store closes it
     )
 
 
@@ -78,7 +63,7 @@ class LearnerGroup:
         self, rank: int, size: int, port: int, device: str | torch.device = "cpu", timeout_s: float = 300.0
     ):
         if not 0 <= rank < size:
-            raise ValueError(f"rank is {rank}; expected 0 to {size - 1}.")
+            raise ValueError(f"rank: got {rank}, expected 0 to {size - 1}.")
         self.rank, self.size = rank, size
         self._modules: list[nn.Module] = []
         self.device = torch.device(device)

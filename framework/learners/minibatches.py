@@ -10,28 +10,9 @@ import tree
 from torch import nn
 
 from framework import nest as nests
-from framework.learners.sgd import LossFn, LossOutput, SGDLearner
+from framework.learners.sgd import LossContext, LossFn, LossOutput, SGDLearner
+from framework.replay.types import ReplaySample
 from framework.types import Nest, StepResult
-
-
-class EpochContext(NamedTuple):
-    """What the functions of a ``MinibatchLearner`` may use beside the networks and the data.
-
-    Attributes:
-      steps: learner steps (batches) before this one.
-      rows: rows learned from before this step, each counted once however many epochs there were.
-      generator: random numbers on the learner's device; part of the checkpoint. Several learners have the
-        same ones.
-      total: sums a tensor over the learners that have a shard of the batch each, all of which must call it;
-        None if there is one.
-      wants_metrics: whether the loss function's metrics are looked at; it may leave them out if not.
-    """
-
-    steps: int
-    rows: int
-    generator: torch.Generator
-    total: Callable[[torch.Tensor], torch.Tensor] | None = None
-    wants_metrics: bool = True
 
 
 class Prepared(NamedTuple):
@@ -48,8 +29,8 @@ class Prepared(NamedTuple):
     metrics: dict[str, torch.Tensor]
 
 
-PrepareFn = Callable[[Any, Any, EpochContext], Prepared]
-FinishFn = Callable[[Any, Any, Prepared, EpochContext], dict[str, torch.Tensor]]
+PrepareFn = Callable[[Any, ReplaySample, LossContext], Prepared]
+FinishFn = Callable[[Any, ReplaySample, Prepared, LossContext], dict[str, torch.Tensor]]
 
 
 class MinibatchLearner(SGDLearner):
@@ -60,8 +41,8 @@ class MinibatchLearner(SGDLearner):
             loss_fn(networks, minibatch, context)               # one optimizer step
         metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
 
-    Every row is used once per epoch. Metrics of the loss function are means over the last epoch. Variables
-    are published, and versions counted, per batch.
+    Every row is used once per epoch. Metrics of the loss function are means over the last epoch, the only one
+    in which ``context.wants_metrics`` is True. A learner step is a batch.
 
     Args:
       networks: as in ``SGDLearner``.
@@ -73,7 +54,6 @@ class MinibatchLearner(SGDLearner):
         Several learners shuffle the rows of all alike and cut them as one would; each has those of a
         minibatch that are in its shard. That may be none: the loss must then be finite, its weight 0.
       finish_fn: called after the last epoch; what it returns joins the metrics. None for nothing.
-      learning_rate_schedule: rows learned from to a factor on the optimizer's learning rates.
 
     Other arguments as in ``SGDLearner``.
     """
@@ -90,15 +70,15 @@ class MinibatchLearner(SGDLearner):
         finish_fn: FinishFn | None = None,
         learning_rate_schedule: Callable[[int], float] | None = None,
         max_gradient_norm: float | None = None,
-        after_step: Callable[[Any, int], None] | None = None,
         device: str | torch.device = "cpu",
         seed: int = 0,
+        autocast_dtype: torch.dtype | None = None,
+        compile_loss: bool = False,
     ):
         if epochs < 1:
-            raise ValueError(f"epochs is {epochs}; expected at least 1 pass over each batch.")
+            raise ValueError(f"epochs: got {epochs}, expected at least 1 pass over each batch.")
         if minibatch_size < 1:
-            raise ValueError(f"minibatch_size is {minibatch_size}; expected at least 1 row.")
-        self.rows = 0
+            raise ValueError(f"minibatch_size: got {minibatch_size}, expected at least 1 row.")
         self._prepare_fn, self._finish_fn = prepare_fn, finish_fn
         self._epochs, self._minibatch_size = epochs, minibatch_size
         super().__init__(
@@ -107,64 +87,54 @@ class MinibatchLearner(SGDLearner):
             optimizer_fn,
             learning_rate_schedule=learning_rate_schedule,
             max_gradient_norm=max_gradient_norm,
-            after_step=after_step,
             device=device,
             seed=seed,
+            autocast_dtype=autocast_dtype,
+            compile_loss=compile_loss,
         )
 
-    def step(self, batch: Any) -> StepResult:
-        """All epochs over ``batch``, a ``ReplaySample``; it gets no new priorities.
+    def step(self, batch: ReplaySample) -> StepResult:
+        """All epochs over `batch`, whose data are tensors on the learner's device; it gets no priorities.
 
         Metrics hold what the three functions gave, and ``loss``, ``gradient_norm`` (before clipping; both of
         the last minibatch), ``learning_rate`` and ``rows``.
         """
-        with self._lock:
-            batch = self._on_device(batch)
-            total = None if self._group is None else self._group.total
-            context = EpochContext(self.steps, self.rows, self._generator, total)
-            self._set_learning_rates(self.rows)
-            with torch.no_grad():
-                prepared = self._prepare_fn(self.networks, batch, context)
-            rows, count, before = prepared.rows, len(tree.flatten(prepared.data)[0]), 0
-            if self._group is not None:
-                counts = self._group.counts(rows, count)
-                rows, count = (sum(column) for column in zip(*counts, strict=True))
-                before = sum(others for _, others in counts[: self._group.rank])
-            parts = min(max(1, round(rows / self._minibatch_size)), count)
-            each: list[LossOutput] = []
-            sizes: list[int] = []
-            norm = torch.zeros((), device=self.device)
-            for epoch in range(self._epochs):
-                last = epoch == self._epochs - 1
-                in_epoch = context._replace(wants_metrics=last)
-                for size, minibatch in self._shuffled(prepared.data, parts, count, before):
+        self._set_learning_rates()
+        context = self._context()
+        with torch.no_grad():
+            prepared = self._prepare_fn(self.networks, batch, context)
+        rows, count, before = prepared.rows, len(tree.flatten(prepared.data)[0]), 0
+        if self._group is not None:
+            counts = self._group.counts(rows, count)
+            rows, count = (sum(column) for column in zip(*counts, strict=True))
+            before = sum(others for _, others in counts[: self._group.rank])
+        parts = min(max(1, round(rows / self._minibatch_size)), count)
+        each: list[LossOutput] = []
+        sizes: list[int] = []
+        norm = torch.zeros((), device=self.device)
+        for epoch in range(self._epochs):
+            last = epoch == self._epochs - 1
+            in_epoch = context._replace(wants_metrics=last)
+            for size, minibatch in self._shuffled(prepared.data, parts, count, before):
+                with self._precision():
                     output = self._loss_fn(self.networks, minibatch, in_epoch)
-                    norm = self._descend(output)
-                    if last:
-                        each.append(output)
-                        sizes.append(size)
-            metrics = dict(prepared.metrics)
-            # Of a minibatch of which this learner has nothing they say nothing.
-            telling = [output for output, size in zip(each, sizes, strict=True) if size] or each
-            for name in each[0].metrics:
-                metrics[name] = torch.stack([output.metrics[name].detach() for output in telling]).mean()
-            if self._finish_fn is not None:
-                with torch.no_grad():
-                    metrics.update(self._finish_fn(self.networks, batch, prepared, context))
-            self.rows += rows
-            self._finish_step()
-            metrics["loss"] = each[-1].loss.detach()
-            metrics["gradient_norm"] = norm
-            metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
-            metrics["rows"] = torch.tensor(rows)
+                norm = self._descend(output)
+                if last:
+                    each.append(output)
+                    sizes.append(size)
+        metrics = dict(prepared.metrics)
+        # A minibatch of which this learner has nothing has no metrics worth a mean.
+        telling = [output for output, size in zip(each, sizes, strict=True) if size] or each
+        for name in each[0].metrics:
+            metrics[name] = torch.stack([output.metrics[name].detach() for output in telling]).mean()
+        if self._finish_fn is not None:
+            with torch.no_grad():
+                metrics.update(self._finish_fn(self.networks, batch, prepared, context))
+        self._finish_step()
+        metrics["loss"], metrics["gradient_norm"] = each[-1].loss.detach(), norm
+        metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
+        metrics["rows"] = torch.tensor(rows)
         return StepResult(metrics)
-
-    def save(self) -> dict[str, Any]:
-        return {**super().save(), "rows": self.rows}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.rows = int(state["rows"])
-        super().restore(state)
 
     def _shuffled(self, data: Nest, parts: int, count: int, before: int) -> Any:
         """Sizes and minibatches: ``count`` elements in a new order, in ``parts`` that differ by one at most.

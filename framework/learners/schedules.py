@@ -1,22 +1,17 @@
-"""Schedules: plain functions of the number of learner steps, so that a checkpoint needs nothing but that."""
+"""Schedules: functions of the env steps of a program, so that a checkpoint needs only that count."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 
-def constant(value: float) -> Callable[[int], float]:
-    """``value`` at every step."""
-    return lambda step: value
-
-
 def linear(start: float, end: float, steps: int) -> Callable[[int], float]:
-    """From ``start`` at step 0 straight to ``end`` at step ``steps``, and ``end`` from then on."""
+    """From `start` at step 0 straight to `end` at step `steps`, and `end` from then on."""
     if steps < 1:
-        raise ValueError(f"steps is {steps}; expected at least 1.")
+        raise ValueError(f"steps: got {steps}, expected at least 1.")
     return lambda step: start + (end - start) * min(max(step / steps, 0.0), 1.0)
 
 
 def linear_decay(steps: int | None, end: float = 0.0) -> Callable[[int], float]:
-    """A factor that falls from 1 to ``end`` over ``steps`` learner steps; always 1 if ``steps`` is None."""
-    return constant(1.0) if steps is None else linear(1.0, end, steps)
+    """A factor that falls from 1 to `end` over `steps` env steps; always 1 if `steps` is None."""
+    return (lambda step: 1.0) if steps is None else linear(1.0, end, steps)

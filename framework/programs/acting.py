@@ -1,141 +1,221 @@
-"""What an actor node acts with: the parts of each way of inference, put together."""
+"""What an actor node acts with, for each way of inference: all envs at once, or two halves that alternate.
+
+::
+
+    half 0     |env|adder|  ....  |env|adder|  ....  |env|adder|        ....  waits for its turn
+    half 1        ....  |env|adder|  ....  |env|adder|
+    inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of the half that does not step
+
+Each half is an environment, an adder and a loop of its own, as if it were a smaller actor; what they share
+is where their actions come from. It pays where inference does not need the time that stepping needs: an
+inference server, a GPU, environments in processes, networks so large that torch lets go of the interpreter.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import tree
 
 import launch
-from framework import core
-from framework.actors import PolicyActor, VariableClient
-from framework.actors.alternating import (
-    AlternatingActor,
-    AlternatingAdder,
-    AlternatingEnvironment,
-    AlternatingLoop,
-)
+from framework import core, specs
+from framework.actors import PolicyActor
 from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
 from framework.environment_loop import EnvironmentLoop
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import derive_seed
+from framework.types import Nest
+from framework.variables import VariableClient
 
-INFERENCE = ("local", "server", "alternating", "alternating+server")
 
-
-class Acting(NamedTuple):
-    """The parts that `ActorWorker` drives.
+@dataclasses.dataclass
+class Half:
+    """Some of an actor's envs, or all of them, and what steps them.
 
     Attributes:
-      parts: how many steps of ``loop`` are one step of all envs.
-      versioned: its ``version`` is that of the parameters that acted last; None without parameters.
+      environment: of these envs.
+      actor: chooses their actions, and has the adder of their experience.
+      should_update: whether the actor looks for newer parameters at each step.
+      loop: drives the environment with the actor.
     """
 
     environment: Any
-    adder: Any
-    actor: Any
-    loop: Any
-    parts: int
-    versioned: Any
-    close: Callable[[], None]
+    actor: PolicyActor | InferenceActor
+    should_update: bool = True
+    loop: EnvironmentLoop = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begins with a reset of all envs at the next step."""
+        self.loop = EnvironmentLoop(self.environment, self.actor, should_update=self.should_update)
+
+
+class Acting:
+    """Steps the envs of one actor node: one `Half` at a time, by turns.
+
+    Args:
+      halves: two, or one with all envs. With two, the actors are `InferenceActor`s.
+      versioned: its ``version`` is that of the parameters that acted last; None without parameters.
+      hold_period: actions are not computed ahead for the step with this number and each multiple of it. (An
+        unroll begins there, for which parameters may have to be awaited.) None always computes ahead.
+      close: called last by `close`.
+    """
+
+    def __init__(
+        self,
+        halves: Sequence[Half],
+        versioned: Any = None,
+        hold_period: int | None = None,
+        close: Callable[[], None] = lambda: None,
+    ):
+        self.halves = list(halves)
+        self._next = self.halves[0]
+        self._askers = [half.actor for half in halves if isinstance(half.actor, InferenceActor)]
+        self._versioned = versioned
+        self._hold_period = hold_period
+        self._close = close
+        self._steps = 0
+
+    @property
+    def version(self) -> int | None:
+        """Of the parameters that acted last; None without parameters."""
+        return None if self._versioned is None else self._versioned.version
+
+    @property
+    def num_steps(self) -> int:
+        """Transitions made, over all envs."""
+        return sum(half.loop.num_steps for half in self.halves)
+
+    def ready(self) -> bool:
+        """Whether the half whose turn it is could add a step without waiting."""
+        adder = self._next.actor.adder
+        return adder is None or adder.ready()
+
+    def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
+        """One batched step of the half whose turn it is; see ``EnvironmentLoop.step``."""
+        half = self._next
+        if len(self._askers) > 1:
+            self._askers[self._steps % 2].request()  # nothing, if that was done ahead
+            self._steps += 1
+            self._next = self.halves[self._steps % 2]
+            if self._hold_period is None or self._steps % self._hold_period:
+                self._askers[self._steps % 2].request()  # is computed while this half steps
+        return half.loop.step(max_steps)
+
+    def update(self) -> None:
+        """Takes the newest parameters over, for all envs."""
+        for half in self.halves:
+            half.actor.update(wait=True)
+
+    def flush(self, timeout: float | None) -> None:
+        """Waits until the tables have all items, ``timeout`` seconds for each half."""
+        for adder in self._adders():
+            adder.flush(timeout=timeout)
+
+    def close_adders(self, timeout: float | None) -> int:
+        """Closes the adders; returns how many items were dropped."""
+        return sum(adder.close(timeout=timeout) for adder in self._adders())
+
+    def replace_adders(self, make_adder: Callable[[], Any]) -> int:
+        """Goes on with new adders and new episodes; returns how many items the old adders lost."""
+        lost = self.close_adders(timeout=0.0)
+        for half in self.halves:
+            half.actor.adder = make_adder()
+            half.start()
+        return lost
+
+    def _adders(self) -> list[Any]:
+        return [half.actor.adder for half in self.halves if half.actor.adder is not None]
+
+    def take_seconds(self) -> dict[str, float]:
+        """See ``EnvironmentLoop.take_seconds``; with halves, ``select_action`` is time spent waiting."""
+        parts = [half.loop.take_seconds() for half in self.halves]
+        return {key: sum(part[key] for part in parts) for key in parts[0]}
+
+    def save(self) -> Any:
+        """The state of the policy's random choices."""
+        return self.halves[0].actor.save()
+
+    def restore(self, state: Any) -> None:
+        """Continues with the random choices of `save`."""
+        self.halves[0].actor.restore(state)
+
+    def close(self) -> None:
+        """Disconnects from inference, then closes the environments."""
+        for actor in self._askers:
+            actor.close()
+        self._close()
+        for half in self.halves:
+            half.environment.close()
 
 
 def make_acting(
-    mode: str,
     agent: core.Agent,
-    make_environment: Any,
-    spec: Any,
+    make_environment: Callable[[int, int], Any],
+    spec: specs.EnvironmentSpec,
+    config: RunConfig,
     *,
-    replay: Any,
     learner: Any,
     inference: Any,
     name: str,
-    envs: int,
     seed: int,
-    update_period: int,
-    messages: bool = False,
+    make_adder: Callable[[], Any],
 ) -> Acting:
-    """Makes the parts for ``mode``, one of `INFERENCE`; the arguments are those of `ActorWorker`."""
-    alternating, served = mode.startswith("alternating"), mode.endswith("server")
-    updates = agent.synchrony() is None
-    make_adder = functools.partial(agent.make_adder, replay, spec) if replay is not None else lambda: None
-    loop: Any
-    adder: Any
-    environment: Any
-    if not (alternating or served):
-        environment = make_environment(envs, seed)
-        networks = agent.make_networks(spec)
-        variables = _variable_client(learner, networks, update_period)
-        adder = make_adder()
-        actor = PolicyActor(agent.make_policy(networks), adder, variables, envs, seed)
-        loop = EnvironmentLoop(environment, actor, should_update=updates)
-        return Acting(environment, adder, actor, loop, 1, variables, lambda: None)
-
-    sizes = [envs - envs // 2, envs // 2] if alternating else [envs]
+    """Makes the parts for ``config.inference``; the arguments are those of `ActorWorker`."""
+    envs = config.envs_per_actor
+    alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
+    sizes = [envs - envs // 2, envs // 2] if alternates else [envs]
     offsets = [0, sizes[0]][: len(sizes)]
-    environments = [
-        make_environment(size, derive_seed(seed, f"half-{half}") if alternating else seed)
-        for half, size in enumerate(sizes)
-    ]
+    in_step = agent.max_policy_lag is not None
+    versioned: VariableClient | Port | None = None
+    ports: list[Port] = []
     close: Callable[[], None] = lambda: None  # noqa: E731
-    ports: list[Port]
     if served:
-        ports = [
-            connect(inference, f"{name}.{half}", spec, size, offset, envs, messages)
-            for half, (size, offset) in enumerate(zip(sizes, offsets, strict=True))
-        ]
-        has_variables = learner is not None
+        for index, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
+            port_name = f"{name}.{index}"
+            ports.append(connect(inference, port_name, spec, size, offset, envs, config.inference_messages))
+        versioned = ports[0] if learner is not None else None
     else:
         networks = agent.make_networks(spec)
         policy = agent.make_policy(networks)
+        variables = None
+        if learner is not None:
+            variables = versioned = VariableClient(learner, networks, policy, config.update_period)
+    if alternates and not served:
         policy.seed(seed)
-        variables = _variable_client(learner, networks, update_period)
-        has_variables = variables is not None
         run = None
         if launch.get_node_context().engine != "serial":
             pool = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-inference")
-            run, close = pool.submit, functools.partial(pool.shutdown, wait=True, cancel_futures=True)
-        state = policy.initial_state(envs)
-        ports = [
-            LocalPort(policy, _envs_of(state, offset, size), variables, run)
-            for size, offset in zip(sizes, offsets, strict=True)
-        ]
-    adders = [make_adder() for _ in sizes]
-    actors = [
-        InferenceActor(port, adder, size) for port, adder, size in zip(ports, adders, sizes, strict=True)
-    ]
-    # Halves share their parameters: one of them asks for newer ones, once per step of all envs.
-    loops = [
-        EnvironmentLoop(environment, actor, should_update=updates and half == 0)
-        for half, (environment, actor) in enumerate(zip(environments, actors, strict=True))
-    ]
-    if not alternating:
-        versioned = ports[0] if has_variables else None
-        return Acting(environments[0], adders[0], actors[0], loops[0], 1, versioned, actors[0].close)
-    synchrony = agent.synchrony() if learner is not None else None
-    hold_every = None if synchrony is None else len(sizes) * synchrony.unroll_length
-    loop = AlternatingLoop(loops, actors, offsets, hold_every)
-    adder = None
-    if replay is not None:
-        adder = AlternatingAdder(adders)
-        adder.loop = loop
-    both = AlternatingActor(actors)
+            run, close = pool.submit, functools.partial(pool.shutdown, cancel_futures=True)
+        for size, offset in zip(sizes, offsets, strict=True):
+            state = _rows(policy.initial_state(envs), slice(offset, offset + size))
+            ports.append(LocalPort(policy, state, variables, run))
+        versioned = ports[0] if learner is not None else None
 
-    def close_all() -> None:
-        both.close()
-        close()
-
-    environment = AlternatingEnvironment(environments)
-    versioned = ports[0] if has_variables else None
-    return Acting(environment, adder, both, loop, len(sizes), versioned, close_all)
+    halves = []
+    for index, size in enumerate(sizes):
+        environment = make_environment(size, derive_seed(seed, f"half-{index}") if alternates else seed)
+        adder = make_adder()
+        actor: PolicyActor | InferenceActor
+        if ports:
+            actor = InferenceActor(ports[index], adder, size)
+        else:
+            actor = PolicyActor(policy, adder, variables, envs, seed)
+        # Actors that follow the learner in step take newer parameters at the start of an unroll only. Halves
+        # share their parameters: one of them asks for newer ones, once per step of all envs.
+        updates = not in_step and index == 0
+        halves.append(Half(environment, actor, updates))
+    hold_period = None
+    if in_step and learner is not None:
+        hold_period = len(sizes) * agent.unroll_length
+    return Acting(halves, versioned, hold_period, close)
 
 
-def _variable_client(learner: Any, networks: Any, update_period: int) -> VariableClient | None:
-    return None if learner is None else VariableClient(learner, networks, update_period=update_period)
-
-
-def _envs_of(state: Any, offset: int, size: int) -> Any:
-    """The rows of some envs in a nest of ``[B, ...]``."""
-    return tree.map_structure(lambda leaf: leaf[offset : offset + size], state)
+def _rows(state: Nest, rows: slice) -> Nest:
+    return tree.map_structure(lambda leaf: leaf[rows], state)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-import time
+import functools
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 import launch
-from framework import core
+from framework import core, specs
 from framework.programs.acting import make_acting
 from framework.programs.limiter_state import describe_room
+from framework.programs.lockstep import Lockstep
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
 from framework.programs.statistics import EpisodeStatistics
 from framework.programs.worker import ProgramWorker
-from framework.replay.errors import DeadlineExceededError
+from framework.replay.errors import ServerLost
 
-_WAIT_S = 0.5  # for a version of the parameters, between two looks at whether the program is being stopped
-_LAST_STEP_S = 60.0  # at the most for the learner's last step
-_SAY_EVERY_S = 60.0  # that it still waits for it
-_LOG = logging.getLogger(__name__)
-_FIRST_GRANT, _GRANT_SHARE = 16, 16  # batched steps; what was made over the next grant
+# Batched steps that are asked of the counter at a time: at first few, so that short programs are shared among
+# their actors too; later a share of what was made, for each question is a message and a wait.
+_FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 64
 
 
 class ActorWorker(ProgramWorker):
@@ -34,29 +32,23 @@ class ActorWorker(ProgramWorker):
       agent: makes the networks, the policy and the adder.
       make_environment: ``(num_envs, seed) -> BatchedEnvironment``.
       spec: the ``EnvironmentSpec`` of one env.
+      config: the run's settings.
       replay: the replay client that the adder writes to; None for an agent that stores nothing.
       learner: the variable source to pull parameters from; None for an agent without parameters.
       counter: hands out steps and counts them.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random numbers between lives; None keeps nothing.
       index: which of the actors this is.
-      envs: number of environments B stepped as one batch.
       seed: of this actor; environments and exploration derive theirs from it.
-      log_period: env steps between two rows of metrics.
-      update_period: batched steps between two questions for newer parameters.
-      grant_steps: the most batched steps asked of the counter at a time; fewer in the beginning, so that
-        short programs are shared among their actors too.
-      mode: where actions come from, one of `framework.programs.acting.INFERENCE`.
       inference: the inference server, for the modes that need one.
-      messages: talk to it by messages, even where there is shared memory.
-      ends_program: end the program when the last step is made (where no evaluator does).
     """
 
     def __init__(
         self,
         agent: core.Agent,
-        make_environment: Any,
-        spec: Any,
+        make_environment: Callable[[int, int], Any],
+        spec: specs.EnvironmentSpec,
+        config: RunConfig,
         *,
         replay: Any,
         learner: Any,
@@ -64,223 +56,175 @@ class ActorWorker(ProgramWorker):
         monitor: Any,
         checkpointer: Any = None,
         index: int = 0,
-        envs: int = 1,
         seed: int = 0,
-        log_period: int = 1000,
-        update_period: int = 1,
-        grant_steps: int = 64,
-        mode: str = "local",
         inference: Any = None,
-        messages: bool = False,
-        ends_program: bool = False,
     ):
         prepare_process(seed)
         self._name = f"actor-{index}"
+        self._config, self._replay = config, replay
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
-        self._learner, self._replay = learner, replay
-        acting = make_acting(
-            mode,
+        self._make_adder = functools.partial(agent.make_adder, replay, spec) if replay is not None else _none
+        self._acting = make_acting(
             agent,
             make_environment,
             spec,
-            replay=replay,
+            config,
             learner=learner,
             inference=inference,
             name=self._name,
-            envs=envs,
             seed=seed,
-            update_period=update_period,
-            messages=messages,
+            make_adder=self._make_adder,
         )
-        self._environment, self._adder, self._actor = acting.environment, acting.adder, acting.actor
-        self._loop, self._parts, self._variables = acting.loop, acting.parts, acting.versioned
-        self._stop_acting = acting.close
-        self._envs, self._ends_program = envs, ends_program
-        self._log_period, self._grant_steps = log_period, grant_steps
-        self._granted = self._spent = 0  # steps of the current grant, and how many of them are made
-        self._episodes = EpisodeStatistics()
-        self._steps = 0
-        self._logged_at = 0
-        self._dropped = 0  # items that were on their way when the program stopped
-        self._started = False
-        # For agents that follow the learner in step: unrolls count from the version there at the start.
-        self._synchrony = agent.synchrony() if learner is not None else None
-        if self._synchrony is not None:
+        self._lockstep: Lockstep | None = None
+        self._largest_grant = _LARGEST_GRANT
+        if agent.max_policy_lag is not None and learner is not None:
+            length = len(self._acting.halves) * agent.unroll_length
+            self._lockstep = Lockstep(self._name, learner, counter, length, agent.max_policy_lag)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
-            self._grant_steps = max(1, min(grant_steps, (self._synchrony.unroll_length - 2) // 2))
-        self._batched_steps = 0  # of the loop: with two halves, two of them are a step of all envs
-        self._first_version = 0
-        self._waiting_since: float | None = None  # for a version of the parameters
-        self._said_at = 0.0
-        if checkpointer is not None:
-            self._restore()
+            self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
+        self._started = False
+        self._batched_steps = 0  # with two halves, two of them are a step of all envs
+        self._granted = self._spent = 0  # env steps of the current grant, and those of them that are made
+        self._episodes = EpisodeStatistics()
+        self._counted_episodes = 0
+        self._dropped = 0  # items that were on their way when the program stopped
+        self._lost = 0  # items that were on their way when a replay server was lost
+        self._replaced_at = -1  # own steps when the adder was replaced last
+        self._steps = self._logged_at = 0
+        state = None if checkpointer is None else checkpointer.get(self._name)
+        if state is not None:
+            self._steps = self._logged_at = int(state["steps"])
+            self._acting.restore(state["actor"])
 
     def ready(self) -> bool:
-        if self._finished or not (self._adder is None or self._adder.ready()):
-            return False
-        return not self._started or self._has_version(timeout=0)
+        return not self._finished and self._acting.ready() and self._may_step()
 
-    def ready_if_stuck(self) -> bool:
-        """True if the tables take at least a part of what a step of all envs may write."""
-        if self._finished or self._adder is None or not self._adder.ready_if_stuck():
-            return False
-        return not self._started or self._has_version(timeout=0)
+    def _may_step(self) -> bool:
+        if self._lockstep is None or not self._started:
+            return True
+        needed = self._lockstep.needed_version(self._batched_steps)
+        return self._lockstep.may_step(needed, self._acting.version or 0)
 
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
-        if self._adder is not None and not self._adder.ready():
+        if not self._acting.ready():
             return (
-                f"its adder waits for room for what a step of its {self._envs} envs may write: "
-                f"{describe_room(self._replay)}. Use fewer envs, or a rate limiter with a larger buffer."
+                f"its adder waits for room for what a step of its {self._config.envs_per_actor} envs may "
+                f"write: {describe_room(self._replay)}. Use fewer envs, or a rate limiter with a larger "
+                "buffer."
             )
-        return f"waits for version {self._needed_version()} of the parameters"
+        assert self._lockstep is not None
+        return f"waits for version {self._lockstep.needed_version(self._batched_steps)} of the parameters"
 
     def step(self) -> None:
+        try:
+            self._step()
+        except ServerLost:
+            if launch.stop_event().is_set() or self._steps == self._replaced_at:
+                raise  # the end, or a server that does not come back
+            self._replaced_at = self._steps
+            self._lost += self._acting.replace_adders(self._make_adder)
+
+    def _step(self) -> None:
         if not self._started:  # not in the constructor: the learner may not be up yet
-            self._actor.update(wait=True)
-            self._started = True
-            self._first_version = self._variables.version if self._variables is not None else 0
-        if not self._has_version(timeout=_WAIT_S):
-            self._look_after_wait()
+            self._start()
+        if self._lockstep is not None and not self._begin_unroll(self._lockstep):
             return  # the caller looks whether the program is being stopped, and calls again
-        self._waiting_since = None
-        if self._needed_version() is not None:
-            self._actor.update(wait=True)  # to the newest, which may be newer than what is needed
         # Before the grant is too small for a step of all envs: that would cut their episodes short.
-        if self._granted - self._spent < self._envs:
-            # More at a time the more it has made, up to a bound: each question is a message and a wait.
-            batched = max(_FIRST_GRANT, min(self._grant_steps, self._batched_steps // _GRANT_SHARE))
-            wanted = min(batched, self._grant_steps) * self._envs
-            if self._synchrony is not None:
-                # No more than its unroll takes: what others need for theirs would be missing at the end.
-                length = self._parts * self._synchrony.unroll_length
-                left = length - self._batched_steps % length
-                wanted = min(wanted, max(1, left * self._envs // self._parts))
-            self._granted = self._report(wanted)
+        if self._granted - self._spent < self._config.envs_per_actor:
+            self._granted = self._report(self._wanted_steps())
             if self._granted == 0:
                 self._finish()
                 return
-        before = self._loop.num_steps
-        finished = self._loop.step(max_steps=self._granted - self._spent)
-        made = self._loop.num_steps - before
+        before = self._acting.num_steps
+        finished = self._acting.step(self._granted - self._spent)
+        made = self._acting.num_steps - before
         self._spent += made
-        self._batched_steps += 1
         self._steps += made
-        if finished:
+        self._batched_steps += 1
+        if finished is not None:
             self._episodes.add(finished["episode_return"], finished["episode_length"])
-        if self._steps - self._logged_at >= self._log_period:
+        if self._steps - self._logged_at >= self._config.log_period:
             self._log()
-
-    def _needed_version(self) -> int | None:
-        """The version that the next batched step must be made with at least; None at other times."""
-        if self._synchrony is None:
-            return None
-        unroll, begun = divmod(self._batched_steps, self._parts * self._synchrony.unroll_length)
-        if begun:
-            return None
-        return self._first_version + max(0, unroll - self._synchrony.lag)
-
-    def _has_version(self, timeout: float) -> bool:
-        """Whether the parameters are new enough to go on; waits up to ``timeout`` seconds for them."""
-        needed = self._needed_version()
-        if needed is None or self._variables is None or self._variables.version >= needed:
-            return True
-        if self._learner.wait_for_version(needed, timeout, self._name if timeout > 0 else None):
-            return True
-        # At the end of the budget other actors may have stopped in the middle of their unroll, and the
-        # version never comes. What this one was granted it makes all the same: too little for an unroll.
-        return self._counter.ungranted() == 0
-
-    def _look_after_wait(self) -> None:
-        """The version waited for is made of what this actor has sent: raises what went wrong with that, and
-        says now and then that the wait goes on."""
-        now = time.monotonic()
-        if self._waiting_since is None:
-            self._waiting_since = self._said_at = now
-        held_back = "replay has everything that it has made"
-        if self._adder is not None:
-            try:
-                self._adder.flush(timeout=0)
-            except DeadlineExceededError as error:
-                held_back = f"not all that it has made is in replay: {error}"
-        if now - self._said_at >= _SAY_EVERY_S:
-            self._said_at = now
-            _LOG.warning(
-                "%s has waited %.0f s for version %s of the parameters and has %s; %s",
-                self._name,
-                now - self._waiting_since,
-                self._needed_version(),
-                self._variables.version,
-                held_back,
-            )
 
     def close(self) -> None:
         """Counts what was done, leaves the state for the last checkpoint and closes the environment."""
         if not self._finished:
             self._finish()
-        self._stop_acting()
-        self._environment.close()
+        self._acting.close()
 
     def save(self) -> dict[str, Any]:
-        """The state of the policy's random numbers, and the steps made."""
-        return {"actor": self._actor.save(), "steps": self._steps}
+        """The state of the policy's random numbers."""
+        return {"actor": self._acting.save(), "steps": self._steps}
 
-    def _restore(self) -> None:
-        state = self._checkpointer.get(self._name)
-        if state is None:
-            return
-        self._steps = self._logged_at = int(state["steps"])
-        self._actor.restore(state["actor"])
+    def _start(self) -> None:
+        self._acting.update()
+        self._started = True
+        if self._lockstep is not None:
+            self._lockstep.start(self._acting.version or 0)
 
-    def _finish(self) -> None:
-        self._finished = True
-        if self._adder is not None:
-            # What a rate limiter does not let in now it never will: nobody samples any more.
-            self._dropped = self._adder.close(timeout=0.2)
-        self._wait_for_last_version()
-        self._granted = self._report(0)
-        self._log()
-        if self._checkpointer is not None:
-            self._checkpointer.put(self._name, self.save())
-        if self._ends_program and self._counter.remaining() == 0:
-            self._monitor.finish("max_env_steps", self._counter.get_counts())
+    def _begin_unroll(self, lockstep: Lockstep) -> bool:
+        """Takes the newest parameters where an unroll begins; False if those that it needs are not there."""
+        needed = lockstep.needed_version(self._batched_steps)
+        if needed is None:
+            return True
+        if not lockstep.wait(needed, self._acting.version or 0, lambda: self._acting.flush(timeout=0)):
+            return False
+        self._acting.update()
+        return True
 
-    def _wait_for_last_version(self) -> None:
-        """Until the learner has learned from the last complete unrolls, so that the program does not end, or
-        evaluate, without that. Not if another actor's unroll is missing: then it has no batch."""
-        context = launch.get_node_context()
-        if self._synchrony is None or not self._started or context.engine == "serial":
-            return
-        last = self._first_version + self._batched_steps // (self._parts * self._synchrony.unroll_length)
-        stopped = launch.stop_event()
-        deadline = time.monotonic() + _LAST_STEP_S
-        while not stopped.is_set() and time.monotonic() < deadline:
-            if self._learner.wait_for_version(last, 2 * _WAIT_S) or not self._learner.is_learning():
-                return
+    def _wanted_steps(self) -> int:
+        """The env steps to ask the counter for."""
+        envs = self._config.envs_per_actor
+        wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs
+        if self._lockstep is None:
+            return wanted
+        # No more than its unroll takes: what others need for theirs would be missing at the end.
+        left = self._lockstep.steps_left(self._batched_steps) * envs // len(self._acting.halves)
+        return min(wanted, max(1, left))
 
     def _report(self, wanted: int) -> int:
         """Counts the steps made of the last grant and asks for ``wanted`` more; returns those given."""
-        episodes = self._episodes.take_new()
+        episodes = self._episodes.total - self._counted_episodes
         counts = {"actor_episodes": episodes} if episodes else {}
-        granted = self._counter.grant(self._name, wanted, spent=self._spent, **counts)
+        granted: int = self._counter.grant(self._name, wanted, spent=self._spent, **counts)
         self._spent = 0
+        self._counted_episodes += episodes
         return granted
 
+    def _finish(self) -> None:
+        self._finished = True
+        # What a rate limiter does not let in now it never will: nothing is sampled any more.
+        self._dropped = self._acting.close_adders(timeout=0.2)
+        if self._lockstep is not None:
+            self._lockstep.wait_for_last(self._batched_steps)
+        self._granted = self._report(0)
+        self._log()
+        ends_program = self._config.evaluate_period is None  # otherwise the evaluator does
+        if ends_program and self._counter.remaining() == 0:
+            self._monitor.finish("max_env_steps", self._counter.get_counts())
+
     def _log(self) -> None:
-        if self._steps == self._logged_at:
-            return
-        self._logged_at = self._steps
-        row: dict[str, Any] = {"steps": self._steps, **self._episodes.summary()}
-        if self._dropped:
-            row["dropped_items"] = self._dropped
-        if self._variables is not None:
-            row["variables_version"] = self._variables.version
-        row.update({f"time/{k}_s": v for k, v in self._loop.take_seconds().items()})
         # Before the row: if that cannot be written, the state is safe.
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, self.save())
-        self._monitor.write(self._name, {k: _plain(v) for k, v in row.items()})
+        if self._steps == self._logged_at:
+            return
+        self._logged_at = self._steps
+        row: dict[str, Any] = {
+            "steps": self._steps,
+            "env_steps": self._counter.get_counts().get("env_steps", 0) + self._spent,
+            **self._episodes.summary(),
+        }
+        if self._dropped:
+            row["dropped_items"] = self._dropped
+        if self._lost:
+            row["lost_items"] = self._lost
+        if self._acting.version is not None:
+            row["variables_version"] = self._acting.version
+        row.update({f"time/{name}_s": seconds for name, seconds in self._acting.take_seconds().items()})
+        self._monitor.write(self._name, row)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _none() -> None:
+    """The adder of an agent that stores nothing."""

@@ -7,30 +7,29 @@ from typing import Any
 import numpy as np
 
 from framework import core
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.environment_loop import EnvironmentLoop
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
 from framework.programs.worker import ProgramWorker
+from framework.variables import VariableClient
 
 
 class Evaluator(ProgramWorker):
     """Evaluates every so many env steps, and ends the program at its goal or at its last step.
 
-    One ``step()`` plays ``num_episodes`` episodes, one in each of as many envs, so that no episode is
-    counted because it happened to be short.
+    One ``step()`` plays ``num_evaluation_episodes`` episodes, one in each of as many envs, so that no
+    episode is counted because it happened to be short.
 
     Args:
       agent: makes the networks and the policy (with ``evaluation=True``).
       make_environment: ``(num_envs, seed) -> BatchedEnvironment``; the evaluator has its own.
       spec: the ``EnvironmentSpec`` of one env.
+      config: the run's settings; ``evaluate_period`` is not None.
       learner: the variable source.
       counter: says how many env steps were made.
       monitor: takes the rows of metrics; it ends the program.
-      num_episodes: episodes of one evaluation.
-      every: env steps between two evaluations.
-      max_env_steps: the program ends with the evaluation after this many; None for no limit.
-      target_return: the program ends when the mean return reaches this; None for no goal.
-      checkpointer: keeps the parameters of the best evaluation; None keeps nothing.
+      checkpointer: keeps the parameters of the best evaluation and the step of the last; None keeps nothing.
     """
 
     def __init__(
@@ -38,21 +37,20 @@ class Evaluator(ProgramWorker):
         agent: core.Agent,
         make_environment: Any,
         spec: Any,
+        config: RunConfig,
         *,
         learner: Any,
         counter: Any,
         monitor: Any,
         checkpointer: Any = None,
-        num_episodes: int = 20,
-        every: int = 5000,
-        max_env_steps: int | None = None,
-        target_return: float | None = None,
         seed: int = 0,
     ):
         prepare_process(seed)
+        num_episodes = config.num_evaluation_episodes
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._environment = make_environment(num_episodes, seed)
         networks = agent.make_networks(spec)
+        # All variables, not only those that the policy names: `best` keeps the whole networks.
         self._variables = VariableClient(learner, networks) if learner is not None else None
         self._actor = PolicyActor(
             agent.make_policy(networks, evaluation=True),
@@ -63,9 +61,11 @@ class Evaluator(ProgramWorker):
         self._num_episodes = num_episodes
         self._networks = networks
         self._best: float | None = None  # the highest mean return so far; None before it was looked up
-        self._every, self._max_env_steps = every, max_env_steps
-        self._target_return = target_return
-        self._next = every if max_env_steps is None else min(every, max_env_steps)
+        assert config.evaluate_period is not None
+        self._period, self._max_env_steps = config.evaluate_period, config.max_env_steps
+        self._target_return = config.target_return
+        state = None if checkpointer is None else checkpointer.get("evaluator")
+        self._next = self._after(0 if state is None else state["env_steps"])
 
     def ready(self) -> bool:
         return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
@@ -98,15 +98,20 @@ class Evaluator(ProgramWorker):
         }
         self._monitor.write("evaluator", row)
         self._keep_if_best(row)
-        self._next = (row["env_steps"] // self._every + 1) * self._every
-        if self._max_env_steps is not None:
-            self._next = min(self._next, self._max_env_steps)
+        if self._checkpointer is not None:
+            self._checkpointer.put("evaluator", {"env_steps": row["env_steps"]})
+        self._next = self._after(row["env_steps"])
         reached = self._target_return is not None and row["episode_return"] >= self._target_return
         spent = self._max_env_steps is not None and row["env_steps"] >= self._max_env_steps
         if reached or spent:
             self._finished = True
             self._monitor.finish("target_return" if reached else "max_env_steps", row)
         return row
+
+    def _after(self, env_steps: int) -> int:
+        """The env step of the next evaluation."""
+        due = (env_steps // self._period + 1) * self._period
+        return due if self._max_env_steps is None else min(due, self._max_env_steps)
 
     def _keep_if_best(self, row: dict[str, Any]) -> None:
         """Puts the parameters of the best evaluation so far into the run's checkpoints, as part ``best``."""

@@ -3,184 +3,182 @@
 from __future__ import annotations
 
 import functools
-import pathlib
+import os
+from collections.abc import Callable
 from typing import Any
 
 import launch
-from framework import core
+from framework import core, specs
+from framework.counting import Counter
+from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.monitor import Monitor
-from framework.programs.run_checkpointer import RunCheckpointer
+from framework.programs.run_checkpointer import RunCheckpointer, replay_checkpointer, saved_part
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import derive_seed
 
-# Of the nodes whose methods may be carried out twice: a call that a restart of the node swallowed is made
-# again, so that nobody else fails because of it.
+MakeEnvironment = Callable[[int, int], Any]  # (num_envs, seed) -> BatchedEnvironment
+
+# For nodes whose methods may be carried out twice: a call that a restart of the node swallowed is made again,
+# so that its caller does not fail with it.
 _REPEAT = {"repeat_lost": True}
+_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 
 
 class Graph:
-    """Adds nodes to ``program``; each gets handles to those that were added before it.
-
-    The order is that of ``make_program``. Options that are passed on are those of the worker in the node.
+    """Adds nodes to ``program``. Each node gets handles to those that were added before it.
 
     Args:
       program: gets the nodes.
       agent: makes their parts.
+      make_environment: ``(num_envs, seed) -> BatchedEnvironment``.
       spec: the ``EnvironmentSpec`` of one env.
-      seed: those of the nodes derive from it.
+      config: the run's settings, which every worker gets.
     """
 
-    def __init__(self, program: launch.Program, agent: core.Agent, spec: Any, seed: int):
+    def __init__(
+        self,
+        program: launch.Program,
+        agent: core.Agent,
+        make_environment: MakeEnvironment,
+        spec: specs.EnvironmentSpec,
+        config: RunConfig,
+    ):
         self.program = program
-        self._agent, self._spec, self._seed = agent, spec, seed
+        self._agent, self._make_environment, self._spec, self._config = agent, make_environment, spec, config
         self._replay: Any = None
-        self._counter: Any = None
-        self._monitor: Any = None
-        self._checkpointer: Any = None
+        self._services: dict[str, Any] = dict.fromkeys(("counter", "monitor", "checkpointer"))
         self._learner: Any = None
         self._inference: Any = None
 
-    def add_replay(self, directory: pathlib.Path | None, keep: int, backend: str) -> None:
+    def add_replay(self) -> None:
         make_tables = functools.partial(_make_tables, self._agent, self._spec, self._seed_of("replay"))
         checkpointer_fn = None
-        if directory is not None:
-            checkpointer_fn = functools.partial(_replay_checkpointer, directory, keep)
-        self._replay = self._add(
-            "replay", launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
-        )
+        if self._config.directory is not None:
+            checkpointer_fn = functools.partial(replay_checkpointer, self._config)
+        backend = _REPLAY_MODULES[self._config.replay_backend]
+        node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
+        self._replay = self.program.add_node(node, label="replay")
 
-    def add_counter(self, max_env_steps: int | None, directory: pathlib.Path | None) -> None:
-        self._counter = self._add(
-            "counter",
-            launch.CourierNode(_make_counter, max_env_steps, directory, courier_client_kwargs=_REPEAT),
-        )
-
-    def add_monitor(self, logger_factory: Any, on_write: Any, directory: pathlib.Path | None) -> None:
-        if logger_factory is None and directory is not None:
-            logger_factory = functools.partial(_make_logger, directory)
-        self._monitor = self._add(
+    def add_services(
+        self,
+        logger_factory: Callable[[], Logger | None] | None = None,
+        on_write: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Adds the counter, the monitor and, with a directory, the checkpointer."""
+        counter = self._services["counter"] = self._add("counter", _make_counter, self._config)
+        self._services["monitor"] = self._add(
             "monitor",
-            launch.CourierNode(
-                _make_monitor,
-                logger_factory,
-                on_write,
-                replay=self._replay,
-                counter=self._counter,
-                courier_client_kwargs=_REPEAT,
-            ),
+            _make_monitor,
+            logger_factory or functools.partial(make_logger, self._config),
+            on_write,
+            replay=self._replay,
+            counter=counter,
         )
+        if self._config.directory is not None:
+            self._services["checkpointer"] = self._add(
+                "checkpointer", RunCheckpointer, self._config, counter=counter, replay=self._replay
+            )
 
-    def add_checkpointer(self, directory: pathlib.Path, keep: int) -> None:
-        self._checkpointer = self._add(
-            "checkpointer",
-            launch.CourierNode(
-                RunCheckpointer,
-                str(directory),
-                keep,
-                counter=self._counter,
-                replay=self._replay,
-                courier_client_kwargs=_REPEAT,
-            ),
-        )
-
-    def add_learners(self, count: int, **options: Any) -> None:
+    def add_learners(self) -> None:
         self._learner = self._add(
             "learner",
-            launch.CourierNode(
-                LearnerWorker,
-                self._agent,
-                self._spec,
-                courier_client_kwargs=_REPEAT,
-                replay=self._replay,
-                counter=self._counter,
-                monitor=self._monitor,
-                checkpointer=self._checkpointer,
-                seed=self._seed_of("learner"),
-                num_learners=count,
-                **options,
-            ),
+            LearnerWorker,
+            self._agent,
+            self._spec,
+            self._config,
+            replay=self._replay,
+            seed=self._seed_of("learner"),
+            **self._services,
         )
-        for rank in range(1, count):
+        for rank in range(1, self._config.num_learners):
             self._add(
                 "learner",
-                launch.CourierNode(
-                    LearnerReplica,
-                    self._agent,
-                    self._spec,
-                    replay=self._replay,
-                    first=self._learner,
-                    rank=rank,
-                    num_learners=count,
-                    seed=self._seed_of(f"learner-{rank}"),
-                ),
+                LearnerReplica,
+                self._agent,
+                self._spec,
+                self._config,
+                replay=self._replay,
+                first=self._learner,
+                rank=rank,
+                seed=self._seed_of(f"learner-{rank}"),
+                repeat=False,
             )
 
-    def add_inference(self, envs: int, **options: Any) -> None:
+    def add_inference(self) -> None:
         self._inference = self._add(
             "inference",
-            launch.CourierNode(
-                InferenceWorker,
-                self._agent,
-                self._spec,
-                envs,
-                learner=self._learner,
-                monitor=self._monitor,
-                checkpointer=self._checkpointer,
-                seed=self._seed_of("actor-0"),  # the same choices as one actor that has the policy
-                **options,
-            ),
+            InferenceWorker,
+            self._agent,
+            self._spec,
+            self._config,
+            learner=self._learner,
+            monitor=self._services["monitor"],
+            checkpointer=self._services["checkpointer"],
+            seed=self._seed_of("actor-0"),  # the same choices as one actor that has the policy
+            repeat=False,
         )
 
-    def add_actors(self, count: int, make_environment: Any, **options: Any) -> None:
-        for index in range(count):
+    def add_actors(self) -> None:
+        for index in range(self._config.num_actors):
             self._add(
                 "actor",
-                launch.CourierNode(
-                    ActorWorker,
-                    self._agent,
-                    make_environment,
-                    self._spec,
-                    replay=self._replay,
-                    learner=self._learner,
-                    counter=self._counter,
-                    monitor=self._monitor,
-                    checkpointer=self._checkpointer,
-                    index=index,
-                    seed=self._seed_of(f"actor-{index}"),
-                    inference=self._inference,
-                    **options,
-                ),
+                ActorWorker,
+                self._agent,
+                self._make_environment,
+                self._spec,
+                self._config,
+                replay=self._replay,
+                learner=self._learner,
+                index=index,
+                seed=self._seed_of(f"actor-{index}"),
+                inference=self._inference,
+                repeat=False,
+                **self._services,
             )
 
-    def add_evaluator(self, make_environment: Any, **options: Any) -> None:
+    def add_evaluator(self) -> None:
         self._add(
             "evaluator",
-            launch.CourierNode(
-                Evaluator,
-                self._agent,
-                make_environment,
-                self._spec,
-                learner=self._learner,
-                counter=self._counter,
-                monitor=self._monitor,
-                checkpointer=self._checkpointer,
-                seed=self._seed_of("evaluator"),
-                **options,
-            ),
+            Evaluator,
+            self._agent,
+            self._make_environment,
+            self._spec,
+            self._config,
+            learner=self._learner,
+            seed=self._seed_of("evaluator"),
+            repeat=False,
+            **self._services,
         )
 
-    def _add(self, group: str, node: Any) -> Any:
-        return self.program.add_node(node, label=group)
+    def _add(
+        self, label: str, constructor: Callable[..., Any], *args: Any, repeat: bool = True, **kwargs: Any
+    ) -> Any:
+        if repeat:
+            kwargs["courier_client_kwargs"] = _REPEAT
+        return self.program.add_node(launch.CourierNode(constructor, *args, **kwargs), label=label)
 
     def _seed_of(self, name: str) -> int:
-        return derive_seed(self._seed, name)
+        return derive_seed(self._config.seed, name)
 
 
-def _make_tables(agent: core.Agent, spec: Any, seed: int) -> list[Any]:
+def make_logger(config: RunConfig) -> Logger | None:
+    """The logger of a run's rows, in its directory; None without one."""
+    if config.directory is None:
+        return None
+    made: list[Logger] = [JSONLLogger(os.path.join(config.directory, "metrics.jsonl"))]
+    if config.csv:
+        made.append(CSVLogger(os.path.join(config.directory, "metrics.csv")))
+    if config.tensorboard:
+        made.append(TensorBoardLogger(os.path.join(config.directory, "tensorboard")))
+    return Dispatcher(made)
+
+
+def _make_tables(agent: core.Agent, spec: specs.EnvironmentSpec, seed: int) -> list[Any]:
     tables = agent.make_tables(spec)
     for table in tables:
         if hasattr(table, "set_seed"):
@@ -188,29 +186,13 @@ def _make_tables(agent: core.Agent, spec: Any, seed: int) -> list[Any]:
     return tables
 
 
-def _replay_checkpointer(directory: pathlib.Path, keep: int) -> Any:
-    from framework.replay import checkpointers
-
-    return checkpointers.DefaultCheckpointer(str(directory / "checkpoints" / "replay"), keep=keep)
-
-
-def _make_counter(max_env_steps: int | None, directory: pathlib.Path | None) -> Any:
-    from framework.counting import Counter
-    from framework.programs.run_checkpointer import saved_part
-
-    counter = Counter(max_steps=max_env_steps)
-    state = saved_part(directory, "counter")
+def _make_counter(config: RunConfig) -> Counter:
+    counter = Counter(max_steps=config.max_env_steps)
+    state = saved_part(config, "counter")
     if state is not None:
         counter.restore(state)
     return counter
 
 
-def _make_logger(directory: pathlib.Path) -> Any:
-    from framework.loggers import JSONLLogger
-
-    return JSONLLogger(directory / "metrics.jsonl")
-
-
 def _make_monitor(logger_factory: Any, on_write: Any, *, replay: Any, counter: Any) -> Monitor:
-    logger = logger_factory() if logger_factory is not None else None
-    return Monitor(logger, on_write=on_write, replay=replay, counter=counter)
+    return Monitor(logger_factory(), on_write=on_write, replay=replay, counter=counter)

@@ -7,9 +7,10 @@ from typing import Any
 
 import launch
 from framework import core
-from framework.actors import VariableClient
 from framework.actors.inference_server import InferenceServer
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
+from framework.variables import VariableClient
 
 _SAVE_EVERY = 1000  # batches between two states of the random choices that are put aside
 
@@ -20,63 +21,51 @@ class InferenceWorker(InferenceServer):
     Args:
       agent: makes the networks and the policy.
       spec: the ``EnvironmentSpec`` of one env.
-      envs: of all actors together.
+      config: the run's settings. An agent that follows the learner in step does not use its
+        ``update_period``: its actors say when newer parameters are due.
       learner: the variable source; None for an agent without parameters.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random choices; None keeps nothing.
       seed: of the policy's random choices.
-      device: where the networks are.
-      min_batch, max_batch, timeout: see `InferenceServer`.
-      update_period: batches between two questions for newer parameters. Not used for an agent that follows
-        the learner in step: its actors say when newer ones are due.
-      messages: never use shared memory.
-      log_period: rows acted for between two rows of metrics.
     """
 
     def __init__(
         self,
         agent: core.Agent,
         spec: Any,
-        envs: int,
+        config: RunConfig,
         *,
         learner: Any,
         monitor: Any,
         checkpointer: Any = None,
         seed: int = 0,
-        device: str = "cpu",
-        min_batch: int = 1,
-        max_batch: int | None = None,
-        timeout: float = 0.001,
-        update_period: int = 1,
-        messages: bool = False,
-        log_period: int = 1000,
     ):
         prepare_process(seed)
         networks = agent.make_networks(spec)
         if hasattr(networks, "to"):
-            networks = networks.to(device)
+            networks = networks.to(config.inference_device)
         policy = agent.make_policy(networks)
         engine = launch.get_node_context().engine
-        follows = agent.synchrony() is not None
+        follows = agent.max_policy_lag is not None
         variables = None
         if learner is not None:
-            variables = VariableClient(learner, networks, update_period=update_period)
+            variables = VariableClient(learner, networks, policy, config.update_period)
         super().__init__(
             policy,
             spec,
-            envs,
+            config.num_envs,
             variables=variables,
             updates=not follows,
-            min_batch=min_batch,
-            max_batch=max_batch,
-            timeout=timeout,
+            min_batch=config.inference_min_batch,
+            max_batch=config.inference_max_batch,
+            timeout=config.inference_timeout,
             concurrent=engine != "serial",
-            shared_memory=engine == "processes" and not messages,
+            shared_memory=engine == "processes" and not config.inference_messages,
             on_batch=self._count,
         )
         policy.seed(seed)  # as an actor would that has the policy itself
         self._policy, self._monitor, self._checkpointer = policy, monitor, checkpointer
-        self._log_period = log_period
+        self._log_period = config.log_period
         self._rows = self._batches = 0
         self._logged = (0, 0, time.perf_counter())
         state = checkpointer.get("inference") if checkpointer is not None else None

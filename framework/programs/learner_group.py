@@ -9,6 +9,7 @@ import numpy as np
 
 import launch
 from framework import core
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
 from framework.programs.worker import ProgramWorker
 
@@ -101,10 +102,10 @@ class LearnerReplica(ProgramWorker):
     Args:
       agent: makes the networks, the dataset and the learner.
       spec: the ``EnvironmentSpec`` of one env.
+      config: the run's settings.
       replay: the replay client to sample from and to write priorities to.
       first: the learner of rank 0.
       rank: from 1.
-      num_learners: how many learners, the first included.
       seed: of this worker.
     """
 
@@ -112,17 +113,17 @@ class LearnerReplica(ProgramWorker):
         self,
         agent: core.Agent,
         spec: Any,
+        config: RunConfig,
         *,
         replay: Any,
         first: Any,
         rank: int,
-        num_learners: int,
         seed: int = 0,
     ):
         prepare_process(seed)
-        check_engine(num_learners)
-        self._first, self._rank, self._size = first, rank, num_learners
-        agent = agent.for_learner(rank, num_learners)
+        check_engine(config.num_learners)
+        self._first, self._rank, self._size = first, rank, config.num_learners
+        agent = agent.for_program(config.num_envs, config.num_learners, rank)
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
         self._group: Any = None
@@ -131,14 +132,16 @@ class LearnerReplica(ProgramWorker):
         if self._group is None:
             port, state = self._first.meet_learners()
             self._learner.restore(state)
-            if not self._first.arrive():
+            if self._first.arrive() is None:
                 self._finished = True
                 return
             self._group = join(self._learner, self._rank, self._size, port)
         sample = next(self._dataset, None)
-        if sample is None or not self._first.arrive():
+        env_steps = None if sample is None else self._first.arrive()
+        if sample is None or env_steps is None:
             self._finished = True
             return
+        self._learner.env_steps = env_steps
         result = self._learner.step(sample)
         if result.priorities is not None:
             priorities = np.asarray(result.priorities, np.float64)

@@ -13,88 +13,75 @@ import numpy as np
 from framework import core
 from framework.programs.learner_group import FirstLearner
 from framework.programs.limiter_state import describe_stock
+from framework.programs.run_config import RunConfig
 from framework.programs.seeding import keep_freed_memory, prepare_process
 from framework.programs.stall_detector import StallDetector
 from framework.programs.worker import ProgramWorker
+from framework.variables import VariableBlock, Variables, shared_path
 
 _LOG = logging.getLogger(__name__)
 
 
-class LearnerWorker(ProgramWorker, core.VariableSource):
+class LearnerWorker(ProgramWorker):
     """Drives a learner: takes batches, writes priorities back, publishes, logs and checkpoints.
 
-    One ``step()`` is one batch. The node is also the program's variable source.
+    One ``step()`` is one batch. The node is also the program's source of variables. Their version is the
+    number of learner steps made in this run; steps that were lost with a killed learner stay counted.
 
     Args:
       agent: makes the networks, the dataset and the learner.
       spec: the ``EnvironmentSpec`` of one env.
+      config: the run's settings.
       replay: the replay client to sample from and to write priorities to.
       counter: counts ``learner_steps``.
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state; it is restored from there on construction. None keeps nothing.
       seed: of this worker.
-      max_steps: stop the program after so many learner steps; None for no limit.
-      publish_period: learner steps between two versions handed to the actors; 1 if they follow in step.
-      log_period: learner steps between two rows of metrics.
-      checkpoint_period: env steps between two checkpoints; None for one at the end only.
-      num_learners: this one and the replicas beside it, each with its shard of every batch. Metrics are
-        those of this one's shard.
-      num_actors: of the program; for agents whose actors follow in step.
     """
 
     def __init__(
         self,
         agent: core.Agent,
         spec: Any,
+        config: RunConfig,
         *,
         replay: Any,
         counter: Any,
         monitor: Any,
         checkpointer: Any = None,
         seed: int = 0,
-        max_steps: int | None = None,
-        publish_period: int = 10,
-        log_period: int = 500,
-        checkpoint_period: int | None = None,
-        num_learners: int = 1,
-        num_actors: int = 1,
     ):
         prepare_process(seed)
         keep_freed_memory()
-        agent = agent.for_learner(0, num_learners)
+        self._config = config
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
-        self._max_steps = max_steps
-        self._publish_period = publish_period if agent.synchrony() is None else 1
-        self._log_period, self._checkpoint_period = log_period, checkpoint_period
+        # Actors that follow in step need every version.
+        self._publish_period = config.publish_period if agent.max_policy_lag is None else 1
         self._steps = 0
         self._uncounted = 0
         self._waited_s = 0.0  # for the dataset, since the last row
         self._times_sampled = 0.0
         self._table_size = 0
-        self._logged = (0, time.perf_counter())
         self._metrics: dict[str, Any] | None = None  # of the last step
-        self._checkpointed_at = 0
-        # Of the published variables: they are served while a step runs.
+        self._checkpointed = (0, time.monotonic())  # env steps and clock at the last checkpoint
         self._published = threading.Condition()
-        self._version = -1
-        self._version_offset = 0
-        self._variables: dict[str, Any] = {}
         self._waits_for_data = False
-        self._stall_detector = StallDetector(num_actors)
+        self._stall_detector = StallDetector(config.num_actors)
+        self._block = VariableBlock(self._learner.parameters(), shared_path())
         self._restore()
-        self._others = FirstLearner(self._learner, num_learners) if num_learners > 1 else None
+        self._others = FirstLearner(self._learner, config.num_learners) if config.num_learners > 1 else None
         self._publish()
 
-    def get_variables(
-        self, names: Sequence[str] = (), newer_than: int = -1
-    ) -> tuple[int, dict[str, Any]] | None:
-        with self._published:
-            if self._version <= newer_than:
-                return None
-            return self._version, {k: self._variables[k] for k in (names or self._variables)}
+    def variable_block(self) -> VariableBlock:
+        """The newest parameters; None arrives where the memory of this machine cannot be reached."""
+        return self._block
+
+    def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
+        """See `VariableBlock.get_variables`; for those on other machines."""
+        return self._block.get_variables(names, newer_than)
 
     def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:
         """Blocks until ``version`` or a newer one is published; False after ``timeout`` seconds without.
@@ -103,7 +90,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         data, some of it is lost: then the same parameters are published again, for other data.
         """
         with self._published:
-            if self._published.wait_for(lambda: self._version >= version, timeout):
+            if self._published.wait_for(lambda: self._block.version >= version, timeout):
                 return True
             if actor is None or not self._waits_for_data or not self._stall_detector.asked(actor):
                 return False
@@ -112,30 +99,26 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
                 "some was lost (was the replay server or the learner restarted?): published the parameters "
                 "of version %d once more",
                 version,
-                self._version,
+                self._block.version,
             )
-            self._version_offset += 1
-            self._version += 1
-            self._moved()
-            return self._version >= version
+            self._steps += 1
+            self._uncounted += 1
+            self._publish()
+            return self._block.version >= version
 
     def is_learning(self) -> bool:
         """Whether a step is being made now; between two of them the learner waits for data."""
         with self._published:
             return not self._waits_for_data
 
-    def _moved(self) -> None:
-        """Called with the lock held when there is a new version."""
-        self._stall_detector.moved()
-        self._published.notify_all()
-
     def meet_learners(self) -> tuple[int, dict[str, Any]]:
         """For the other learners: see ``FirstLearner.meeting``."""
         return self._together().meeting()
 
-    def arrive(self) -> bool:
-        """For the other learners: waits until all have data for the next step; False at the end."""
-        return self._together().barrier.arrive()
+    def arrive(self) -> int | None:
+        """For the other learners: waits until all have data for the next step, which they make with the
+        returned `env_steps`. None at the end."""
+        return self._learner.env_steps if self._together().barrier.arrive() else None
 
     def ready(self) -> bool:
         return not self._finished and self._dataset.ready()
@@ -154,7 +137,6 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
             return
         with self._published:
             self._waits_for_data = False
-            self._stall_detector.moved()
         result = self._learner.step(sample)
         if result.priorities is not None:
             priorities = np.asarray(result.priorities, np.float64)
@@ -163,13 +145,11 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         self._steps += 1
         self._uncounted += 1
         self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
-        last = self._max_steps is not None and self._steps >= self._max_steps
+        limit = self._config.max_learner_steps
+        last = limit is not None and self._steps >= limit
         if last or self._steps % self._publish_period == 0:
-            # Counted first: who sees the version may look how many steps it took.
-            counts = self._count()
-            self._publish()
-            self._checkpoint_if_due(counts)
-        if last or self._steps % self._log_period == 0:
+            self._checkpoint_if_due(self._publish())
+        if last or self._steps % self._config.learner_log_period == 0:
             self._log(result.metrics)
         if last:
             self._finished = True
@@ -181,7 +161,7 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         """Logs and counts what was done, leaves the state for a checkpoint, gives prefetched samples back."""
         if self._metrics is not None and self._steps > self._logged[0]:
             self._log(self._metrics)
-        self._count()
+        self._counter.increment(learner_steps=self._uncounted)
         if self._checkpointer is not None:
             self._checkpointer.put("learner", self.save())
         if self._others is not None:
@@ -201,41 +181,41 @@ class LearnerWorker(ProgramWorker, core.VariableSource):
         if state is not None:
             self._learner.restore(state["learner"])
             self._steps = int(state["steps"])
-            self._logged = (self._steps, time.perf_counter())
         counts = self._counter.get_counts()
         if state is not None:
-            self._checkpointed_at = counts.get("env_steps", 0)
-        # A learner that comes back from an older checkpoint, or none, goes on above what actors may have.
+            self._checkpointed = (counts.get("env_steps", 0), time.monotonic())
+        # A learner that comes back from an older checkpoint, or from none, goes on above what actors have.
         made = counts.get("learner_steps", 0)
-        if made > self._steps:
-            self._version_offset = made - self._steps + self._publish_period
+        self._steps = max(self._steps, self._block.version + 1, made + 1 if made > self._steps else 0)
+        self._uncounted = self._steps - made
+        self._logged = (self._steps, time.perf_counter())
 
-    def _publish(self) -> None:
-        # The version counts learner steps, so that staleness is a number of them.
-        published = self._learner.get_variables()
-        assert published is not None  # nothing is older than -1
-        with self._published:
-            self._version = self._steps + self._version_offset
-            self._variables = published[1]
-            self._moved()
-
-    def _count(self) -> dict[str, int]:
+    def _publish(self) -> dict[str, int]:
+        """Counts the steps made, then publishes: whoever sees a version finds its steps counted."""
         counts: dict[str, int] = self._counter.increment(learner_steps=self._uncounted)
         self._uncounted = 0
+        self._learner.env_steps = counts.get("env_steps", 0)
+        with self._published:
+            self._block.publish(self._steps, self._learner.parameters(), self._learner.env_steps)
+            self._stall_detector.moved()
+            self._published.notify_all()
         return counts
 
     def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
-        if self._checkpointer is None or self._checkpoint_period is None:
+        if self._checkpointer is None:
             return
-        if counts.get("env_steps", 0) - self._checkpointed_at >= self._checkpoint_period:
-            self._checkpointed_at = counts["env_steps"]
+        period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes
+        made, now = counts.get("env_steps", 0), time.monotonic()
+        since = made - self._checkpointed[0], now - self._checkpointed[1]
+        if (period is not None and since[0] >= period) or (minutes is not None and since[1] >= 60 * minutes):
+            self._checkpointed = (made, now)
             self._checkpointer.put("learner", self.save())
             self._checkpointer.commit("periodic")
 
     def _log(self, metrics: dict[str, Any]) -> None:
         steps, now = self._steps, time.perf_counter()
         made, seconds = steps - self._logged[0], max(now - self._logged[1], 1e-9)
-        row: dict[str, Any] = {"steps": steps, "version": self._version}
+        row: dict[str, Any] = {"steps": steps, "version": self._block.version}
         row.update({k: float(v) for k, v in metrics.items()})
         row["times_sampled"] = self._times_sampled / made
         row["time/learner_steps_per_s"] = made / seconds

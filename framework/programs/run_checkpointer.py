@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import pathlib
+import os
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
-from framework.checkpointing import Checkpointer, torch_part
+from framework.checkpoints import Checkpointer, CheckpointReader, Part, torch_part
+from framework.programs.run_config import RunConfig
+from framework.replay.checkpointers import DefaultCheckpointer
+
+_REPLAY = "replay"  # the part that the replay server writes
 
 
 class RunCheckpointer:
-    """Keeps the newest state of every part of a run and writes them together.
+    """Keeps the newest state of every part of a run and writes them together, as one checkpoint.
 
     Workers ``put`` their state when it suits them and once more when they stop; the counter and the replay
-    server are asked at the moment of writing. Being closed after the workers and before replay, it writes the
-    last checkpoint of a run, however the run ends.
+    server are asked at the moment of writing. It is closed after the workers and before replay, and then
+    writes the last checkpoint of a run, however the run ends.
 
     Args:
-      directory: of the run; checkpoints go to ``checkpoints/`` in it.
-      keep: how many checkpoints stay.
+      config: the run's settings. Checkpoints go to ``checkpoints/`` in its directory.
       counter: its counts are part of every checkpoint, and ``env_steps`` names it.
-      replay: a replay client, whose server checkpoints itself; None for an agent without replay.
+      replay: a replay client, whose server writes its part; None for an agent without replay.
     """
 
-    def __init__(self, directory: str, keep: int = 3, *, counter: Any = None, replay: Any = None):
-        self._checkpointer = Checkpointer(pathlib.Path(directory) / "checkpoints", keep=keep)
+    def __init__(self, config: RunConfig, *, counter: Any, replay: Any = None):
+        self._checkpointer = run_checkpoints(config)
         self._counter, self._replay = counter, replay
-        self._lock = threading.Lock()
-        self._states: dict[str, Any] = {}
-        self._new = False
-        if self._checkpointer.latest() is not None:
-            reader = self._checkpointer.restore(fall_back=True)
-            self._states = {name: reader.state(name) for name in reader.names}
+        self._lock = threading.Lock()  # of the states; not held while a checkpoint is written
+        self._writing = threading.Lock()
+        self._puts = self._saved_puts = 0
+        reader = self._checkpointer.newest_intact()
+        names = () if reader is None else reader.names
+        self._states = {name: reader.state(name) for name in names if reader is not None and name != _REPLAY}
 
     def get(self, part: str) -> Any:
         """The newest state of ``part``, of this run or of the checkpoint it goes on from; None if none."""
@@ -42,36 +47,55 @@ class RunCheckpointer:
         """Takes the newest state of ``part``: dicts, lists and tuples of tensors, arrays and scalars."""
         with self._lock:
             self._states[part] = state
-            self._new = True
+            self._puts += 1
 
     def commit(self, reason: str) -> str | None:
         """Writes a checkpoint of everything now and returns its folder; None if nothing is new."""
-        with self._lock:
-            if not self._new:
+        with self._writing:
+            with self._lock:
+                states, puts = dict(self._states), self._puts
+            if puts == self._saved_puts:
                 return None
-            states = dict(self._states)
-            self._new = False
-        counts: dict[str, Any] = {}
-        note: dict[str, Any] = {"reason": reason}
-        if self._counter is not None:
             states["counter"] = self._counter.save()
-            counts = self._counter.get_counts()
-        if self._replay is not None:
-            note["replay"] = str(self._replay.checkpoint())
-        parts = {name: torch_part(state) for name, state in states.items()}
-        return str(self._checkpointer.save(int(counts.get("env_steps", 0)), parts, note))
+            parts: dict[str, Part] = {name: torch_part(state) for name, state in states.items()}
+            if self._replay is not None:
+                written = str(self._replay.checkpoint())
+                parts[_REPLAY] = lambda path: shutil.move(written, path)
+            steps = int(self._counter.get_counts().get("env_steps", 0))
+            path = self._checkpointer.save(steps, parts, {"reason": reason})
+            self._saved_puts = puts
+            return os.fspath(path)
 
     def close(self) -> None:
         """Writes the last checkpoint."""
         self.commit("end of the run")
 
 
-def saved_part(directory: pathlib.Path | None, part: str) -> Any:
-    """The state of ``part`` in the newest intact checkpoint of the run in ``directory``, or None."""
-    if directory is None:
-        return None
-    checkpointer = Checkpointer(directory / "checkpoints")
-    if checkpointer.latest() is None:
-        return None
-    reader = checkpointer.restore(fall_back=True)
-    return reader.state(part) if part in reader.names else None
+def run_checkpoints(config: RunConfig) -> Checkpointer:
+    """The checkpoints of the run in ``config.directory``."""
+    assert config.directory is not None
+    return Checkpointer(Path(config.directory) / "checkpoints", keep=config.keep_checkpoints)
+
+
+def saved_part(config: RunConfig, part: str) -> Any:
+    """The state of ``part`` in the newest intact checkpoint of the run, or None."""
+    reader = _newest(config)
+    return reader.state(part) if reader is not None and part in reader.names else None
+
+
+def replay_checkpointer(config: RunConfig) -> DefaultCheckpointer:
+    """The checkpointer of the run's replay server.
+
+    It writes beside the run's checkpoints, from where `RunCheckpointer` moves its folder into them, and
+    restores the replay part of the newest intact one: all parts of a run come from the same checkpoint.
+    """
+    assert config.directory is not None
+    aside = Path(config.directory) / "checkpoints" / ".replay"
+    shutil.rmtree(aside, ignore_errors=True)  # of a server that was killed: part of no checkpoint
+    reader = _newest(config)
+    part = reader.part(_REPLAY) if reader is not None and _REPLAY in reader.names else None
+    return DefaultCheckpointer(aside, fallback_checkpoint_path=part)
+
+
+def _newest(config: RunConfig) -> CheckpointReader | None:
+    return None if config.directory is None else run_checkpoints(config).newest_intact()

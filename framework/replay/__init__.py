@@ -24,6 +24,7 @@ from framework.replay.reverb_api import (
     TrajectoryColumn,
     TrajectoryWriter,
     Writer,
+    reverb_types,
     structured,
 )
 from framework.replay.server.node import connect_node, serve_node
@@ -31,7 +32,9 @@ from framework.replay.server.server import Server
 from framework.replay.sharded import ShardedClient
 from framework.replay.tables import rate_limiters, selectors
 from framework.replay.tables.table import Table
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
+from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo, TensorSpec
+
+item_selectors = selectors  # Reverb's name of the module
 
 __all__ = [
     "CheckpointError",
@@ -51,6 +54,7 @@ __all__ = [
     "StructuredWriter",
     "Table",
     "TableInfo",
+    "TensorSpec",
     "TrajectoryColumn",
     "TrajectoryWriter",
     "UnknownTableError",
@@ -59,9 +63,11 @@ __all__ = [
     "checkpointers",
     "connect_node",
     "errors",
+    "item_selectors",
     "platform",
     "rate_limiters",
     "register_structure",
+    "reverb_types",
     "selectors",
     "serve_node",
     "structured",

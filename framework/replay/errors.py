@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from framework.checkpoints import CheckpointError as CheckpointError
 from launch.errors import ProgramStopped
 
 
@@ -10,7 +13,12 @@ class ReverbError(Exception):
 
 
 class DeadlineExceededError(ReverbError, TimeoutError):
-    """A call did not go through within its timeout. Nothing of it has taken effect unless it says so."""
+    """A call did not go through within its timeout. Nothing of it has taken effect unless it says so.
+
+    ``keys`` are those of the items that `Table.insert` inserted before the time was over, uint64.
+    """
+
+    keys: np.ndarray = np.zeros(0, np.uint64)
 
     def __str__(self) -> str:
         # A second argument, how far the call got, would make an OSError's "[Errno …]" of the message.
@@ -34,10 +42,6 @@ class WouldBlockError(ReverbError):
 
 class StoreFullError(ReverbError, MemoryError):
     """The row store may not, or can not, reserve memory for more rows."""
-
-
-class CheckpointError(ReverbError):
-    """A checkpoint is missing, incomplete, altered, or does not fit the tables."""
 
 
 class UnknownTableError(ReverbError, RuntimeError, ValueError):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
-from framework.replay.types import CallStats, RateLimiterInfo, TableInfo, TableWorkerTime
+from framework.replay.types import CallStats, RateLimiterInfo, TableInfo, TableWorkerTime, TensorSpec
 from framework.types import Nest
 
 
@@ -23,7 +23,7 @@ def to_wire(info: TableInfo) -> dict[str, Any]:
 
 
 def from_wire(value: dict[str, Any]) -> TableInfo:
-    """The opposite of `to_wire`; a signature comes back as a nest of ``dm_env.specs.Array``."""
+    """The opposite of `to_wire`; a signature comes back as a nest of `TensorSpec`."""
     spi, low, high, size, inserts, samples = value["rate_limiter_info"]
     return TableInfo(
         **{
@@ -40,23 +40,14 @@ def from_wire(value: dict[str, Any]) -> TableInfo:
 def _signature_to_wire(signature: Nest) -> Any:
     if signature is None:
         return None
-    specs, structure = nests.flatten(signature)
-    described = []
-    for spec in specs:
-        shape = [None if size is None else int(size) for size in spec.shape]
-        kind = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype)).str
-        described.append([shape, kind, str(getattr(spec, "name", None) or "")])
-    return [structure, described]
+    leaves, structure = nests.flatten(signature)
+    specs = [TensorSpec.of(leaf) for leaf in leaves]
+    return [structure, [[list(spec.shape), spec.dtype.str, spec.name] for spec in specs]]
 
 
 def _signature_from_wire(value: Any) -> Nest:
     if value is None:
         return None
-    from dm_env import specs
-
     structure, described = value
-    leaves = []
-    for shape, kind, name in described:
-        # dm_env knows no open sizes; they come back as 0.
-        leaves.append(specs.Array([size or 0 for size in shape], np.dtype(kind), name or None))
-    return nests.packer(structure)(leaves)
+    specs = [TensorSpec(tuple(shape), np.dtype(kind), name) for shape, kind, name in described]
+    return nests.packer(structure)(specs)

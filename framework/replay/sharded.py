@@ -154,7 +154,7 @@ class ShardedClient(ReverbApi):
 
 
 class ShardedWriter:
-    """A writer of one server whose keys say so; else the interface of `BatchWriter`."""
+    """A writer of one server whose keys say so; else as `contracts.Writer` says."""
 
     def __init__(self, writer: Any, shard: int) -> None:
         self._mark = np.uint64(shard) << _SHIFT
@@ -166,11 +166,13 @@ class ShardedWriter:
         self.can_insert = writer.can_insert
         self.flush = writer.flush
         self.close = writer.close
+        self.call_later = writer.call_later
+        self.before_read = writer.before_read
 
     @property
-    def num_kept(self) -> int:
+    def num_pending(self) -> int:
         """Items that were created and are not known to be in their table."""
-        return int(self._writer.num_kept)
+        return int(self._writer.num_pending)
 
     def create_items(
         self,
@@ -181,11 +183,6 @@ class ShardedWriter:
         timeout: float | None = None,
     ) -> np.ndarray:
         return self._writer.create_items(table, trajectory, priorities, episodes, timeout) | self._mark
-
-    def offer_items(
-        self, table: str, trajectory: Any, priorities: Any = None, episodes: np.ndarray | None = None
-    ) -> np.ndarray:
-        return self._writer.offer_items(table, trajectory, priorities, episodes) | self._mark
 
 
 _Part = tuple[Source, Any]  # the source of one server, and what it drew

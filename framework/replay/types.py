@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from framework.types import Nest
 
@@ -99,3 +102,19 @@ class TableInfo(NamedTuple):
     why_not_sample: str = ""
     why_not_insert: str = ""
     sampled_age: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """The shape and dtype of a leaf of a signature; a size of None is open. Like TensorFlow's."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype
+    name: str = ""
+
+    @classmethod
+    def of(cls, spec: Any) -> TensorSpec:
+        """The same for anything with `shape` and `dtype`: specs of dm_env or TensorFlow, arrays."""
+        shape = tuple([None if size is None else int(size) for size in spec.shape])
+        dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
+        return cls(shape, dtype, str(getattr(spec, "name", None) or ""))

@@ -43,6 +43,7 @@ _ERRORS: dict[str, type[BaseException]] = {
         MemoryError,
         NotImplementedError,
         RuntimeError,
+        errors.CheckpointError,
         errors.ReverbError,
         errors.UnknownTableError,
         errors.StoreFullError,

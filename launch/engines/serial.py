@@ -8,20 +8,14 @@ deadlock, and the error names every worker, with ``why_not_ready()`` where the o
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.context import activate, deactivate, entered
-from launch.engines.base import (
-    Job,
-    Options,
-    Outcome,
-    ended_normally,
-    find_leaf,
-    node_error,
-    plan,
-)
-from launch.engines.local import LocalRuntime, Place
+from launch.context import entered
+from launch.engines.base import Options, ended_normally
+from launch.engines.in_process import LocalJob, Place
 from launch.errors import DeadlockError, LaunchError
 from launch.program import Program
 
@@ -31,49 +25,42 @@ def start(program: Program, options: Options) -> SerialJob:
     return SerialJob(program, options)
 
 
-class SerialJob(Job):
-    """The program runs while ``wait()`` is called: there is no other thread. It is over when that returns."""
+class SerialJob(LocalJob):
+    """The program runs while `wait()` is called: there is no other thread. It is over when that returns."""
 
     def __init__(self, program: Program, options: Options) -> None:
-        self.outcome = Outcome()
-        self._program = program
-        self._job, self._units = plan(program, "serial", options)
-        self._restarts = options.restarts
-        self._runtime = LocalRuntime(self._units, self.stop, concurrent=False)
-        self._places = list(self._runtime.places.values())
-        self._workers: list[Place] = []  # those that have turns
+        super().__init__(program, "serial", options, concurrent=False)
+        self._runtime.stopped = _StopEvent()
+        self._workers: list[Place] = []  # those that take turns
         self._started = False
-        activate(self._runtime)
 
     def stop(self, result: Any = None) -> None:
         self.outcome.offer_result(result)
         self._runtime.begin_stop()
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """Runs the program. With ``timeout`` it may be left between two passes and continued later."""
+    def wait(self, labels: Sequence[str] | None = None, *, timeout: float | None = None) -> Any:
+        """Runs the program. With `labels` or `timeout` it may be left between two passes and continued."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self.outcome.over.is_set():
+        if not self.over:
             try:
-                self._run(deadline)
+                self._run(self.ended(labels), deadline)
             except TimeoutError:
                 raise
             except BaseException as error:
                 self.outcome.fail(error)
                 self._end()
                 raise
-        return super().wait(0)
+        return super().wait(labels, timeout=0)
 
-    def _run(self, deadline: float | None) -> None:
+    def _run(self, ended: Callable[[], bool], deadline: float | None) -> None:
         if not self._started:
             self._started = True
             for place in self._places:
                 self._guard(place, self._begin)
-            self._workers = [
-                place
-                for place in self._places
-                if not place.leaf.node.is_function and place.leaf.node.runs(place.object)
-            ]
+            self._workers = [place for place in self._places if place.works and place.state == "running"]
         while not self._runtime.stopped.is_set():
+            if ended():
+                return
             if not self._pass():
                 break
             if deadline is not None and time.monotonic() >= deadline:
@@ -83,7 +70,8 @@ class SerialJob(Job):
     def _begin(self, place: Place) -> bool:
         if self._runtime.stopped.is_set():
             return True
-        self._runtime.build(place)
+        if not place.built:
+            self._runtime.build(place)
         place.state = "running"
         node = place.leaf.node
         if node.is_function:
@@ -113,7 +101,7 @@ class SerialJob(Job):
             moved |= bool(self._guard(place, self._turn))
             if self._runtime.stopped.is_set():
                 return True
-        if working and not moved and not any(self._guard(place, self._turn_if_stuck) for place in working):
+        if working and not moved:
             raise DeadlockError(self._deadlock(working))
         return bool(working)
 
@@ -121,14 +109,6 @@ class SerialJob(Job):
         with entered(self._runtime, place.leaf.context):
             ready = getattr(place.object, "ready", None)
             if ready is not None and not ready():
-                return False
-            place.object.step()
-            return True
-
-    def _turn_if_stuck(self, place: Place) -> bool:
-        with entered(self._runtime, place.leaf.context):
-            ready = getattr(place.object, "ready_if_stuck", None)
-            if ready is None or not ready():
                 return False
             place.object.step()
             return True
@@ -142,17 +122,9 @@ class SerialJob(Job):
                 if ended_normally(error, self._runtime.stopped.is_set()):
                     place.state = "returned"
                     return True
-                if place.restarts < self._restarts.get(place.unit.group, 0):
-                    place.restarts += 1
-                    place.built = False
-                    place.error = f"{type(error).__name__}: {error}"
-                    action = self._begin
-                    continue
-                place.state = "failed"
-                place.error = f"{type(error).__name__}: {error}"
-                self.outcome.fail(node_error(place.label, error))
-                self._runtime.begin_stop()
-                return True
+                if not self._may_restart(place, error):
+                    return True
+                action = self._begin
 
     def _deadlock(self, working: list[Place]) -> str:
         reasons = []
@@ -162,40 +134,24 @@ class SerialJob(Job):
         return "no worker is ready and nothing else can change that:\n" + "\n".join(reasons)
 
     def _end(self) -> None:
-        if self.outcome.over.is_set():
-            return
-        try:
-            self._runtime.begin_stop()
-        except Exception as error:
-            self.outcome.fail(error)
-        for place in reversed(self._places):
-            try:
-                self._runtime.close(place)
-            except Exception as error:
-                self.outcome.fail(node_error(place.label, error))
-        self._runtime.end()
-        deactivate(self._runtime)
-        self.outcome.over.set()
-
-    def status(self) -> dict[str, Any]:
-        over = self.outcome.over.is_set()
-        stopping = self._runtime.stopped.is_set()
-        state = "stopping" if stopping else "running"
-        if over:
-            state = "failed" if self.outcome.error is not None else "finished"
-        return {
-            "program": self._program.name,
-            "engine": "serial",
-            "job": self._job,
-            "state": state,
-            "nodes": self._runtime.status(),
-        }
-
-    def client(self, label: str, index: int = 0) -> Any:
-        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+        if not self.over:
+            self._begin_stop()
+            self._close(self._places)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.stop()
         self._end()
         if error is None and self.outcome.error is not None:
             raise self.outcome.error
+
+
+class _StopEvent(threading.Event):
+    """A wait without a timeout would never end: there is no other thread that could stop the program."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None and not self.is_set():
+            raise DeadlockError(
+                "a node waits for the stop and the serial engine has no other thread: return from the "
+                "function, or use another engine"
+            )
+        return super().wait(timeout)

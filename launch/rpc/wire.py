@@ -1,9 +1,11 @@
-"""Messages between nodes: one small head, a pickle, and large arrays as frames of their own.
+"""Messages between nodes: a head, a pickle, and large arrays as frames of their own.
 
-A message is a frame ``head | pickle`` followed by ``buffers`` frames that hold the memory of large arrays
-(pickle protocol 5, out of band), which are never copied on their way into the socket of a waiting caller
-nor out of it at the other end. Nothing here looks at a message before its sender has shown the program's
-key: that is done by the sockets (`launch.rpc.sockets`).
+A message is a frame `head | pickle` and `buffers` frames with the memory of large arrays (pickle protocol 5,
+out of band). A receiver uses the memory of the frames without a copy. The sockets (`launch.rpc.sockets`)
+authenticate a peer before anything here reads its messages.
+
+A client sends `CALL` and gets `REPLY` or `ERROR` with the number of the call. It sends `PROBE` with the
+numbers (64 bits each) of its open calls and gets `UNKNOWN` with those that the server does not have.
 """
 
 from __future__ import annotations
@@ -17,27 +19,20 @@ from typing import Any
 
 import zmq
 
+from launch.errors import RemoteError, RemoteTraceback
+
 # kind of message, number of buffers that follow, number of the call within its connection
 HEAD = struct.Struct("<BxHxxxxQ")
-CALL, REPLY, ERROR, PROBE, PENDING, LOST = range(1, 7)
+CALL, REPLY, ERROR, PROBE, UNKNOWN = range(1, 6)
 # Arrays below this many bytes are cheaper inside the pickle than as a frame.
 IN_BAND_BYTES = 1 << 14
 _MAX_BUFFERS = 0xFFFF
 _PAUSES = (0.0, 0.01, 0.1)  # seconds, after which a pickle that could not be loaded is tried again
 _MAIN = b"__main__"
-_HEAD_BYTES = HEAD.size
-_unpack = HEAD.unpack_from
-_pack = HEAD.pack
-_loads = pickle.loads
-_dumps = pickle.dumps
 
 
 class MalformedMessage(ValueError):
     """A message that no node of ours would send."""
-
-
-class Lost(Exception):
-    """The node does not know a call that it was asked: it was restarted in between."""
 
 
 def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
@@ -51,7 +46,7 @@ def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
         return False
 
     try:
-        data = _dumps(value, 5, buffer_callback=keep_out)
+        data = pickle.dumps(value, 5, buffer_callback=keep_out)
         if _MAIN not in data:
             return data, buffers
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -63,56 +58,35 @@ def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     return cloudpickle.dumps(value, 5, buffer_callback=keep_out), buffers
 
 
-def decode(body: memoryview, buffers: Sequence[Any]) -> Any:
-    """The value of a received message; its large arrays use the memory of the frames."""
-    return load(body[_HEAD_BYTES:], buffers)
-
-
 def load(data: Any, buffers: Sequence[Any]) -> Any:
-    """The value of a pickle without a head."""
+    """Returns the value of a pickle; its large arrays use the memory of `buffers`."""
     for pause in _PAUSES:
         try:
-            return _loads(data, buffers=buffers)
+            return pickle.loads(data, buffers=buffers)
         except (ImportError, AttributeError, RuntimeError):
             # Threads that import parts of one package at the same time can find each other's modules half
             # made, or want each other's locks. By now this thread holds none: the others may go on.
             time.sleep(pause)
-    return _loads(data, buffers=buffers)  # what is missing stays missing
+    return pickle.loads(data, buffers=buffers)  # what is missing stays missing
 
 
-def receive(socket: zmq.Socket, flags: int = 0) -> tuple[int, int, memoryview, Sequence[Any]]:
-    """``(kind, call number, body, buffers)`` of the next message (behind the identity, on a ROUTER).
+def parse(frames: Sequence[zmq.Frame]) -> tuple[int, int, memoryview, list[Any]]:
+    """Returns `(kind, call number, pickle, buffers)` of a received message.
 
     Raises:
-      MalformedMessage: the frames do not fit the head; the whole message has been taken off the socket.
-      zmq.Again: nothing came within the socket's receive timeout.
+      MalformedMessage: the frames do not fit the head.
     """
-    frame = socket.recv(flags, copy=False)
-    body = frame.buffer
-    if len(body) < _HEAD_BYTES:
-        drain(socket, frame)
-        raise MalformedMessage(f"a message of {len(body)} bytes")
-    kind, count, number = _unpack(body)
-    if not (count or frame.more):
-        return kind, number, body, ()
-    buffers: list[Any] = []
-    while len(buffers) < count and frame.more:
-        frame = socket.recv(copy=False)
-        buffers.append(frame.buffer)
-    if len(buffers) < count or frame.more:
-        drain(socket, frame)
-        raise MalformedMessage(f"a message of kind {kind} with other buffers than its head says ({count})")
-    return kind, number, body, buffers
-
-
-def drain(socket: zmq.Socket, frame: zmq.Frame) -> None:
-    """Takes what follows ``frame`` in its message off the socket."""
-    while frame.more:
-        frame = socket.recv(copy=False)
+    body = frames[0].buffer if frames else memoryview(b"")
+    if len(body) < HEAD.size:
+        raise MalformedMessage(f"message: got {len(body)} bytes, expected a head of {HEAD.size}")
+    kind, count, number = HEAD.unpack_from(body)
+    if count != len(frames) - 1:
+        raise MalformedMessage(f"message of kind {kind}: got {len(frames) - 1} buffers, expected {count}")
+    return kind, number, body[HEAD.size :], [frame.buffer for frame in frames[1:]]
 
 
 def head(kind: int, number: int, buffers: int = 0) -> bytes:
-    return _pack(kind, buffers, number)
+    return HEAD.pack(kind, buffers, number)
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
@@ -129,9 +103,11 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     return {"kind": type(error).__name__, "message": str(error), "traceback": text, "pickled": pickled}
 
 
-def encode_error(error: BaseException) -> tuple[int, bytes, list[Any]]:
-    """``(ERROR, pickle, buffers)``"""
-    return ERROR, *encode(describe_error(error))
+def rebuild_call_error(failure: Any, node: str) -> BaseException:
+    """The exception of a call that failed in `node`, with the remote traceback as its `__cause__`."""
+    error = rebuild_error(failure) or RemoteError(failure["kind"], failure["message"])
+    error.__cause__ = RemoteTraceback(node, failure["traceback"])
+    return error
 
 
 def rebuild_error(failure: Any) -> BaseException | None:

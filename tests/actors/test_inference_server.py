@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from framework import core
-from framework.actors import inference_server
+from framework.actors import inference_client, inference_server
 from framework.actors.inference_client import InferenceError, LocalPort, ServerPort, SharedMemoryPort
 from framework.actors.inference_client import connect as connect_port
 from framework.actors.inference_server import InferenceServer
@@ -235,29 +235,34 @@ def test_a_client_that_comes_back_gets_its_rows_and_a_fresh_state(batching):
         port.close()
 
 
-def knock(server, name):
-    """A client of shared memory, connected to the socket of ``server`` and yet without a name."""
+def raw(server, name):
+    """The socket of a client of shared memory."""
     connection = server.connect(name, 2)
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     stream.settimeout(10)
-    stream.connect(connection.socket)
+    stream.bind(connection.client_address)
+    stream.connect(connection.server_address)
     return stream
 
 
-def test_nobody_waits_for_a_client_that_is_slow_to_say_its_name():
-    server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=0.0)
-    slow = knock(server, "slow")
+def test_a_client_that_was_killed_is_forgotten_at_its_answer():
+    server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=30.0)
+    gone = raw(server, "gone")
     (port,) = ports("shared memory", server, [2])
+    gone.send(inference_server.REQUEST)
+    gone.close()
     ask(port)
-    assert port.answer()[0].tolist() == [0, 10]
-    slow.sendall(b"slow")
-    assert len(slow.recv(inference_server.ANSWER.size)) == inference_server.ANSWER.size
-    slow.close()
+    port.answer()  # of the batch of both, or of the next
+    started = time.monotonic()
+    ask(port)
+    port.answer()
+    assert time.monotonic() - started < inference_server.PATIENCE
+    port.close()
     server.close()
 
 
-def test_an_actor_that_is_back_before_its_end_was_noticed_is_served():
-    """Its old line ends and its new one begins while the server's thread is busy."""
+def test_what_an_earlier_life_of_a_client_sent_is_not_answered_to_the_next():
+    """An actor is back while its old request waits in the socket of the busy server."""
     busy, gate = threading.Event(), threading.Event()
 
     def count(rows):
@@ -266,20 +271,60 @@ def test_an_actor_that_is_back_before_its_end_was_noticed_is_served():
 
     server = InferenceServer(CountingPolicy(), SPEC, 8, shared_memory=True, timeout=0.0, on_batch=count)
     (other,) = ports("shared memory", server, [2])
-    old = knock(server, "again")
-    old.sendall(b"again")
-    assert old.recv(inference_server.ANSWER.size)
+    old = raw(server, "again")
     ask(other)
     other.answer()
     assert busy.wait(10)
-    new = knock(server, "again")
-    new.sendall(b"again")
-    old.close()
+    old.send(inference_server.REQUEST)
+    new = raw(server, "again")
     gate.set()
-    assert new.recv(inference_server.ANSWER.size)
-    new.sendall(b"\1")
-    assert new.recv(inference_server.ANSWER.size) == inference_server.ANSWER.pack(0, -1)
+    new.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        new.recv(inference_server.MAX_ANSWER)
+    new.settimeout(10)
+    new.send(inference_server.REQUEST)
+    assert new.recv(inference_server.MAX_ANSWER) == inference_server.ANSWER.pack(-1)
+    old.close()
     new.close()
+    server.close()
+
+
+def test_more_clients_than_the_socket_holds_requests_of_are_served():
+    gate = threading.Event()
+    gate.set()
+    server = InferenceServer(CountingPolicy(gate), SPEC, 48, shared_memory=True, timeout=0.0)
+    clients = ports("shared memory", server, [1] * 48)
+    gate.clear()
+    answers = []
+
+    def act(client):
+        ask(client, 1)
+        answers.append(client.answer()[0].tolist())
+
+    threads = [threading.Thread(target=act, args=[client]) for client in clients]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.7)  # longer than a client waits before it looks whether the server lives
+    gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert answers == [[0]] * 48
+    server.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_that_is_killed_is_noticed_by_those_who_wait(monkeypatch):
+    monkeypatch.setattr(inference_client, "_LOOK", 0.05)
+    gate = threading.Event()
+    gate.set()
+    server = InferenceServer(CountingPolicy(gate), SPEC, 4, shared_memory=True)
+    (port,) = ports("shared memory", server, [2])
+    gate.clear()
+    ask(port)
+    server._socket.close()  # as the kernel does when the process ends
+    with pytest.raises(InferenceError, match="was closed"):
+        port.answer()
+    gate.set()
     server.close()
 
 
@@ -314,9 +359,10 @@ def test_shared_memory_is_gone_with_the_server():
 
     server = InferenceServer(CountingPolicy(), SPEC, 4, shared_memory=True)
     connection = server.connect("a", 2)
-    assert os.path.exists(connection.socket) and all(os.path.exists(c.path) for c in connection.columns)
+    paths = [connection.server_address, *(column.path for column in connection.columns)]
+    assert all(os.path.exists(path) for path in paths)
     server.close()
-    assert not os.path.exists(os.path.dirname(connection.socket))
+    assert not os.path.exists(os.path.dirname(connection.server_address))
 
 
 class Elsewhere:

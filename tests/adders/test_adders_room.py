@@ -26,7 +26,7 @@ def test_a_reader_sees_every_step_at_once():
 def test_no_more_is_staged_than_may_be_in_flight_and_one_time_step_at_least(bound, most):
     client = make_client()
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_in_flight_items=bound, max_delay=1e9)
-    client.unregister_pending(adder)  # else a look at the table would write what is staged
+    adder._writer._queue.before_read = None  # else a look at the table would write what is staged
     adder.add_first(step(FIRST, 0, envs=2))
     staged = []
     for i in range(1, 101):
@@ -51,17 +51,21 @@ def test_a_reader_never_waits_for_the_room_that_its_reading_makes(concurrent):
     assert adder.ready()
 
 
-def test_ready_means_room_for_the_most_that_one_step_can_make():
-    client = make_client(replay.Table.queue(TABLE, 8), concurrent=False)
-    adder = adders.NStepTransitionAdder(client, 3, 0.9)
+def test_ready_means_that_each_table_takes_an_item_and_none_waits():
+    tables = [replay.Table.queue(TABLE, 3), replay.Table.queue("other", 7)]
+    client = replay.EmbeddedClient(tables, concurrent=False)
+    adder = adders.NStepTransitionAdder(client, 3, 0.9, priority_fns={TABLE: None, "other": None})
     adder.add_first(step(FIRST, 0, envs=2))
     steps = 0
     while adder.ready():
         adder.add(np.zeros(2), step(MID, 1, envs=2))
         steps += 1
-    # Two items per step; six could come from the last one.
+    # Two items from each step; one of the second waits, and what comes after it too.
     assert steps == 2
-    assert client.server_info()[TABLE].current_size == 4
+    assert [info.current_size for info in client.server_info().values()] == [3, 2]
+    client.sample_batch(TABLE, 2)
+    assert adder.ready()
+    assert [info.current_size for info in client.server_info().values()] == [2, 4]
 
 
 def test_where_nothing_else_runs_waiting_is_an_error_and_loses_nothing():
@@ -75,24 +79,31 @@ def test_where_nothing_else_runs_waiting_is_an_error_and_loses_nothing():
     assert observations(client) == [[i, i + 1] for i in range(5)]
 
 
-def test_where_nothing_else_runs_and_nobody_can_go_on_a_part_of_a_step_goes_in():
+def test_where_nothing_else_runs_what_a_step_has_no_room_for_waits():
     client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
     adder = adders.NStepTransitionAdder(client, 1, 0.9)
     adder.add_first(step(FIRST, 0, envs=2))
     adder.add(np.zeros(2), step(MID, 1, envs=2))
-    assert not adder.ready(), "room for one of two"
-    assert adder.ready_if_stuck()
+    assert adder.ready(), "room for one of two"
     adder.add(np.zeros(2), step(MID, 2, envs=2))
-    assert not adder.ready() and not adder.ready_if_stuck(), "one is kept"
+    assert not adder.ready(), "one waits"
     assert client.server_info()[TABLE].current_size == 3
     assert len(client.sample_batch(TABLE, 3).data.reward) == 3
     assert adder.ready()
     assert client.server_info()[TABLE].current_size == 1
-    adder.add(np.zeros(2), step(MID, 3, envs=2))
-    adder.flush()
-    adder.add(np.zeros(2), step(MID, 4, envs=2))
-    with pytest.raises(replay.WouldBlockError, match=r"ready\(\)"):  # it was not asked
-        adder.flush()
+
+
+def test_where_nothing_else_runs_only_so_many_items_wait():
+    client = make_client(replay.Table.queue(TABLE, 3), concurrent=False)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9)
+    adder.add_first(step(FIRST, 0))
+    with pytest.raises(replay.WouldBlockError, match=r"ready\(\)"):
+        for i in range(1, 10_000):
+            adder.add(0, step(MID, i))
+    assert i <= 3 * 256
+    assert observations(client) == [[n, n + 1] for n in range(i - 1)], "nothing is lost"
+    adder.add(0, step(MID, i))
+    assert observations(client) == [[i - 1, i]]
 
 
 def test_flush_and_close_say_what_found_no_room():
@@ -131,7 +142,7 @@ def test_what_is_staged_is_written_without_another_call():
     table = replay.Table.queue(TABLE, 10)
     client = make_client(table)
     adder = adders.NStepTransitionAdder(client, 1, 0.9, max_delay=0.001)
-    client.unregister_pending(adder)
+    adder._writer._queue.before_read = None
     adder.add_first(step(FIRST, 0))
     adder.add(0, step(MID, 1))
     adder.add(0, step(MID, 2))

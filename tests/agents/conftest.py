@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import launch
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 
 
 class Trained(NamedTuple):
@@ -45,7 +45,7 @@ def train():
             "learner_log_period": 50,
             **changes,
         }
-        program = make_program(agent, environment, on_write=keep, **settings)
+        program = make_program(agent, environment, RunConfig(**settings), on_write=keep)
         result = launch.launch(program, engine="serial")
         assert result["reason"] in ("max_env_steps", "target_return")
         return Trained(result, rows)

@@ -1,6 +1,7 @@
 """The page of each agent holds every field of its config, with the default and the comment beside it."""
 
 import ast
+import dataclasses
 import inspect
 import io
 import pathlib
@@ -16,22 +17,22 @@ NAMES = ("dqn", "impala", "ppo", "sac")
 
 
 def fields_table(config):
-    """All fields of ``config`` as a table in Markdown, from the source of the class."""
-    source = textwrap.dedent(inspect.getsource(config))
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    lines = ["| field | default | effect |", "|---|---|---|"]
-    for node in ast.parse(source).body[0].body:
-        if isinstance(node, ast.AnnAssign):
-            effect = " ".join(
-                comments[line] for line in range(node.lineno, node.end_lineno + 1) if line in comments
-            )
-            effect = effect.replace("|", "\\|")
-            lines.append(f"| `{node.target.id}` | `{ast.unparse(node.value)}` | {effect} |")
-    return "\n".join(lines)
+    """All fields of ``config`` as a table in Markdown, from the sources of the class and of its bases."""
+    rows = {}
+    for cls in reversed(config.__mro__[:-1]):
+        source = textwrap.dedent(inspect.getsource(cls))
+        comments = {
+            token.start[0]: token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        for node in ast.parse(source).body[0].body:
+            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
+                lines = range(node.lineno, node.end_lineno + 1)
+                effect = " ".join(comments[line] for line in lines if line in comments).replace("|", "\\|")
+                rows[node.target.id] = f"| `{node.target.id}` | `{ast.unparse(node.value)}` | {effect} |"
+    assert list(rows) == [field.name for field in dataclasses.fields(config)]
+    return "\n".join(["| field | default | effect |", "|---|---|---|", *rows.values()])
 
 
 @pytest.mark.parametrize("name", NAMES)

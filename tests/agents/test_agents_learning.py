@@ -1,6 +1,7 @@
 """Every agent learns in whole programs, and the same wherever its actions come from."""
 
 import functools
+from typing import get_args
 
 import dm_env
 import numpy as np
@@ -12,7 +13,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework.environments.testing import MemoryEnvironment
-from framework.programs.acting import INFERENCE
+from framework.programs.run_config import Inference
 
 pytestmark = pytest.mark.timeout(600)  # seconds of CPU each, on whatever the machine has to spare
 
@@ -47,11 +48,9 @@ cue = functools.partial(MemoryEnvironment, length=1, num_cues=3)
 recall = functools.partial(MemoryEnvironment, length=4)
 
 REPLAY = {"hidden_sizes": (32,), "batch_size": 32, "min_replay_size": 64, "insert_burst": 32, "n_step": 1}
-dqn = DQN(
-    DQNConfig(**REPLAY, learning_rate=5e-3, discount=0.5, epsilon_decay_steps=100, samples_per_insert=8.0)
-)
-RATES = {"actor_learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learning_rate": 1e-2}
-sac = SAC(SACConfig(**REPLAY, **RATES, updates_per_step=0.25, initial_temperature=0.1))
+dqn = DQN(DQNConfig(**REPLAY, learning_rate=5e-3, discount=0.5, epsilon_decay=500, samples_per_insert=8.0))
+RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learning_rate": 1e-2}
+sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
 ppo = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32))
 ppo_with_penalty = PPO(PPOConfig(**UNROLLS, epochs=4, minibatch_size=32, target_kl=0.03))
@@ -75,7 +74,7 @@ CASES = {
 }
 ELSEWHERE = ("dqn", "sac", "ppo", "impala")
 KINDS = [(name, "local") for name in CASES]
-KINDS += [(name, mode) for name in ELSEWHERE for mode in INFERENCE if mode != "local"]
+KINDS += [(name, mode) for name in ELSEWHERE for mode in get_args(Inference) if mode != "local"]
 
 
 @pytest.mark.parametrize(("name", "mode"), KINDS, ids=["-".join(kind) for kind in KINDS])

@@ -1,6 +1,7 @@
 """DQN: every field of its config changes something, and the parts fit each other."""
 
 import collections
+import contextlib
 import dataclasses
 import math
 from unittest import mock
@@ -9,12 +10,15 @@ import config_fields
 import numpy as np
 import pytest
 import torch
+from batches import learn
 from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
 from framework import replay, specs
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
+from framework.core import Progress
 from framework.types import Transition
+from framework.variables import VariableBlock, VariableClient
 
 Info = collections.namedtuple("Info", "key probability table_size")
 Sample = collections.namedtuple("Sample", "info data")
@@ -53,7 +57,8 @@ def learned(config):
     learner = make_learner(config)
     seen = []
     for seed in range(3):
-        result = learner.step(make_batch(seed))
+        learner.env_steps = seed
+        result = learn(learner, make_batch(seed))
         seen += [
             float(result.metrics["learning_rate"]),
             *([] if result.priorities is None else result.priorities),
@@ -63,10 +68,10 @@ def learned(config):
 
 
 def explored(config):
-    """How often each of two envs does what it would not have done greedily, after one learner step."""
+    """How often each of two envs does what it would not have done greedily, after one env step."""
     agent, learner = DQN(config), make_learner(config)
-    learner.step(make_batch())
     policy = agent.make_policy(learner.networks)
+    policy.progress = Progress(version=0, env_steps=1)
     policy.seed(1)
     observation = np.zeros((2, 4), np.float32)
     state = policy.initial_state(2)
@@ -117,11 +122,11 @@ def chosen(config):
     # Compiling takes half a minute of this machine; that it is asked for is what matters here.
     with mock.patch("torch.compile", return_value="compiled") as compiled:
         learner = make_learner(config)
-    return (str(learner.device), compiled.called, learner._autocast_dtype)
+    return (str(learner.device), compiled.called, learner._precision is contextlib.nullcontext)
 
 
 PRIORITIZED = {"prioritized": True}
-DECAYING = {"learning_rate_decay_steps": 3}
+DECAYING = {"learning_rate_decay": 3}
 # See helpers/config_fields.py.
 FIELDS = {
     "discount": (0.5, learned, {}),
@@ -135,9 +140,9 @@ FIELDS = {
     "prioritized": (True, table, {}),
     "priority_exponent": (0.9, table, PRIORITIZED),
     "importance_sampling_exponent": (0.9, learned, PRIORITIZED),
-    "importance_sampling_steps": (2, learned, PRIORITIZED),
+    "importance_sampling_annealing": (2, learned, PRIORITIZED),
     "learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay_steps": (3, learned, {}),
+    "learning_rate_decay": (3, learned, {}),
     "learning_rate_end": (0.9, learned, DECAYING),
     "adam_epsilon": (1e-2, learned, {}),
     "max_gradient_norm": (1e-9, learned, {}),
@@ -146,8 +151,8 @@ FIELDS = {
     "target_update_period": (2, learned, {}),
     "target_update_rate": (1.0, learned, {}),
     "epsilon_start": (0.2, explored, {}),
-    "epsilon_end": (0.9, explored, {"epsilon_decay_steps": 1}),
-    "epsilon_decay_steps": (2, explored, {}),
+    "epsilon_end": (0.9, explored, {"epsilon_decay": 1}),
+    "epsilon_decay": (2, explored, {}),
     "epsilon_ladder": (7.0, explored, {"epsilon_start": 0.5}),
     "evaluation_epsilon": (0.5, evaluated, {}),
     "hidden_sizes": ((8,), network, {}),
@@ -181,10 +186,10 @@ WRONG = [
     ("min_replay_size", 0),
     ("batch_size", 0),
     ("insert_burst", 0),
-    ("importance_sampling_steps", 0),
-    ("learning_rate_decay_steps", 0),
+    ("importance_sampling_annealing", 0),
+    ("learning_rate_decay", 0),
     ("target_update_period", 0),
-    ("epsilon_decay_steps", 0),
+    ("epsilon_decay", 0),
     ("hidden_sizes", (0,)),
     ("priority_exponent", -0.5),
     ("learning_rate", -1.0),
@@ -231,22 +236,25 @@ def test_the_loss_against_a_loop():
             huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
             expected += weights[i] * huber / 16
             errors.append(abs(error) + 1e-6)
-    result = learner.step(batch)
+    result = learn(learner, batch)
     assert result.metrics["loss"].item() == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(result.priorities, errors, rtol=1e-4)
 
 
-def test_epsilon_falls_with_the_learners_steps_and_travels_with_the_parameters():
-    config = dataclasses.replace(SMALL, epsilon_start=0.8, epsilon_end=0.2, epsilon_decay_steps=3)
+def test_epsilon_falls_with_the_env_steps_that_come_with_the_parameters():
+    config = dataclasses.replace(SMALL, epsilon_start=0.8, epsilon_end=0.2, epsilon_decay=3000)
     agent, learner = DQN(config), make_learner(config)
     networks = agent.make_networks(SPEC)
-    client = VariableClient(learner, networks)
-    seen = []
-    for seed in range(5):
+    policy, block = agent.make_policy(networks), VariableBlock(learner.parameters())
+    client = VariableClient(block, networks, policy)
+    observation, seen = np.zeros((2000, 4), np.float32), []
+    greedy = agent.make_policy(learner.networks, evaluation=True).step(observation[:1], ())[0]
+    for version, env_steps in enumerate((0, 1000, 2000, 9000)):
+        block.publish(version, learner.parameters(), env_steps)
         client.update()
-        seen.append(networks.exploration.epsilon.item())
-        learner.step(make_batch(seed))
-    assert seen == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2])
+        seen.append((policy.step(observation, ())[0] != greedy).mean() * 1.5)
+    # A random action is the greedy one in a third of the cases.
+    assert seen == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=0.06)
 
 
 def test_the_ladder_spreads_epsilon_over_the_envs():
@@ -286,7 +294,7 @@ def test_actions_fit_the_spec():
 
 def test_an_environment_with_other_actions_is_an_error_that_names_them():
     spec = SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1))
-    with pytest.raises(ValueError, match=r"one discrete action; the action spec is BoundedArray"):
+    with pytest.raises(ValueError, match=r"got BoundedArray.*expected one discrete action"):
         DQN(SMALL).make_networks(spec)
 
 
@@ -295,11 +303,11 @@ def test_a_network_that_does_not_fit_the_actions_is_an_error_in_actor_and_learne
     agent = DQN(SMALL)
     networks = agent.make_networks(SPEC)
     networks.q_network = torch.nn.Linear(4, outputs)
-    message = rf"shape \(\d+, {outputs}\); the action spec needs \(envs, 3\)"
+    message = rf"shape \(\d+, {outputs}\), expected \(envs, 3\)"
     with pytest.raises(ValueError, match=message):
         agent.make_policy(networks).step(np.zeros((5, 4), np.float32), ())
     with pytest.raises(ValueError, match=message):
-        agent.make_learner(networks, SPEC).step(make_batch())
+        learn(agent.make_learner(networks, SPEC), make_batch())
 
 
 @pytest.mark.parametrize("shape, dtype", [((4, 84, 84), np.uint8), ((10, 10, 4), np.float32)])
@@ -310,9 +318,9 @@ def test_images_are_learned_from(shape, dtype):
     batch = make_batch(size=2)
     images = np.random.default_rng(0).integers(0, 255, (2, *shape)).astype(dtype)
     data = batch.data._replace(observation=images, next_observation=images)
-    before = learner.get_variables()[1]["q_network"]["encoder.images.0.layers.0.weight"]
-    learner.step(batch._replace(data=data))
-    after = learner.get_variables()[1]["q_network"]["encoder.images.0.layers.0.weight"]
+    before = learner.parameters()["q_network"]["encoder.images.0.layers.0.weight"].clone()
+    learn(learner, batch._replace(data=data))
+    after = learner.parameters()["q_network"]["encoder.images.0.layers.0.weight"]
     assert not np.array_equal(before, after)
 
 

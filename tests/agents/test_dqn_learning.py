@@ -8,8 +8,9 @@ from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
 from framework import environments, replay, specs
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.environment_loop import EnvironmentLoop
+from framework.variables import VariableBlock, VariableClient
 
 LENGTH = 4
 
@@ -61,7 +62,7 @@ BASE = {
     "discount": 0.9,
     # Squared errors: Huber's loss leans to the median, and the cue does not tell how near the end is.
     "huber_delta": 100.0,
-    "epsilon_decay_steps": 100,
+    "epsilon_decay": 464,
     "insert_burst": 32,
     "samples_per_insert": 8.0,
 }
@@ -96,7 +97,10 @@ def test_dqn_learns(variant):
     learner = agent.make_learner(agent.make_networks(spec), spec)
     networks = agent.make_networks(spec)
     adder, dataset = agent.make_adder(client, spec), agent.make_dataset(client)
-    actor = PolicyActor(agent.make_policy(networks), adder, VariableClient(learner, networks), 4, seed=0)
+    block = VariableBlock(learner.parameters())
+    policy = agent.make_policy(networks)
+    client_of_variables = VariableClient(block, networks, policy)
+    actor = PolicyActor(policy, adder, client_of_variables, 4, seed=0)
     loop = EnvironmentLoop(environment, actor)
     for _ in range(20_000):
         if actor.ready():
@@ -104,6 +108,7 @@ def test_dqn_learns(variant):
         elif dataset.ready():
             sample = next(dataset)
             result = learner.step(sample)
+            block.publish(learner.steps, learner.parameters(), loop.num_steps)
             if config.prioritized:
                 client.update_priorities("replay", sample.info.key, result.priorities.numpy())
         else:

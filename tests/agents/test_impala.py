@@ -1,6 +1,7 @@
 """IMPALA: every field of its config changes something; action, reward and state stay together."""
 
 import collections
+import contextlib
 import dataclasses
 import math
 from unittest import mock
@@ -9,14 +10,16 @@ import config_fields
 import numpy as np
 import pytest
 import torch
+from batches import learn
 from dm_env import specs as dm_specs
 
 from agents.impala import IMPALA, IMPALAConfig
 from framework import environments, replay, specs
-from framework.actors import PolicyActor, VariableClient
+from framework.actors import PolicyActor
 from framework.environment_loop import EnvironmentLoop
 from framework.environments.testing import EchoEnvironment
 from framework.types import Step
+from framework.variables import VariableBlock, VariableClient
 
 Info = collections.namedtuple("Info", "key")
 Sample = collections.namedtuple("Sample", "info data")
@@ -43,7 +46,7 @@ def make_batch(config=SMALL, seed=0, spec=SPEC):
     mask[:, -1] = 0
     extras = {
         "log_prob": np.log(random.uniform(0.1, 0.9, shape)).astype(np.float32),
-        "learner_steps": np.full(shape, -2),
+        "version": np.full(shape, -2),
     }
     if config.lstm_size:
         size = (config.batch_size, config.lstm_size)
@@ -75,7 +78,10 @@ def make_learner(config=SMALL, spec=SPEC):
 def learned(config):
     """Parameters and rates after three steps, as one vector."""
     learner = make_learner(config)
-    seen = [float(learner.step(make_batch(config, s)).metrics["learning_rate"]) for s in range(3)]
+    seen = []
+    for seed in range(3):
+        learner.env_steps = seed
+        seen.append(float(learn(learner, make_batch(config, seed)).metrics["learning_rate"]))
     parameters = [p.detach().flatten() for p in learner.networks.parameters()]
     return torch.cat([torch.tensor(seen), *parameters]).double().numpy()
 
@@ -96,7 +102,7 @@ def table(config):
 
 def fetched(config):
     """What the dataset is asked to keep ready."""
-    with mock.patch("agents.impala.Dataset") as dataset:
+    with mock.patch("framework.torch_agents.Dataset") as dataset:
         IMPALA(config).make_dataset(None)
     return str(dataset.call_args)
 
@@ -118,7 +124,7 @@ def chosen(config):
     # Compiling takes half a minute of a slow machine; that it is asked for is what matters here.
     with mock.patch("torch.compile", return_value="compiled") as compiled:
         learner = make_learner(config)
-    return (compiled.called, learner._autocast_dtype)
+    return (compiled.called, learner._precision is contextlib.nullcontext)
 
 
 def acted(config):
@@ -131,7 +137,7 @@ def acted(config):
 
 
 PREVIOUS = {"previous_action_and_reward": True}
-DECAYING = {"learning_rate_decay_steps": 3}
+DECAYING = {"learning_rate_decay": 3}
 ADAM = {"optimizer": "adam"}
 # See helpers/config_fields.py.
 FIELDS = {
@@ -149,7 +155,7 @@ FIELDS = {
     "entropy_coefficient": (0.5, learned, {}),
     "optimizer": ("adam", learned, {}),
     "learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay_steps": (3, learned, {}),
+    "learning_rate_decay": (3, learned, {}),
     "learning_rate_end": (0.9, learned, DECAYING),
     "rmsprop_decay": (0.5, learned, {}),
     "rmsprop_momentum": (0.5, learned, {}),
@@ -187,7 +193,7 @@ WRONG = [
     ("queue_batches", 0),
     ("hidden_sizes", (0,)),
     ("lstm_size", 0),
-    ("learning_rate_decay_steps", 0),
+    ("learning_rate_decay", 0),
     ("prefetch_batches", -1),
     ("clip_rho", -1.0),
     ("clip_c", -1.0),
@@ -243,7 +249,7 @@ def test_several_choices_may_count_from_anywhere_and_have_any_shape():
         extras={name: value.reshape(envs, rows) for name, value in extras.items()},
     )
     data.mask[0, 3] = 0
-    metrics = learner.step(batch._replace(data=data)).metrics
+    metrics = learn(learner, batch._replace(data=data)).metrics
     assert (
         metrics["rho_clipped"] == metrics["c_clipped"] == 0
     )  # the learner sees what was done: all weights are 1
@@ -260,12 +266,12 @@ def test_the_share_of_clipped_traces_is_logged(clip_c, share):
     data = batch.data._replace(
         action=actions.reshape(shape), extras={k: v.reshape(shape) for k, v in extras.items()}
     )
-    metrics = learner.step(batch._replace(data=data)).metrics
+    metrics = learn(learner, batch._replace(data=data)).metrics
     assert metrics["c_clipped"] == share and metrics["rho_clipped"] == 0
 
 
 def test_actions_of_real_numbers_are_refused():
-    with pytest.raises(ValueError, match="needs discrete"):
+    with pytest.raises(ValueError, match="expected discrete"):
         make_learner(SMALL, SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1)))
 
 
@@ -359,11 +365,11 @@ def test_the_learner_gives_every_action_the_probability_that_the_actor_gave_it(c
 def test_on_policy_nothing_is_clipped_and_nothing_is_stale():
     config = dataclasses.replace(SMALL, **LSTM)
     sample, networks, spec = played(config)
-    result = IMPALA(config).make_learner(networks, spec).step(sample)
+    result = learn(IMPALA(config).make_learner(networks, spec), sample)
     assert result.metrics["staleness"] == 0
     # Rounding makes some ratios larger than 1 by a hair.
     config = dataclasses.replace(config, clip_rho=1.0 + 1e-4)
-    result = IMPALA(config).make_learner(played(config)[1], spec).step(sample)
+    result = learn(IMPALA(config).make_learner(played(config)[1], spec), sample)
     assert result.metrics["rho_clipped"] == 0
     assert result.metrics["transitions"] == (sample.data.mask[:, :-1] == 1).sum()
 
@@ -412,7 +418,7 @@ def test_the_loss_against_a_loop(changes):
                 squared_errors.append((targets[t] - values[t]) ** 2)
                 entropies.append(entropy[t])
     expected = np.mean(policy_losses) + 0.5 * 0.5 * np.mean(squared_errors) - 0.1 * np.mean(entropies)
-    metrics = learner.step(batch).metrics
+    metrics = learn(learner, batch).metrics
     assert metrics["loss"].item() == pytest.approx(expected, rel=1e-4)
     assert metrics["transitions"] == config.batch_size * config.unroll_length - 1
     assert metrics["staleness"] == 2 and metrics["staleness_max"] == 2
@@ -421,15 +427,17 @@ def test_the_loss_against_a_loop(changes):
 def test_staleness_is_counted_in_learner_steps():
     agent, learner = IMPALA(SMALL), make_learner()
     networks = agent.make_networks(SPEC)
-    client, policy = VariableClient(learner, networks), agent.make_policy(networks)
+    policy, block = agent.make_policy(networks), VariableBlock(learner.parameters())
+    client = VariableClient(block, networks, policy)
     ages = []
     for seed in range(4):
         if seed == 2:
+            block.publish(seed, learner.parameters())
             client.update()
         batch = make_batch(seed=seed)
-        age = policy.step(np.zeros((1, 4), np.float32), ())[1]["learner_steps"]
-        batch.data.extras["learner_steps"][:] = age
-        ages.append(learner.step(batch).metrics["staleness"].item())
+        age = policy.step(np.zeros((1, 4), np.float32), ())[1]["version"]
+        batch.data.extras["version"][:] = age
+        ages.append(learn(learner, batch).metrics["staleness"].item())
     assert ages == [0, 1, 0, 1]
 
 
@@ -477,7 +485,7 @@ def test_actions_fit_the_spec_and_can_be_learned_from(actions, changes):
     batch = make_batch(config)
     shape = batch.data.reward.shape
     batch = batch._replace(data=batch.data._replace(action=np.zeros((*shape, *actions.shape), actions.dtype)))
-    assert np.isfinite(make_learner(config, spec).step(batch).metrics["loss"].item())
+    assert np.isfinite(learn(make_learner(config, spec), batch).metrics["loss"].item())
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -488,7 +496,7 @@ def test_images_are_learned_from(torso, autocast):
     )
     learner, batch = make_learner(config, IMAGES), make_batch(config, spec=IMAGES)
     before = [p.detach().clone() for p in learner.networks.actor_critic.torso.parameters()]
-    assert np.isfinite(learner.step(batch).metrics["loss"].item())
+    assert np.isfinite(learn(learner, batch).metrics["loss"].item())
     after = list(learner.networks.actor_critic.torso.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     policy = IMPALA(config).make_policy(learner.networks)

@@ -4,19 +4,21 @@ import collections
 import dataclasses
 import functools
 import math
+from unittest import mock
 
 import config_fields
 import numpy as np
 import pytest
 import torch
+from batches import learn
 from dm_env import specs as dm_specs
 
 import launch
-from agents.ppo import PPO, PPOConfig, PPOUpdate
+from agents.ppo import PPO, PPOConfig
 from framework import replay, specs
 from framework.environments.testing import FakeEnvironment, MemoryEnvironment, make_spec
-from framework.learners import EpochContext
-from framework.programs import make_program
+from framework.learners import LossContext
+from framework.programs import RunConfig, make_program
 from framework.types import Step
 
 Info = collections.namedtuple("Info", "key probability table_size")
@@ -25,14 +27,14 @@ Sample = collections.namedtuple("Sample", "info data")
 DISCRETE = make_spec()
 CONTINUOUS = make_spec(actions=dm_specs.BoundedArray((2,), np.float32, -3.0, 1.0))
 SMALL = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8)
-LANES = 5
+ENVS = 5
 
 
-def make_batch(config=SMALL, spec=DISCRETE, seed=0, envs=LANES):
+def make_batch(config=SMALL, spec=DISCRETE, seed=0, envs=ENVS):
     """Unrolls of random experience, acted by other parameters than the learner's."""
     random = np.random.default_rng(seed)
     torch.manual_seed(seed + 100)
-    agent = PPO(config, envs)
+    agent = PPO(config)
     policy = agent.make_policy(agent.make_networks(spec))
     policy.seed(seed)
     state = policy.initial_state(envs)
@@ -47,12 +49,14 @@ def make_batch(config=SMALL, spec=DISCRETE, seed=0, envs=LANES):
         f = np.float32
         rows.append(Step(observation, action, f(reward), f(discount), start, extras, f(real)))
     data = torch.utils._pytree.tree_map(lambda *leaves: np.stack(leaves, 1), *rows)
+    if state:  # replay keeps that of the first row only
+        data.extras["state"] = tuple(part[:, 0] for part in data.extras["state"])
     return Sample(Info(np.arange(envs, dtype=np.uint64), np.ones(envs), np.full(envs, envs)), data)
 
 
 def make_learner(config=SMALL, spec=DISCRETE):
     torch.manual_seed(0)
-    agent = PPO(config, LANES)
+    agent = PPO(config).for_program(ENVS)
     return agent.make_learner(agent.make_networks(spec), spec)
 
 
@@ -93,8 +97,8 @@ def test_advantages_of_a_truncated_episode(before, behind):
     zeros = torch.zeros(shape, dtype=torch.int64)
     data = Step(values.unsqueeze(-1), zeros, rewards, discounts, zeros.bool(), extras, mask)
     config = PPOConfig(discount=0.9, gae_lambda=0.95, normalize_advantages=False)
-    context = EpochContext(0, 0, torch.Generator())
-    prepared = PPOUpdate(config).prepare(ObservationIsValue(), Sample(None, data), context)
+    context = LossContext(None, torch.tensor(0), torch.tensor(0), torch.Generator())
+    prepared = PPO(config).prepare(ObservationIsValue(), Sample(None, data), context)
     at = int(sum(row[3] for row in before))
     assert prepared.rows == at + 2 + sum(row[3] for row in behind)
     assert prepared.data.advantage[at : at + 2].tolist() == pytest.approx([5.73, 6.0])
@@ -111,7 +115,7 @@ def test_masked_rows_teach_nothing(recurrent):
         masked[:, -1] = False
         batch.data.reward[masked] = garbage
         batch.data.extras["policy"]["logits"][masked] = garbage
-        learner.step(batch)
+        learn(learner, batch)
         results.append(torch.cat([p.detach().flatten() for p in learner.networks.parameters()]))
     torch.testing.assert_close(results[0], results[1])
 
@@ -125,7 +129,7 @@ def test_the_first_loss_against_a_loop():
     with torch.no_grad():
         new, values = nets(torch.as_tensor(data.observation))
     advantages, places = {}, []
-    for env in range(LANES):
+    for env in range(ENVS):
         following = 0.0
         for t in reversed(range(config.unroll_length)):
             real, next_real = data.mask[env, t], data.mask[env, t + 1] * (t + 1 < config.unroll_length)
@@ -146,7 +150,7 @@ def test_the_first_loss_against_a_loop():
         ratio = probabilities[action] / (np.exp(old) / np.exp(old).sum())[action]
         expected -= min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
         expected += 0.7 * 0.5 * unscaled**2 + 0.3 * (probabilities * np.log(probabilities)).sum()
-    assert float(learner.step(batch).metrics["loss"]) == pytest.approx(expected / len(places), rel=1e-4)
+    assert float(learn(learner, batch).metrics["loss"]) == pytest.approx(expected / len(places), rel=1e-4)
 
 
 def test_the_penalty_follows_the_divergence():
@@ -157,11 +161,11 @@ def test_the_penalty_follows_the_divergence():
         with torch.no_grad():
             logits = learner.networks(torch.as_tensor(batch.data.observation))[0].logits
         batch.data.extras["policy"]["logits"][:] = logits.numpy()
-        metrics = learner.step(batch).metrics
+        metrics = learn(learner, batch).metrics
         kl = float(metrics["kl"])
         assert kl < 0.7 * target if factor < 1 else kl > 1.3 * target
         assert float(metrics["kl_coefficient"]) == pytest.approx(factor)
-        assert float(learner.networks.progress.kl_coefficient) == pytest.approx(factor)
+        assert float(learner.networks.kl_coefficient) == pytest.approx(factor)
 
 
 # --- normalisation ---
@@ -173,7 +177,7 @@ def test_statistics_follow_the_data_and_are_part_of_the_state():
     for seed in range(3):
         batch = make_batch(config, seed=seed)
         seen.append(batch.data.observation[batch.data.mask > 0])
-        learner.step(batch)
+        learn(learner, batch)
     every = np.concatenate(seen).astype(np.float64)
     moments = learner.networks.normalizer.moments[0]
     np.testing.assert_allclose(moments.mean.numpy(), every.mean(0), rtol=1e-9)
@@ -182,7 +186,7 @@ def test_statistics_follow_the_data_and_are_part_of_the_state():
     other.restore(learner.save())
     batch = make_batch(config, seed=9)
     for each in (learner, other):
-        each.step(batch)
+        learn(each, batch)
     for a, b in zip(
         learner.networks.state_dict().values(), other.networks.state_dict().values(), strict=True
     ):
@@ -212,9 +216,6 @@ class Recorded:
         recorded = self
 
         class RecordedPPO(PPO):
-            def for_envs(self, num_envs):
-                return RecordedPPO(self.config, num_envs)
-
             def make_learner(self, networks, spec):
                 learner = super().make_learner(networks, spec)
                 step = learner.step
@@ -235,7 +236,7 @@ def recompute(nets, batch):
     data = batch.data
     starts = torch.as_tensor(data.start_of_episode).clone()
     starts[:, 0] = False
-    state = tuple(part[:, 0] for part in data.extras["state"]) if nets.core is not None else ()
+    state = data.extras["state"] if nets.core is not None else ()
     parameters = nets.actions.parameters(nets(nets.normalizer(data.observation), state, starts)[0])
     return {name: value.detach().clone() for name, value in parameters.items()}
 
@@ -244,7 +245,9 @@ def play(config, environment, engine="serial", **changes):
     recorded = Recorded()
     settings = {"num_actors": 2, "envs_per_actor": 3, "max_env_steps": 300, "seed": 3, **changes}
     program = make_program(
-        recorded.agent(config), environment, evaluate_period=None, num_evaluation_episodes=2, **settings
+        recorded.agent(config),
+        environment,
+        RunConfig(evaluate_period=None, num_evaluation_episodes=2, **settings),
     )
     result = launch.launch(program, engine=engine)
     assert result["env_steps"] == settings["max_env_steps"]
@@ -252,16 +255,16 @@ def play(config, environment, engine="serial", **changes):
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
-@pytest.mark.parametrize("overlap", [False, True])
-def test_actors_act_with_the_version_they_should(engine, overlap):
-    config = dataclasses.replace(SMALL, overlap=overlap)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_actors_act_with_the_version_they_should(engine, lag):
+    config = dataclasses.replace(SMALL, max_policy_lag=lag)
     batches = play(config, functools.partial(FakeEnvironment, episode_length=4), engine)
     assert len(batches) > 5
     for steps, batch, _ in batches:
         data = batch.data
         assert data.mask.shape == (6, config.unroll_length + 1)
         versions = np.asarray(data.extras["version"])[np.asarray(data.mask) > 0]
-        if overlap:
+        if lag:
             # Two actors are not in step: while one hands in its unroll the other may be one ahead.
             assert (versions >= steps - 2).all() and (versions <= steps).all()
         else:
@@ -350,7 +353,7 @@ def test_learns_with_every_kind_of_space(observation, action, variant):
     ids=["unknown number of choices", "nest"],
 )
 def test_says_which_actions_it_cannot_take(action):
-    with pytest.raises(ValueError, match="action spec is"):
+    with pytest.raises(ValueError, match="action spec: got"):
         PPO().make_networks(specs.EnvironmentSpec(DISCRETE.observations, action, None, None))
 
 
@@ -361,13 +364,15 @@ def learned(config, spec=DISCRETE):
     """Parameters and learning rates after three steps, as one vector."""
     learner, rates = make_learner(config, spec), []
     for seed in range(3):
-        rates.append(float(learner.step(make_batch(config, spec, seed)).metrics["learning_rate"]))
+        learner.env_steps = 30 * seed
+        rates.append(float(learn(learner, make_batch(config, spec, seed)).metrics["learning_rate"]))
     parameters = [p.detach().flatten() for p in learner.networks.parameters()]
     return torch.cat([torch.tensor(rates), *parameters]).double().numpy()
 
 
-def synchrony(config):
-    return str(PPO(config, LANES).synchrony())
+def in_step(config):
+    agent = PPO(config)
+    return str((agent.max_policy_lag, agent.unroll_length))
 
 
 def network(config, spec=DISCRETE):
@@ -376,13 +381,20 @@ def network(config, spec=DISCRETE):
     return str(nets) + str([p.sum().item() for p in nets.parameters()])
 
 
+def chosen(config):
+    # Compiling takes half a minute of this machine; that it is asked for is what matters here.
+    with mock.patch("torch.compile", return_value="compiled") as compiled:
+        make_learner(config)
+    return compiled.called
+
+
 PENALTY = {"target_kl": 0.001}
 MEMORY = {"recurrent": "lstm"}
-DECAY = {"decay_steps": 40}
+DECAY = {"learning_rate_decay": 40}
 # See helpers/config_fields.py.
 FIELDS = {
-    "unroll_length": (7, synchrony, {}),
-    "overlap": (True, synchrony, {}),
+    "unroll_length": (7, in_step, {}),
+    "max_policy_lag": (1, in_step, {}),
     "discount": (0.5, learned, {}),
     "gae_lambda": (0.5, learned, {}),
     "normalize_observations": (True, learned, {}),
@@ -397,7 +409,7 @@ FIELDS = {
     "epochs": (3, learned, {}),
     "minibatch_size": (16, learned, {}),
     "learning_rate": (1e-2, learned, {}),
-    "decay_steps": (40, learned, {}),
+    "learning_rate_decay": (40, learned, {}),
     "learning_rate_end": (0.5, learned, DECAY),
     "clip_end": (0.01, learned, {**DECAY, "learning_rate_end": 1.0, "learning_rate": 0.01}),
     "adam_epsilon": (1e-2, learned, {}),
@@ -407,6 +419,8 @@ FIELDS = {
     "shared": (True, network, {}),
     "recurrent": ("gru", network, {}),
     "recurrent_size": (16, network, MEMORY),
+    "compile_loss": (True, chosen, {}),
+    "autocast": (True, learned, {}),
     "initial_std": (0.5, functools.partial(network, spec=CONTINUOUS), {}),
 }
 
@@ -431,7 +445,8 @@ WRONG = [
     ("unroll_length", 1),
     ("epochs", 0),
     ("minibatch_size", 0),
-    ("decay_steps", 0),
+    ("learning_rate_decay", 0),
+    ("max_policy_lag", -1),
     ("hidden_sizes", (64, 0)),
     ("recurrent_size", 0),
     ("initial_kl_coefficient", -1.0),
@@ -464,7 +479,7 @@ def test_the_learner_goes_to_the_configured_device():
 
 
 def test_a_batch_is_one_unroll_of_every_env():
-    agent = PPO(SMALL).for_envs(7)
+    agent = PPO(SMALL).for_program(7)
     client = replay.EmbeddedClient(agent.make_tables(DISCRETE))
     assert client.can_insert("queue", 14)
     assert not agent.make_dataset(client).ready()

@@ -50,10 +50,7 @@ def test_the_learner_counts_and_has_no_variables():
             reward = np.array([1.0, 3.0])
 
     assert learner.step(Batch).metrics == {"reward": 2.0}
-    assert learner.get_variables(newer_than=0) == (1, {})
-    assert learner.get_variables(newer_than=1) is None
-    with pytest.raises(KeyError, match="policy"):
-        learner.get_variables(["policy"])
+    assert learner.parameters() == {}
     other = agent.make_learner(None, None)
     other.restore(learner.save())
     assert other.steps == 1

@@ -1,6 +1,7 @@
 """SAC: every field of its config changes something, and the losses are those of the papers."""
 
 import collections
+import contextlib
 import dataclasses
 import math
 from unittest import mock
@@ -9,12 +10,14 @@ import config_fields
 import numpy as np
 import pytest
 import torch
+from batches import learn
 from dm_env import specs as dm_specs
 
-from agents.sac import SAC, SACConfig, target_entropy
+from agents.sac import SAC, SACConfig
 from framework import replay, specs
-from framework.actors import VariableClient
+from framework.core import Progress
 from framework.types import Transition
+from framework.variables import VariableBlock, VariableClient
 
 Info = collections.namedtuple("Info", "key probability table_size")
 Sample = collections.namedtuple("Sample", "info data")
@@ -63,7 +66,8 @@ def learned(config):
     """Parameters after three steps, as one vector."""
     learner = make_learner(config)
     for seed in range(3):
-        learner.step(make_batch(seed))
+        learner.env_steps = seed
+        learn(learner, make_batch(seed))
     return torch.cat([p.detach().flatten() for p in learner.networks.parameters()]).double().numpy()
 
 
@@ -103,7 +107,7 @@ def written(config):
 def chosen(config):
     with mock.patch("torch.compile", return_value="compiled") as compiled:
         learner = make_learner(config)
-    return (str(learner.device), compiled.called, learner._autocast_dtype)
+    return (str(learner.device), compiled.called, learner._precision is contextlib.nullcontext)
 
 
 # See helpers/config_fields.py.
@@ -114,11 +118,14 @@ FIELDS = {
     "max_replay_size": (5000, table, {}),
     "min_replay_size": (17, table, {}),
     "batch_size": (32, table, {}),
-    "updates_per_step": (3.0, table, {}),
+    "samples_per_insert": (3.0, table, {}),
     "insert_burst": (7, table, {}),
-    "actor_learning_rate": (1e-2, learned, {}),
+    "learning_rate": (1e-2, learned, {}),
     "critic_learning_rate": (1e-2, learned, {}),
-    "learning_rate_decay_steps": (3, learned, {}),
+    "learning_rate_decay": (3, learned, {}),
+    "learning_rate_end": (0.9, learned, {"learning_rate_decay": 3}),
+    "adam_epsilon": (1e-2, learned, {}),
+    "target_update_period": (2, learned, {}),
     "max_gradient_norm": (1e-9, learned, {}),
     "num_critics": (3, network, {}),
     "target_update_rate": (1.0, learned, {}),
@@ -158,15 +165,15 @@ WRONG = [
     ("min_replay_size", 0),
     ("batch_size", 0),
     ("insert_burst", 0),
-    ("learning_rate_decay_steps", 0),
+    ("learning_rate_decay", 0),
     ("num_critics", 0),
     ("actor_delay", 0),
     ("hidden_sizes", (8, -1)),
-    ("actor_learning_rate", -1.0),
+    ("learning_rate", -1.0),
     ("critic_learning_rate", -1.0),
     ("temperature_learning_rate", -1.0),
     ("reward_scale", 0.0),
-    ("updates_per_step", 0.0),
+    ("samples_per_insert", 0.0),
     ("max_gradient_norm", 0.0),
     ("temperature", 0.0),
     ("initial_temperature", -1.0),
@@ -197,7 +204,7 @@ def test_the_continuous_losses_against_a_second_formulation():
         normal = torch.distributions.Normal(base.mean, base.log_std.exp())
         raw = base.mean + base.log_std.exp() * torch.empty(16, 2).normal_(generator=learner._generator)
         squashed = torch.tanh(raw)
-        log_prob = (normal.log_prob(raw) - torch.log(1 - squashed**2) - torch.log(scale)).sum(-1)
+        log_prob = (normal.log_prob(raw) - torch.log(1 - squashed**2)).sum(-1)
         return squashed, log_prob
 
     with torch.no_grad():
@@ -210,10 +217,9 @@ def test_the_continuous_losses_against_a_second_formulation():
         action, log_prob = draw(data.observation)
         own = nets.critics(data.observation, action).amin(0)
         actor = (0.5 * log_prob - own).mean()
-        wanted = -2.0 + math.log(2.0) + math.log(0.5)
-        temperature = 0.5 * (-log_prob - wanted).mean()
+        temperature = 0.5 * (-log_prob + 2.0).mean()
     learner._generator.set_state(state)
-    metrics = learner.step(batch).metrics
+    metrics = learn(learner, batch).metrics
     assert metrics["critic_loss"].item() == pytest.approx(critic.item(), rel=1e-4)
     assert metrics["actor_loss"].item() == pytest.approx(actor.item(), rel=1e-4)
     assert metrics["loss"].item() == pytest.approx((critic + actor + temperature).item(), rel=1e-4)
@@ -237,7 +243,7 @@ def test_the_discrete_losses_against_a_loop():
             actor += sum(chances[a] * (0.5 * chances[a].log() - values[:, a].min()) for a in range(3)) / 16
             entropy = -(chances * chances.log()).sum()
             temperature += 0.5 * (entropy - 0.5 * math.log(3)) / 16
-    metrics = learner.step(batch).metrics
+    metrics = learn(learner, batch).metrics
     assert metrics["critic_loss"].item() == pytest.approx(critic.item(), rel=1e-4)
     assert metrics["actor_loss"].item() == pytest.approx(actor.item(), rel=1e-4)
     assert metrics["loss"].item() == pytest.approx((critic + actor + temperature).item(), rel=1e-4)
@@ -245,12 +251,12 @@ def test_the_discrete_losses_against_a_loop():
 
 @pytest.mark.parametrize("actions", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_each_loss_moves_its_own_parameters_only(actions):
-    still = {"actor_learning_rate": 0.0, "critic_learning_rate": 0.0, "temperature_learning_rate": 0.0}
+    still = {"learning_rate": 0.0, "critic_learning_rate": 0.0, "temperature_learning_rate": 0.0}
     for field, child in zip(still, ("policy", "critics", "temperature"), strict=True):
         rates = {**still, field: 1e-2}
         learner = make_learner(dataclasses.replace(SMALL, **rates), actions)
         before = {n: p.detach().clone() for n, p in learner.networks.named_parameters()}
-        learner.step(make_batch(actions=actions))
+        learn(learner, make_batch(actions=actions))
         moved = {n.split(".")[0] for n, p in learner.networks.named_parameters() if not p.equal(before[n])}
         assert moved == {child}
         assert all(p.requires_grad for p in learner.networks.parameters())
@@ -261,9 +267,8 @@ def test_the_critics_gradient_is_that_of_their_own_loss():
     gradients = []
     for delay in (1, 2):
         learner = make_learner(dataclasses.replace(SMALL, actor_delay=delay))
-        learner.steps = 1
-        learner._step_tensor.fill_(1)  # not due with a delay of 2
-        learner.step(make_batch())
+        learner.steps = 1  # not due with a delay of 2
+        learn(learner, make_batch())
         gradients.append([p.grad for p in learner.networks.critics.parameters()])
         due = [p.grad is not None for p in learner.networks.policy.parameters()]
         assert all(due) if delay == 1 else not any(due)
@@ -276,7 +281,7 @@ def test_a_delayed_actor_stays_between_its_steps():
     moved = []
     for seed in range(6):
         before = [p.detach().clone() for p in learner.networks.policy.parameters()]
-        learner.step(make_batch(seed))
+        learn(learner, make_batch(seed))
         pairs = zip(before, learner.networks.policy.parameters(), strict=True)
         moved.append(any(not old.equal(new) for old, new in pairs))
     assert moved == [True, False, False, True, False, False]
@@ -286,7 +291,7 @@ def test_a_delayed_actor_stays_between_its_steps():
 def test_the_temperature_grows_when_the_entropy_is_too_small(wanted):
     learner = make_learner(dataclasses.replace(SMALL, target_entropy=wanted))
     before = learner.networks.temperature.log.item()
-    learner.step(make_batch())
+    learn(learner, make_batch())
     after = learner.networks.temperature.log.item()
     assert after > before if wanted > 0 else after < before
 
@@ -294,23 +299,20 @@ def test_the_temperature_grows_when_the_entropy_is_too_small(wanted):
 @pytest.mark.parametrize(
     ("actions", "chosen", "expected"),
     [
-        (CONTINUOUS, None, -2.0 + math.log(2.0) + math.log(0.5)),
-        (CONTINUOUS, 1.0, 1.0 + math.log(2.0) + math.log(0.5)),
-        (dm_specs.BoundedArray((), np.float32, 0, 4), None, -1.0 + math.log(2.0)),
+        (CONTINUOUS, None, -2.0),
+        (CONTINUOUS, 1.0, 1.0),
+        (dm_specs.BoundedArray((), np.float32, 0, 4), None, -1.0),
         (dm_specs.BoundedArray((2, 3), np.float32, -1, 1), None, -6.0),
-        (
-            dm_specs.BoundedArray((3,), np.float32, [-2, 5, 0], [2, 5, 1]),
-            None,
-            -2.0 + math.log(2.0) + math.log(0.5),
-        ),
+        (dm_specs.BoundedArray((3,), np.float32, [-2, 5, 0], [2, 5, 1]), None, -2.0),
         (dm_specs.BoundedArray((3,), np.float32, -1, 1), None, -3.0),
         (DISCRETE, None, 0.5 * math.log(3)),
         (DISCRETE, 0.7, 0.7),
     ],
 )
-def test_the_target_entropy_is_that_of_normalised_actions(actions, chosen, expected):
+def test_the_target_entropy_is_that_of_actions_from_minus_one_to_one(actions, chosen, expected):
     config = dataclasses.replace(SMALL, target_entropy=chosen)
-    assert target_entropy(config, actions) == pytest.approx(expected)
+    nets = SAC(config).make_networks(make_spec(actions))
+    assert nets.target_entropy == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("actions", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
@@ -323,8 +325,8 @@ def test_actions_fit_the_spec_and_repeat_from_seed_and_state(actions):
         return [policy.step(observation, ())[0].tolist() for _ in range(times)]
 
     for uniform in (True, False):
-        nets.exploration.uniform.fill_(uniform)
         first, second = agent.make_policy(nets), agent.make_policy(nets)
+        first.progress = second.progress = Progress(version=1 - uniform)
         first.seed(3)
         second.seed(3)
         assert act(first) == act(second)
@@ -342,8 +344,10 @@ def test_actions_fit_the_spec_and_repeat_from_seed_and_state(actions):
 def test_actions_are_uniform_until_the_first_learner_step():
     agent, learner = SAC(SMALL), make_learner(SMALL)
     nets = agent.make_networks(SPEC)
-    client = VariableClient(learner, nets)
+    block = VariableBlock(learner.parameters())
     policy, greedy = agent.make_policy(nets), agent.make_policy(nets, evaluation=True)
+    client = VariableClient(block, nets, policy)
+    block.publish(0, learner.parameters())
     observation = np.zeros((2000, 4), np.float32)
     client.update()
     random = policy.step(observation, ())[0]
@@ -352,7 +356,8 @@ def test_actions_are_uniform_until_the_first_learner_step():
     assert greedy.step(observation, ())[0].std() == pytest.approx(
         greedy.step(observation[:1], ())[0].std(), abs=1e-5
     )
-    learner.step(make_batch())
+    learn(learner, make_batch())
+    block.publish(1, learner.parameters())
     client.update()
     assert policy.step(observation, ())[0].std(0)[0] < 0.8 * 2 / 3**0.5
 
@@ -361,7 +366,7 @@ def test_actions_are_uniform_until_the_first_learner_step():
     ("actions", "message"),
     [
         (dm_specs.Array((2,), np.float32), r"bounded real numbers"),
-        (dm_specs.BoundedArray((2,), np.float32, 1, 1), r"to choose from"),
+        (dm_specs.BoundedArray((2,), np.float32, 1, 1), r"some of them not equal"),
         (dm_specs.BoundedArray((2,), np.int64, 0, 4), r"one discrete action"),
         (dm_specs.BoundedArray((2,), np.float32, -np.inf, 1), r"finite"),
     ],
@@ -384,15 +389,16 @@ SHAPES = {
 def test_learns_and_acts_with_every_shape_of_bounded_action(actions):
     agent, learner = SAC(SMALL), make_learner(SMALL, actions)
     for seed in range(3):
-        metrics = learner.step(make_batch(seed, actions=actions)).metrics
+        metrics = learn(learner, make_batch(seed, actions=actions)).metrics
         assert all(np.isfinite(float(value)) for value in metrics.values())
     assert all(p.isfinite().all() for p in learner.networks.parameters())
     nets = learner.networks
     observation = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     for uniform in (True, False):
-        nets.exploration.uniform.fill_(uniform)
         for evaluation in (True, False):
-            taken, _, _ = agent.make_policy(nets, evaluation).step(observation, ())
+            policy = agent.make_policy(nets, evaluation)
+            policy.progress = Progress(version=1 - uniform)
+            taken, _, _ = policy.step(observation, ())
             assert taken.shape == (64, *actions.shape) and taken.dtype == actions.dtype
             for action in taken:
                 actions.validate(action)
@@ -407,7 +413,9 @@ def test_a_constant_among_the_actions_changes_nothing():
         batch = make_batch(seed)
         action = np.insert(batch.data.action, 1, 5.0, axis=1)
         wider = batch._replace(data=batch.data._replace(action=action))
-        results = [learner.step(each).metrics for learner, each in zip(learners, (batch, wider), strict=True)]
+        results = [
+            learn(learner, each).metrics for learner, each in zip(learners, (batch, wider), strict=True)
+        ]
         assert {name: float(value) for name, value in results[0].items()} == {
             name: float(value) for name, value in results[1].items()
         }
@@ -416,5 +424,5 @@ def test_a_constant_among_the_actions_changes_nothing():
 def test_a_fixed_temperature_stays():
     learner = make_learner(dataclasses.replace(SMALL, temperature=0.3))
     for seed in range(3):
-        metrics = learner.step(make_batch(seed)).metrics
+        metrics = learn(learner, make_batch(seed)).metrics
     assert metrics["temperature"].item() == pytest.approx(0.3)

@@ -7,10 +7,11 @@ import pytest
 import agents
 from agents import cli
 from agents.commands import building
-from agents.commands.options import RunOptions
+from agents.commands.options import TrainOptions
 from agents.commands.run_folder import RunFolder
-from framework.checkpointing import torch_part
+from framework.checkpoints import torch_part
 from framework.loggers import JSONLLogger
+from framework.programs import RunConfig
 
 
 @pytest.fixture
@@ -33,10 +34,11 @@ def repertory(capsys):
 def make_run(tmp_path):
     """Makes the folder of a run, with returns of evaluations and a checkpoint for each of ``steps``."""
 
-    def make(name="run", steps=(), returns=(), agent="random_actions", **options):
-        options = RunOptions(**{"max_env_steps": 1000, "directory": str(tmp_path / name), **options})
-        spec = building.environment_spec(options, agents.make(agent))
-        folder = RunFolder.create(tmp_path / name, agent, agents.make_config(agent), options, spec)
+    def make(name="run", steps=(), returns=(), agent="random_actions", **settings):
+        options = TrainOptions(environment=settings.pop("environment", "gymnasium:CartPole-v1"))
+        config = RunConfig(**{"max_env_steps": 1000, "directory": str(tmp_path / name), **settings})
+        spec = building.environment_spec(options.environment, config.seed, agents.make(agent))
+        folder = RunFolder.create(tmp_path / name, agent, agents.make_config(agent), options, config, spec)
         for step in steps:
             parts = {"counter": torch_part({"counts": {"env_steps": step}, "cache": {}})}
             folder.checkpointer.save(step, parts)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import importlib
-import inspect
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +14,13 @@ import pytest
 
 import agents
 from agents import cli, presets
-from agents.commands import flags, plot, train
+from agents.commands import plot, train
 from agents.commands.errors import CommandError
 from agents.commands.graph import Group, as_svg, as_text
-from agents.commands.options import RunOptions, program_arguments
+from agents.commands.options import TrainOptions
 from agents.commands.run_folder import RunFolder, from_plain
-from framework import config_checks, programs
+from framework import config_checks
+from framework.programs import RunConfig
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -42,32 +43,25 @@ def test_flags_of_every_agent_have_help(repertory, name):
     assert code == 0
     for field in dataclasses.fields(config):
         assert f"--{field.name.replace('_', '-').rstrip('-')}" in out
-    comments = flags.field_comments(config)
-    assert all(comments.get(field.name) for field in dataclasses.fields(config))
+    text = re.sub(r"[│\s]+", " ", out)
+    assert (
+        re.findall(r"--[\w-]+(?: \{[^}]*\}\S*)?[^a-z({]*\(default", text) == []
+    )  # flags without a help text
 
 
 @pytest.mark.parametrize("name", agents.REGISTRY)
 def test_no_field_of_a_config_hides_a_setting_of_the_run(name):
     _, config = agents.find(name).load()
     fields = {field.name for field in dataclasses.fields(config)}
-    assert not fields & {field.name for field in dataclasses.fields(RunOptions)}
-
-
-def test_every_flag_of_a_run_has_help():
-    comments = flags.field_comments(RunOptions)
-    assert [f.name for f in dataclasses.fields(RunOptions) if not comments.get(f.name)] == []
-
-
-def test_run_options_are_arguments_of_make_program():
-    known = inspect.signature(programs.make_program).parameters
-    assert set(program_arguments(RunOptions())) <= set(known)
+    for cls in (RunConfig, TrainOptions):
+        assert not fields & {field.name for field in dataclasses.fields(cls)}
 
 
 @pytest.mark.parametrize("agent, environment", presets.PRESETS)
 def test_presets_name_real_fields(agent, environment):
     preset = presets.find(agent, environment)
     config = agents.make_config(agent, **preset.agent)
-    run = dataclasses.replace(RunOptions(), **preset.run)
+    run = RunConfig(**preset.run)
     assert {name: getattr(config, name) for name in preset.agent} == preset.agent
     assert {name: getattr(run, name) for name in preset.run} == preset.run
 
@@ -87,12 +81,14 @@ def test_presets_are_in_the_files_of_their_agents():
 
 def test_flags_override_the_preset_which_overrides_the_default():
     preset = presets.find("dqn", "gymnasium:CartPole-v1")
-    _, config, options = train.parse_new("dqn", ["--envs-per-actor", "3", "--n-step", "7", "--seed", "5"])
-    assert options.target_return == preset.run["target_return"] == 475.0
-    assert options.envs_per_actor == 3 and config.n_step == 7
-    assert options.seed == 5
-    _, _, other = train.parse_new("dqn", ["--environment=gymnasium:Acrobot-v1"])
-    assert other.target_return is None and other.environment == "gymnasium:Acrobot-v1"
+    _, options, run, config = train.parse_new(
+        "dqn", ["--envs-per-actor", "3", "--n-step", "7", "--seed", "5"]
+    )
+    assert run.target_return == preset.run["target_return"] == 475.0
+    assert run.envs_per_actor == 3 and config.n_step == 7
+    assert run.seed == 5 and options.environment == "gymnasium:CartPole-v1"
+    _, options, other, _ = train.parse_new("dqn", ["--environment=gymnasium:Acrobot-v1"])
+    assert other.target_return is None and options.environment == "gymnasium:Acrobot-v1"
 
 
 def test_fields_of_an_agent_by_name():
@@ -115,7 +111,7 @@ class TestRunFolder:
     def test_round_trip(self, make_run):
         folder = make_run(agent="dqn", num_actors=3, target_return=12.5)
         again = RunFolder.open(folder.path)
-        assert again.options == folder.options
+        assert again.options == folder.options and again.config == folder.config
         assert again.make_agent().config == agents.make_config("dqn")
 
     def test_what_is_recorded(self, make_run):
@@ -164,7 +160,7 @@ class TestRunFolder:
         assert read == Config((3, 4), ("a",), 0.5)
         with pytest.raises(CommandError, match="x: Config has no field 'rates'; it has sizes, names, rate"):
             from_plain(Config, {"rates": 1}, "x")
-        with pytest.raises(CommandError, match="x: rate is 2; expected between 0 and 1"):
+        with pytest.raises(CommandError, match="x: rate: got 2, expected between 0 and 1"):
             from_plain(Config, {"rate": 2}, "x")
 
 
@@ -224,15 +220,30 @@ class TestStatusAndStop:
 class TestCheckpointChoice:
     def test_newer_ones_are_set_aside(self, make_run):
         folder = make_run(steps=[10, 20, 30])
-        train.choose_checkpoint(folder, "10")
-        assert [path.name for path in folder.checkpointer.checkpoints()] == ["checkpoint-000001-step-10"]
+        with train.chosen_checkpoint(folder, "10"):
+            assert [path.name for path in folder.checkpointer.checkpoints()] == ["checkpoint-000001-step-10"]
         aside = sorted(path.name for path in folder.checkpointer.directory.glob("set-aside-*"))
         assert aside == ["set-aside-checkpoint-000002-step-20", "set-aside-checkpoint-000003-step-30"]
 
     def test_latest_leaves_all(self, make_run):
         folder = make_run(steps=[10, 20])
-        train.choose_checkpoint(folder, "latest")
-        assert len(folder.checkpointer.checkpoints()) == 2
+        with train.chosen_checkpoint(folder, "latest"):
+            assert len(folder.checkpointer.checkpoints()) == 2
+
+    def test_a_failed_attempt_changes_nothing(self, make_run):
+        folder = make_run(steps=[10, 20, 30])
+        before = folder.checkpointer.checkpoints()
+        with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, "previous"):
+            assert len(folder.checkpointer.checkpoints()) == 2
+            raise RuntimeError("replay cannot be restored")
+        assert folder.checkpointer.checkpoints() == before
+
+    def test_an_attempt_that_saved_something_keeps_the_newer_ones_aside(self, make_run):
+        folder = make_run(steps=[10, 20])
+        with pytest.raises(RuntimeError), train.chosen_checkpoint(folder, "10"):
+            folder.checkpointer.save(15, {})
+            raise RuntimeError
+        assert [path.name[-7:] for path in folder.checkpointer.checkpoints()] == ["step-10", "step-15"]
 
 
 RESULTS = {
@@ -253,13 +264,13 @@ RESULTS = {
 
 @pytest.mark.parametrize("result, text", RESULTS.values(), ids=RESULTS)
 def test_what_a_run_says_at_its_end(result, text):
-    options = RunOptions(max_env_steps=50_000, max_learner_steps=70, target_return=475.0)
-    assert train.describe_result(result, options) == text
+    config = RunConfig(max_env_steps=50_000, max_learner_steps=70, target_return=475.0)
+    assert train.describe_result(result, config) == text
 
 
 class TestPlot:
     def test_curve_is_read_against_environment_steps(self, make_run):
-        folder = make_run(returns=[1.0, 2.0, 4.0])
+        folder = make_run(returns=[1.0, 2.0, 4.0], num_actors=2)
         with folder.metrics.open("a") as file:
             for row in (
                 {"label": "actor-0", "steps": 50, "episode_return": 9.0},

@@ -22,8 +22,8 @@ WRONG = {
     "unknown agent to draw": (("graph", "dpn"), 1, ["Unknown agent 'dpn'", "the agents are dqn"]),
     "unknown flag": ((*TRAIN, "--max-env-step", "5"), 2, ["--max-env-step", "--max-env-steps"]),
     "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
-    "no such value": (("train", "ppo", "--clip", "2"), 1, ["ppo: clip is 2.0; expected between 0 and 1"]),
-    "no such network": (("train", "impala", "--torso", "x"), 1, ["torso is 'x'; expected one of 'deep', "]),
+    "no such value": (("train", "ppo", "--clip", "2"), 2, ["clip: got 2.0, expected between 0 and 1"]),
+    "no such network": (("train", "impala", "--torso", "x"), 2, ["torso: got 'x', expected one of 'deep', "]),
     "wrong value": ((*TRAIN, "--num-actors", "two"), 2, ["--num-actors", "two"]),
     "unknown engine": ((*TRAIN, "--engine", "warp"), 1, ["Unknown engine 'warp'", "serial"]),
     "unknown suite": ((*TRAIN, "--environment", "gum:X"), 1, ["'gum:X'", "gymnasium:CartPole-v1"]),
@@ -35,7 +35,7 @@ WRONG = {
         ["DQN", "one discrete action", "agent for continuous actions"],
     ),
     "nothing to plot": (("plot",), 1, ["which runs"]),
-    "no actors": ((*TRAIN, "--num-actors", "0"), 1, ["num_actors is 0", "at least 1"]),
+    "no actors": ((*TRAIN, "--num-actors", "0"), 2, ["num_actors: got 0", "at least 1"]),
     "learners of one process": (
         ("train", "ppo", "--num-learners", "2", "--engine", "serial"),
         1,
@@ -114,7 +114,7 @@ def test_dm_reverb_that_is_missing(repertory, tmp_path, monkeypatch):
         importlib.util, "find_spec", lambda name, *rest: None if name == "reverb" else find_spec(name, *rest)
     )
     folder = tmp_path / "run"
-    code, _, err = repertory("train", "dqn", "--replay", "reverb", "--directory", folder)
+    code, _, err = repertory("train", "dqn", "--replay-backend", "reverb", "--directory", folder)
     assert code == 1 and 'pip install "repertory[reverb]"' in err
     assert not folder.exists()
 
@@ -145,8 +145,16 @@ class TestResume:
         assert code == 1 and "no checkpoint" in err
 
     def test_of_a_finished_run(self, repertory, make_run):
-        code, _, err = repertory("train", "--resume", make_run(steps=[1000]).path)
-        assert code == 1 and "all of its 1,000" in err and "--max-env-steps 2000" in err
+        folder = make_run(steps=[1000])
+        folder.write_json("result.json", {"reason": "max_env_steps"})
+        for limit in ((), ("--max-env-steps", "500")):
+            code, _, err = repertory("train", "--resume", folder.path, *limit)
+            assert code == 1 and "has made 1,000 env steps" in err and "--max-env-steps 2000" in err
+
+    def test_of_a_run_interrupted_in_its_last_evaluation(self, repertory, make_run):
+        folder = make_run(steps=[1000], num_evaluation_episodes=2)
+        code, out, _ = repertory("train", "--resume", folder.path, "--engine", "serial")
+        assert code == 0 and "The budget of 1,000 env steps is spent; greedy mean return over 2" in out
 
     def test_with_an_unknown_engine(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")

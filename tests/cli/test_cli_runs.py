@@ -131,7 +131,7 @@ def test_resume_goes_on_to_a_new_limit(trained, repertory, tmp_path):
     learner_steps = [row["steps"] for row in after if row["label"] == "learner"]
     assert learner_steps == sorted(learner_steps)
     assert RunFolder.open(tmp_path / "copy").checkpointer.restore().step == 900
-    assert RunFolder.open(tmp_path / "copy").options.max_env_steps == 900
+    assert RunFolder.open(tmp_path / "copy").config.max_env_steps == 900
 
 
 def test_the_same_seed_gives_the_same_metrics(repertory, tmp_path):

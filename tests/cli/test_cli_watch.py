@@ -33,7 +33,7 @@ def test_watching_a_run_that_has_ended_shows_it_once(repertory, make_run):
 
 def test_restarts_are_counted_from_zero(repertory, tmp_path):
     code, _, err = repertory("train", "random_actions", "--restarts", "-1", "--directory", tmp_path / "run")
-    assert code == 1 and "--restarts is -1" in err
+    assert code == 2 and "restarts: got -1, expected at least 0" in err
     assert not (tmp_path / "run").exists()
 
 

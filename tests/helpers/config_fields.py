@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from batches import learn
 
 
 def assert_complete(table, config_class):
@@ -31,7 +32,7 @@ def assert_learns_on_the_device(make_learner, config, batch):
     config = dataclasses.replace(config, device="cuda")
     if torch.cuda.is_available():
         learner = make_learner(config)
-        assert torch.isfinite(torch.as_tensor(learner.step(batch).metrics["loss"]))
+        assert torch.isfinite(torch.as_tensor(learn(learner, batch).metrics["loss"]))
         assert next(learner.networks.parameters()).is_cuda
     else:
         with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
@@ -39,5 +40,5 @@ def assert_learns_on_the_device(make_learner, config, batch):
 
 
 def assert_refuses(config_class, field, value):
-    with pytest.raises(ValueError, match=rf"^{field} is {re.escape(repr(value))}; expected "):
+    with pytest.raises(ValueError, match=rf"^{field}: got {re.escape(repr(value))}, expected "):
         config_class(**{field: value})

@@ -5,6 +5,7 @@ import numpy as np
 from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
+from framework.replay.rows.layout import LayoutBuilder
 
 
 def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options):
@@ -25,9 +26,16 @@ def insert(client, values, priorities=None, table="t", timeout=0, writer=None):
     writer = writer or client.batch_writer()
     values = np.asarray(values, np.int64)
     rows = writer.append("s", {"x": values})
-    keys = writer.create_items(table, writer.slice("s", "x", rows), priorities, timeout=timeout)
+    keys = writer.create_items(table, writer.slice("s", "x", rows), priorities)
     writer.release("s", rows)
+    writer.flush(timeout)
     return keys
+
+
+def insert_now(table, leaf):
+    """Past the queue of any writer: keys, or the error that says how many the limiter let through."""
+    items = LayoutBuilder().build(leaf)
+    return table.insert(items.layout, items.index, timeout=0)
 
 
 def drain(client, n):

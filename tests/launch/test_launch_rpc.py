@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import launch as lp
-from launch.rpc import client as client_module
 from launch.rpc import sockets, wire
 from launch.rpc.client import Connection
 from launch.rpc.server import Server
@@ -143,7 +142,7 @@ def test_argument_that_cannot_be_sent_is_an_error_at_once(served):
 
 def test_more_blocking_calls_than_threads_wait_their_turn(keys, directory):
     thing = Thing()
-    server = Server(thing, f"ipc://{directory}/s", keys, max_threads=3).start()
+    server = Server(thing, f"ipc://{directory}/s", keys, thread_pool_size=3).start()
     connection = Connection(server.address, keys)
     futures = [connection.submit("block", (), {}, None) for _ in range(6)]
     for _ in range(2):
@@ -236,29 +235,6 @@ def test_restart_of_the_server_loses_its_calls_and_no_others(keys, directory):
     thing.release.set()
     connection.close()
     again.close()
-
-
-def test_a_call_on_its_way_to_the_background_is_known(served, monkeypatch):
-    """Another thread reads the socket, and the question after the call, before the call has begun."""
-    thing, server, connection = served
-    monkeypatch.setattr(client_module, "PROBE_INTERVAL", 0.05)
-    asked = threading.Semaphore(0)
-    answer, give_away = Server._answer_probe, Server._give_away_lead
-
-    def answers(*args):
-        answer(*args)
-        asked.release()
-
-    def gives_away(self):
-        given = give_away(self)
-        assert asked.acquire(timeout=PATIENCE)
-        return given
-
-    monkeypatch.setattr(Server, "_answer_probe", answers)
-    monkeypatch.setattr(Server, "_give_away_lead", gives_away)
-    server._slow["block"] = 1
-    thing.release.set()
-    assert connection.submit("block", (), {}, PATIENCE).result(PATIENCE) is True
 
 
 def test_close_wakes_waiting_calls(served):
@@ -437,7 +413,7 @@ def test_content_that_makes_no_sense_is_answered_with_an_error(served, keys, dat
     socket = sockets.make_client_socket(server.address, keys)
     socket.send(wire.head(wire.CALL, 1) + data)
     assert socket.poll(int(PATIENCE * 1000))
-    kind, number, _, _ = wire.receive(socket)
+    kind, number, _, _ = wire.parse(socket.recv_multipart(copy=False))
     assert (kind, number) == (wire.ERROR, 1)
     assert ask(connection, 5) == 5
     socket.close(linger=0)

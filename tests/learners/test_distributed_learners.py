@@ -1,8 +1,12 @@
 """Learners in two processes do what one does with the whole batch."""
 
 import collections
+import contextlib
 import dataclasses
 import multiprocessing
+import os
+import pathlib
+import socket
 import threading
 
 import numpy as np
@@ -17,6 +21,7 @@ from agents.ppo import PPO, PPOConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
 from framework.learners import LearnerGroup, LossContext, distributed
+from framework.networks import as_tensors
 from framework.programs.learner_group import Barrier
 from framework.types import Step, Transition
 
@@ -33,37 +38,42 @@ PPO_CONFIG = PPOConfig(
     epochs=2,
     minibatch_size=1000,
     learning_rate=1e-3,
-    decay_steps=3000,
+    learning_rate_decay=3000,
     normalize_observations=True,
     normalize_rewards=True,
     entropy_coefficient=0.01,
 )
+ANNEALED = {"importance_sampling_annealing": 15}
 AGENTS = {
     "dqn": (DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
     "prioritized dqn": (
-        DQN(DQNConfig(hidden_sizes=(8, 8), batch_size=BATCH, prioritized=True, importance_sampling_steps=15)),
+        DQN(
+            DQNConfig(
+                hidden_sizes=(8, 8), batch_size=BATCH, prioritized=True, importance_sampling_annealing=15
+            )
+        ),
         DISCRETE,
     ),
     # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
-    "ppo": (PPO(PPO_CONFIG, BATCH), DISCRETE),
+    "ppo": (PPO(PPO_CONFIG), DISCRETE),
     "ppo with a penalty": (
-        PPO(dataclasses.replace(PPO_CONFIG, target_kl=1e-3, discount=0.9), BATCH),
+        PPO(dataclasses.replace(PPO_CONFIG, target_kl=1e-3, discount=0.9)),
         CONTINUOUS,
     ),
-    "ppo with a memory": (PPO(dataclasses.replace(PPO_CONFIG, recurrent="lstm"), BATCH), DISCRETE),
+    "ppo with a memory": (PPO(dataclasses.replace(PPO_CONFIG, recurrent="lstm")), DISCRETE),
     # So small (or of one env, with a memory) that a learner often has nothing of a minibatch.
-    "ppo in small minibatches": (PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=2), BATCH), DISCRETE),
+    "ppo in small minibatches": (PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=2)), DISCRETE),
     "ppo in minibatches": (
-        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=9, value_clip=0.5), BATCH),
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=9, value_clip=0.5)),
         DISCRETE,
     ),
     "ppo in minibatches with a penalty": (
-        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, target_kl=1e-3, discount=0.9), BATCH),
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, target_kl=1e-3, discount=0.9)),
         CONTINUOUS,
     ),
     "ppo in minibatches with a memory": (
-        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, recurrent="gru"), BATCH),
+        PPO(dataclasses.replace(PPO_CONFIG, minibatch_size=3, recurrent="gru")),
         DISCRETE,
     ),
     "impala": (IMPALA(IMPALAConfig(hidden_sizes=(8, 8), batch_size=BATCH, lstm_size=8)), DISCRETE),
@@ -115,7 +125,7 @@ def make_unrolls(step, agent, spec):
         start = random.random(BATCH) < 0.2
         rows.append(Step(observation, action, reward, discount, start, extras, real))
     data = tree.map_structure(lambda *leaves: np.stack(leaves, 1), *rows)
-    if isinstance(agent, IMPALA):  # keeps the state of the first row only
+    if "state" in data.extras:  # replay keeps that of the first row only
         data.extras["state"] = tuple(part[:, 0] for part in data.extras["state"])
     return Sample(make_info(random), data)
 
@@ -129,17 +139,16 @@ def make_info(random):
 def make_learner(name, rank=0, size=1):
     agent, actions = AGENTS[name]
     torch.manual_seed(rank)  # Each begins elsewhere: the first one's state is what counts.
-    agent = agent.for_learner(rank, size)
-    if "ppo" not in name:
-        assert agent.config.batch_size == BATCH // size
+    agent = agent.for_program(BATCH, size, rank)
     return agent.make_learner(agent.make_networks(make_spec(actions)), make_spec(actions))
 
 
 def learn(name, learner, rank, size):
     mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     for step in range(STEPS):
-        batch = make_batch(step, name)
-        result = learner.step(tree.map_structure(lambda leaf: leaf[mine], batch))
+        batch = tree.map_structure(lambda leaf: leaf[mine], make_batch(step, name))
+        learner.env_steps = step
+        result = learner.step(batch._replace(data=as_tensors(batch.data)))
     return {
         "parameters": {k: v.numpy() for k, v in learner.networks.state_dict().items()},
         "targets": {k: v.numpy() for k, v in learner.targets.state_dict().items()},
@@ -147,6 +156,23 @@ def learn(name, learner, rank, size):
         "norm": float(result.metrics["gradient_norm"]),
         "noise": torch.rand(3, generator=learner._generator).tolist(),
     }
+
+
+def listening():
+    """Addresses on which this process accepts connections."""
+    inodes = set()
+    for entry in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    addresses = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                packed = bytes.fromhex(fields[1].split(":")[0])
+                words = [packed[i : i + 4][::-1] for i in range(0, len(packed), 4)]
+                addresses.add(socket.inet_ntop(family, b"".join(words)))
+    return addresses
 
 
 def peer(rank, ports, results):
@@ -157,7 +183,7 @@ def peer(rank, ports, results):
         learner.restore(make_learner(name, 0, 2).save())
         group = LearnerGroup(rank, 2, ports[name], timeout_s=60)
         learner.distribute(group)
-        results.put((name, rank, learn(name, learner, rank, 2)))
+        results.put((name, rank, learn(name, learner, rank, 2) | {"listening": listening()}))
         if rank == 1 and name == "sac":
             return  # without a word
         if rank == 0 and name == "sac":
@@ -232,10 +258,14 @@ def test_elements_of_several_learners_are_in_the_minibatch_where_one_would_have_
                 assert piece == [row for row in whole if start <= row < start + size]
 
 
+Group = collections.namedtuple("Group", "rank size")
+
+
 @pytest.mark.parametrize("shape", [(3, 2), (3, 1), (5, 4, 2)])
 def test_several_learners_draw_parts_of_what_one_draws(shape):
     def draw(rank, num_learners):
-        context = LossContext(None, None, torch.Generator().manual_seed(1), rank, num_learners)
+        group = None if num_learners == 1 else Group(rank, num_learners)
+        context = LossContext(None, None, None, torch.Generator().manual_seed(1), group=group)
         items = torch.empty(12 // num_learners * shape[0], *shape[1:])
         return torch.stack([context.normal_like(items) for _ in range(2)])
 
@@ -246,21 +276,32 @@ def test_a_learner_notices_that_a_peer_has_gone(together):
     assert ("noticed", 0) in together
 
 
+@pytest.mark.skipif(not pathlib.Path("/proc/self/net/tcp").exists(), reason="needs /proc")
+def test_nothing_listens_beyond_this_machine(together):
+    store = distributed.host_store(2)
+    with socket.create_connection(("127.0.0.1", store.port), 10):
+        assert listening() == {"127.0.0.1"}
+    for name in AGENTS:
+        for rank in range(2):
+            assert together[name, rank]["listening"] <= {"127.0.0.1", "::1"}
+    assert together["dqn", 0]["listening"]  # gloo's own
+
+
 def test_a_batch_that_cannot_be_divided_is_refused():
-    with pytest.raises(ValueError, match=r"batch_size is 16; with num_learners=3"):
-        AGENTS["dqn"][0].for_learner(0, 3)
-    with pytest.raises(ValueError, match=r"The program has 16 envs; with num_learners=3"):
-        AGENTS["ppo"][0].for_learner(0, 3)
+    for name in ("dqn", "ppo"):
+        with pytest.raises(ValueError, match=r"num_learners: got 3, expected a divisor of 16"):
+            AGENTS[name][0].for_program(BATCH, 3)
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", "cpu"), ("cuda", "cuda:1"), ("cuda:5", "cuda:5")])
 def test_each_learner_has_a_gpu_of_its_own(device, expected):
-    config = DQNConfig(batch_size=8, device=device)
-    assert distributed.shard(config, 1, 2) == dataclasses.replace(config, batch_size=4, device=expected)
+    agent = DQN(DQNConfig(batch_size=8, device=device))
+    assert agent.for_program(1, 2, rank=1).device == expected
+    assert agent.for_program(1).device == device
 
 
 def test_a_rank_outside_of_the_group_is_refused():
-    with pytest.raises(ValueError, match="rank is 2; expected 0 to 1"):
+    with pytest.raises(ValueError, match="rank: got 2, expected 0 to 1"):
         LearnerGroup(2, 2, 1)
 
 

@@ -22,14 +22,16 @@ class Net(nn.Module):
 
 def batch(seed=0):
     x = np.random.default_rng(seed).normal(size=(ROWS, 2)).astype(np.float32)
-    return Sample(Info(np.arange(ROWS, dtype=np.uint64)), {"x": x, "index": np.arange(ROWS)})
+    return Sample(
+        Info(np.arange(ROWS, dtype=np.uint64)), {"x": torch.from_numpy(x), "index": torch.arange(ROWS)}
+    )
 
 
 def make_learner(seen=None, **changes):
     torch.manual_seed(0)
 
     def prepare(networks, sample, context):
-        return Prepared(sample.data, ROWS, {"before": torch.tensor(float(context.rows))})
+        return Prepared(sample.data, ROWS, {"before": context.env_steps.float()})
 
     def loss(networks, data, context):
         if seen is not None:
@@ -60,16 +62,17 @@ def test_every_row_once_per_epoch_in_equal_parts(size, sizes):
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_the_rate_follows_the_rows_and_a_version_is_a_batch():
-    learner = make_learner(learning_rate_schedule=lambda rows: 1.0 / (1.0 + rows))
+def test_the_rate_follows_env_steps_and_a_step_is_a_batch():
+    learner = make_learner(learning_rate_schedule=lambda steps: 1.0 / (1.0 + steps))
     rates, before = [], []
-    for _ in range(3):
+    for batches in range(3):
+        learner.env_steps = batches * ROWS
         metrics = learner.step(batch()).metrics
         rates.append(float(metrics["learning_rate"]))
         before.append(float(metrics["before"]))
     assert before == [0, ROWS, 2 * ROWS]
-    assert rates == pytest.approx([0.01 / (1 + rows) for rows in before])
-    assert learner.get_variables()[0] == learner.steps == 3
+    assert rates == pytest.approx([0.01 / (1 + steps) for steps in before])
+    assert learner.steps == 3
 
 
 def test_finish_has_the_last_word():
@@ -80,14 +83,15 @@ def test_finish_has_the_last_word():
 
     learner = make_learner(finish_fn=finish)
     assert learner.step(batch()).metrics["after"] == ROWS
-    assert learner.get_variables()[1]["body"]["bias"] == 7.0
+    assert learner.parameters()["body"]["bias"] == 7.0
 
 
 def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened():
     learner, other = make_learner(), make_learner()
+    learner.env_steps = ROWS
     learner.step(batch(1))
     other.restore(learner.save())
-    assert other.rows == ROWS
+    assert (other.steps, other.env_steps) == (1, ROWS)
     for each in (learner, other):
         each.step(batch(2))
     for a, b in zip(learner.networks.parameters(), other.networks.parameters(), strict=True):
@@ -108,5 +112,5 @@ def test_metrics_are_means_over_the_last_epoch():
 
 @pytest.mark.parametrize(("field", "value"), [("epochs", 0), ("minibatch_size", 0)])
 def test_says_what_is_wrong(field, value):
-    with pytest.raises(ValueError, match=f"{field} is {value}"):
+    with pytest.raises(ValueError, match=f"{field}: got {value}"):
         make_learner(**{field: value})

@@ -19,12 +19,10 @@ def test_no_episode_is_cut_between_grants():
     program = programs.make_program(
         WithoutTables(),
         "gymnasium:CartPole-v1",
-        envs_per_actor=4,
-        max_env_steps=6001,
-        evaluate_period=None,
-        log_period=1000,
+        programs.RunConfig(
+            envs_per_actor=4, max_env_steps=6001, evaluate_period=None, log_period=1000, directory=None
+        ),
         logger_factory=lambda: LOG,
-        directory=None,
     )
     result = launch.launch(program, engine="serial")
     assert result["env_steps"] == 6001
@@ -48,11 +46,8 @@ def test_grants_grow_with_what_was_made(monkeypatch):
     program = programs.make_program(
         WithoutTables(),
         "gymnasium:CartPole-v1",
-        envs_per_actor=2,
-        max_env_steps=5000,
-        evaluate_period=None,
+        programs.RunConfig(envs_per_actor=2, max_env_steps=5000, evaluate_period=None, directory=None),
         logger_factory=lambda: LOG,
-        directory=None,
     )
     assert launch.launch(program, engine="serial")["env_steps"] == 5000
     assert asked[0] == 2 * 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions
 from framework import core
-from framework.checkpointing import Checkpointer
+from framework.checkpoints import Checkpointer
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.loggers import read_jsonl, without_times
-from framework.programs import make_program
-from framework.programs.acting import INFERENCE
+from framework.programs import RunConfig, make_program
+from framework.programs.run_config import Inference
 
 SMALL = DQNConfig(
     min_replay_size=50,
@@ -26,7 +27,7 @@ SMALL = DQNConfig(
     n_step=1,
     epsilon_ladder=3.0,
 )
-OTHERS = [mode for mode in INFERENCE if mode != "local"]
+OTHERS = [mode for mode in get_args(Inference) if mode != "local"]
 NUM_ACTIONS, LENGTH = 4, 7
 
 
@@ -68,10 +69,10 @@ def program(mode, directory=None, **changes):
     }
     settings.update(changes)
     agent = settings.pop("agent", None) or CheckedDQN(SMALL)
-    return make_program(agent, settings.pop("environment", echo), **settings)
+    return make_program(agent, settings.pop("environment", echo), RunConfig(**settings))
 
 
-ENGINES = [("serial", mode) for mode in INFERENCE]
+ENGINES = [("serial", mode) for mode in get_args(Inference)]
 ENGINES += [("threads", mode) for mode in OTHERS] + [("processes", mode) for mode in OTHERS]
 
 
@@ -164,7 +165,7 @@ class ExpectsOwnEnv(EchoEnvironment):
         return super().step(action)
 
 
-@pytest.mark.parametrize("mode", INFERENCE)
+@pytest.mark.parametrize("mode", get_args(Inference))
 def test_a_env_is_the_same_env_everywhere(mode):
     """The policy of the envs 0 to 3 of an actor acts for these, whoever computes it."""
     graph = program(mode, agent=TellsEnvs(), environment=ExpectsOwnEnv, envs_per_actor=4)
@@ -199,20 +200,20 @@ def test_a_broken_policy_is_one_clear_error(engine, mode):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "remote"}, "inference is 'remote'"),
-        ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor is 1"),
-        ({"mode": "server", "inference_min_batch": 0}, "inference_min_batch is 0"),
+        ({"mode": "remote"}, "inference: got 'remote'"),
+        ({"mode": "alternating", "envs_per_actor": 1}, "envs_per_actor: got 1"),
+        ({"mode": "server", "inference_min_batch": 0}, "inference_min_batch: got 0"),
         (
             {"mode": "server", "inference_min_batch": 99},
-            "inference_min_batch is 99; expected at most the envs",
+            "inference_min_batch: got 99, expected at most the envs",
         ),
-        ({"mode": "server", "inference_max_batch": 0}, "inference_max_batch is 0"),
+        ({"mode": "server", "inference_max_batch": 0}, "inference_max_batch: got 0"),
         (
             {"mode": "server", "inference_min_batch": 4, "inference_max_batch": 3},
-            "inference_max_batch is 3; expected at least inference_min_batch, 4",
+            "inference_min_batch: got 4, expected at most inference_max_batch, which is 3",
         ),
-        ({"mode": "server", "inference_device": "gpu"}, "inference_device is 'gpu'"),
-        ({"mode": "server", "inference_timeout": -1.0}, r"inference_timeout is -1.0.*at least 0"),
+        ({"mode": "server", "inference_device": "gpu"}, "inference_device: got 'gpu'"),
+        ({"mode": "server", "inference_timeout": -1.0}, r"inference_timeout: got -1.0.*at least 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, words):
@@ -263,7 +264,7 @@ AGENTS = {
 }
 
 
-@pytest.mark.parametrize("mode", INFERENCE)
+@pytest.mark.parametrize("mode", get_args(Inference))
 @pytest.mark.parametrize("name", AGENTS)
 def test_other_agents(name, mode):
     environment = functools.partial(FakeEnvironment, episode_length=LENGTH)

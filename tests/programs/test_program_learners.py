@@ -12,7 +12,7 @@ from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 
 CONFIG = DQNConfig(
     min_replay_size=50,
@@ -34,7 +34,7 @@ def small_program(agent=None, **changes):
         **changes,
     }
     environment = functools.partial(FakeEnvironment, episode_length=7)
-    return make_program(agent or DQN(CONFIG), environment, **settings)
+    return make_program(agent or DQN(CONFIG), environment, RunConfig(**settings))
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
@@ -51,9 +51,9 @@ def test_two_learners_make_the_steps_of_one_and_go_on_after_a_resume(tmp_path):
 
 
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
-@pytest.mark.parametrize("overlap", [False, True])
-def test_two_on_policy_learners_share_the_envs(overlap, tmp_path):
-    config = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8, overlap=overlap)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_two_on_policy_learners_share_the_envs(lag, tmp_path):
+    config = PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8, max_policy_lag=lag)
     program = small_program(
         PPO(config), envs_per_actor=4, max_learner_steps=12, learner_log_period=1, directory=tmp_path
     )
@@ -61,8 +61,8 @@ def test_two_on_policy_learners_share_the_envs(overlap, tmp_path):
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "learner"]
     # Rows of all envs are counted; an episode of 7 steps has a closing row, which teaches nothing.
     assert all(4 * 5 <= row["rows"] <= 4 * 6 for row in rows)
-    assert all(row["staleness"] <= 1 + overlap for row in rows)
-    with pytest.raises(ValueError, match="The program has 4 envs; with num_learners=3"):
+    assert all(row["staleness"] <= 1 + lag for row in rows)
+    with pytest.raises(ValueError, match="num_learners: got 3, expected a divisor of 4"):
         small_program(PPO(config), envs_per_actor=4, num_learners=3)
 
 
@@ -75,22 +75,17 @@ def test_a_stop_ends_learners_that_wait_for_data_and_for_each_other():
         while not started.is_set():
             started.set() if job.client("counter").get_counts().get("learner_steps", 0) else None
             with pytest.raises(TimeoutError):
-                job.wait(0.2)
+                job.wait(timeout=0.2)
         job.stop()
-        assert job.wait(60) is None
+        assert job.wait(timeout=60) is None
 
 
 class FailsAside(DQN):
     """The second learner's third step fails."""
 
-    def for_learner(self, rank, num_learners):
-        agent = FailsAside(super().for_learner(rank, num_learners).config)
-        agent.rank = rank
-        return agent
-
     def make_learner(self, networks, spec):
         learner = super().make_learner(networks, spec)
-        if getattr(self, "rank", 0) == 1:
+        if self.rank == 1:
             step = learner.step
 
             def failing(batch):
@@ -120,9 +115,9 @@ def test_several_learners_need_processes(engine):
 @pytest.mark.parametrize(
     ("agent", "learners", "message"),
     [
-        (DQN(CONFIG), 3, "batch_size is 16; with num_learners=3"),
-        (DQN(CONFIG), 0, "num_learners is 0"),
-        (RandomActions(), 2, "RandomActions (learns nothing|cannot learn)"),
+        (DQN(CONFIG), 3, "num_learners: got 3, expected a divisor of 16"),
+        (DQN(CONFIG), 0, "num_learners: got 0"),
+        (RandomActions(), 2, "RandomActions (does not learn|cannot learn)"),
     ],
     ids=["indivisible batch", "none", "nothing to learn"],
 )

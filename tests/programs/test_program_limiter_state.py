@@ -9,7 +9,7 @@ import launch
 from agents.impala import IMPALA, IMPALAConfig
 from framework import replay
 from framework.environments.testing import FakeEnvironment
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 from framework.programs.limiter_state import describe_room, describe_stock
 
 
@@ -23,7 +23,9 @@ class Narrow(IMPALA):
 def test_a_queue_that_never_holds_a_batch_is_one_clear_error():
     agent = Narrow(IMPALAConfig(batch_size=4, unroll_length=5, hidden_sizes=(8,)))
     program = make_program(
-        agent, functools.partial(FakeEnvironment), envs_per_actor=9, max_env_steps=500, evaluate_period=None
+        agent,
+        functools.partial(FakeEnvironment),
+        RunConfig(envs_per_actor=9, max_env_steps=500, evaluate_period=None),
     )
     with pytest.raises(launch.LaunchError) as raised:
         launch.launch(program, engine="serial")

@@ -32,7 +32,7 @@ CASES = {
     "continuous": (
         SAC(
             SACConfig(
-                hidden_sizes=(16,), batch_size=16, updates_per_step=0.2, min_replay_size=20, insert_burst=8
+                hidden_sizes=(16,), batch_size=16, samples_per_insert=3.2, min_replay_size=20, insert_burst=8
             )
         ),
         "gymnasium:Pendulum-v1",
@@ -48,10 +48,7 @@ def test_one_thread_goes_on(case):
     program = programs.make_program(
         agent,
         environment,
-        envs_per_actor=envs,
-        max_env_steps=envs * 12,
-        evaluate_period=None,
-        **options,
+        programs.RunConfig(envs_per_actor=envs, max_env_steps=envs * 12, evaluate_period=None, **options),
     )
     result = launch.launch(program, "serial")
     assert result["env_steps"] == envs * 12

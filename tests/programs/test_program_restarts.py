@@ -24,7 +24,7 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 
 PATIENCE = 60.0
 GROUPS = ("actor", "learner", "replay", "evaluator", "counter", "monitor", "checkpointer")
@@ -39,16 +39,18 @@ def start(directory, steps=STEPS, **options):
     program = make_program(
         DQN(config),
         functools.partial(FakeEnvironment, episode_length=7),
-        num_actors=2,
-        envs_per_actor=2,
-        max_env_steps=steps,
-        evaluate_period=1000,
-        num_evaluation_episodes=2,
-        log_period=200,
-        learner_log_period=20,
-        publish_period=5,
-        checkpoint_period=300,
-        directory=directory,
+        RunConfig(
+            num_actors=2,
+            envs_per_actor=2,
+            max_env_steps=steps,
+            evaluate_period=1000,
+            num_evaluation_episodes=2,
+            log_period=200,
+            learner_log_period=20,
+            publish_period=5,
+            checkpoint_period=300,
+            directory=directory,
+        ),
     )
     return launch.start(program, "processes", directory=directory, **options)
 
@@ -74,7 +76,7 @@ def test_any_one_node_may_be_killed(tmp_path, groups):
         for number, group in enumerate(groups, 1):
             wait_for_steps(job, 700 * number)
             os.kill(node_of(job, group)["pid"], signal.SIGKILL)
-        result = job.wait(PATIENCE)
+        result = job.wait(timeout=PATIENCE)
         assert result["reason"] == "max_env_steps"
         assert result["env_steps"] == STEPS
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
@@ -92,7 +94,7 @@ def test_a_hung_learner_is_found_and_made_anew(tmp_path):
     with start(tmp_path, restarts={"learner": 1}, heartbeat_timeout=8.0) as job:
         wait_for_steps(job, 700)
         os.kill(node_of(job, "learner")["pid"], signal.SIGSTOP)
-        assert job.wait(PATIENCE)["env_steps"] == STEPS
+        assert job.wait(timeout=PATIENCE)["env_steps"] == STEPS
         learner = node_of(job, "learner")
         assert learner["restarts"] == 1
         assert "no sign of life" in learner["error"]

@@ -6,9 +6,10 @@ import logging
 import pytest
 
 import launch
-from agents.ppo import PPO, TABLE, PPOConfig
+from agents.ppo import PPO, PPOConfig
+from framework.adders import QUEUE_TABLE
 from framework.environments.testing import FakeEnvironment
-from framework.programs import make_program, stall_detector
+from framework.programs import RunConfig, make_program, stall_detector
 from framework.programs.stall_detector import StallDetector
 
 CASES = {
@@ -38,22 +39,19 @@ def test_what_is_a_stall_detector(case):
     assert found == expected
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, overlap):
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, lag):
     monkeypatch.setattr(stall_detector, "PATIENCE_S", 0.6)
-    config = PPOConfig(unroll_length=8, epochs=1, hidden_sizes=(8,), overlap=overlap)
+    config = PPOConfig(unroll_length=8, epochs=1, hidden_sizes=(8,), max_policy_lag=lag)
     program = make_program(
         PPO(config),
         functools.partial(FakeEnvironment, episode_length=7),
-        num_actors=2,
-        envs_per_actor=2,
-        max_env_steps=2000,
-        evaluate_period=None,
+        RunConfig(num_actors=2, envs_per_actor=2, max_env_steps=2000, evaluate_period=None),
     )
     with launch.start(program, engine="threads") as job, caplog.at_level(logging.WARNING):
         client = job.client("replay")
         for _ in range(8):  # as many items as there are in flight at most
-            client.sample_batch(TABLE, 1, timeout=30)
+            client.sample_batch(QUEUE_TABLE, 1, timeout=30)
         result = job.wait(timeout=100)
     assert result["env_steps"] == 2000
     assert any("published the parameters" in text for text in caplog.messages)

@@ -11,10 +11,10 @@ import pytest
 import launch
 from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions
-from framework.checkpointing import Checkpointer
+from framework.checkpoints import Checkpointer
 from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl, without_times
-from framework.programs import make_program
+from framework.programs import RunConfig, make_program
 
 ENGINES = ["serial", "threads", "processes"]
 
@@ -38,7 +38,7 @@ def small_program(directory: pathlib.Path | None = None, **changes) -> launch.Pr
     settings.update(changes)
     agent = settings.pop("agent", None) or DQN(SMALL)
     factory = settings.pop("environment", functools.partial(FakeEnvironment, episode_length=7))
-    return make_program(agent, factory, **settings)
+    return make_program(agent, factory, RunConfig(**settings))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -11,25 +11,23 @@ import numpy as np
 import pytest
 
 import launch
-from agents.ppo import PPO, TABLE, PPOConfig
+from agents.ppo import PPO, PPOConfig
 from framework import replay
+from framework.adders import QUEUE_TABLE
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import actor_worker, make_program
+from framework.programs import RunConfig, lockstep, make_program
 from framework.specs import Array
 
 CONFIG = {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}
 
 
-def program(overlap, steps, **changes):
+def program(lag, steps, **changes):
     settings = {"evaluate_period": 200, "num_evaluation_episodes": 2, **changes}
     return make_program(
-        PPO(PPOConfig(overlap=overlap, **CONFIG)),
+        PPO(PPOConfig(max_policy_lag=lag, **CONFIG)),
         functools.partial(FakeEnvironment, episode_length=7),
-        num_actors=2,
-        envs_per_actor=3,
-        max_env_steps=steps,
-        **settings,
+        RunConfig(num_actors=2, envs_per_actor=3, max_env_steps=steps, **settings),
     )
 
 
@@ -37,9 +35,6 @@ def slow_ppo(before_step):
     """PPO whose learner calls ``before_step()`` first, in each step."""
 
     class Slow(PPO):
-        def for_envs(self, num_envs):
-            return Slow(self.config, num_envs, self.num_learners)
-
         def make_learner(self, networks, spec):
             learner = super().make_learner(networks, spec)
             step = learner.step
@@ -49,17 +44,19 @@ def slow_ppo(before_step):
     return Slow
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("num_actors", [1, 2])
-def test_the_last_whole_batch_is_learned_from(num_actors, overlap):
-    agent = slow_ppo(lambda: time.sleep(0.2))(PPOConfig(overlap=overlap, **CONFIG))
+def test_the_last_whole_batch_is_learned_from(num_actors, lag):
+    agent = slow_ppo(lambda: time.sleep(0.2))(PPOConfig(max_policy_lag=lag, **CONFIG))
     graph = make_program(
         agent,
         functools.partial(FakeEnvironment, episode_length=1_000),
-        num_actors=num_actors,
-        envs_per_actor=3,
-        max_env_steps=3 * num_actors * 8 * 4,
-        evaluate_period=None,
+        RunConfig(
+            num_actors=num_actors,
+            envs_per_actor=3,
+            max_env_steps=3 * num_actors * 8 * 4,
+            evaluate_period=None,
+        ),
     )
     assert launch.launch(graph, engine="threads")["learner_steps"] == 4
 
@@ -69,10 +66,7 @@ def test_the_last_evaluation_is_of_what_was_learned_last(tmp_path):
     graph = make_program(
         agent,
         functools.partial(FakeEnvironment, episode_length=50),
-        envs_per_actor=4,
-        max_env_steps=4 * 8 * 5,
-        num_evaluation_episodes=1,
-        directory=tmp_path,
+        RunConfig(envs_per_actor=4, max_env_steps=4 * 8 * 5, num_evaluation_episodes=1, directory=tmp_path),
     )
     assert launch.launch(graph, engine="threads")["learner_steps"] == 5
     rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"]
@@ -80,24 +74,24 @@ def test_the_last_evaluation_is_of_what_was_learned_last(tmp_path):
 
 
 # 127 steps end in the third unroll; others leave one actor with some steps when the other has none left.
-CASES = [(overlap, steps) for overlap in (False, True) for steps in (127, 500, 611)]
+CASES = [(lag, steps) for lag in (0, 1) for steps in (127, 500, 611)]
 
 
-@pytest.mark.parametrize(("overlap", "steps"), CASES)
+@pytest.mark.parametrize(("lag", "steps"), CASES)
 @pytest.mark.parametrize("engine", ["serial", "threads"])
-def test_the_end_of_the_budget_leaves_nobody_waiting(engine, overlap, steps):
-    result = launch.launch(program(overlap, steps), engine=engine)
+def test_the_end_of_the_budget_leaves_nobody_waiting(engine, lag, steps):
+    result = launch.launch(program(lag, steps), engine=engine)
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
 
 
 def test_ends_in_processes():
-    assert launch.launch(program(False, 400), engine="processes")["env_steps"] == 400
+    assert launch.launch(program(0, 400), engine="processes")["env_steps"] == 400
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_run_whose_queue_is_empty_at_its_end_goes_on_from_there(overlap, tmp_path):
-    assert launch.launch(program(overlap, 480, directory=tmp_path), engine="serial")["env_steps"] == 480
-    result = launch.launch(program(overlap, 1_000, directory=tmp_path), engine="serial")
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_run_whose_queue_is_empty_at_its_end_goes_on_from_there(lag, tmp_path):
+    assert launch.launch(program(lag, 480, directory=tmp_path), engine="serial")["env_steps"] == 480
+    result = launch.launch(program(lag, 1_000, directory=tmp_path), engine="serial")
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 1_000)
     assert result["learner_steps"] > 1_000 // (8 * 2 * 3) - 6
 
@@ -105,18 +99,15 @@ def test_a_run_whose_queue_is_empty_at_its_end_goes_on_from_there(overlap, tmp_p
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_stop_ends_the_wait_for_a_version(engine):
     # The learner stops after its third step, when the actors wait for the next version or soon will.
-    result = launch.launch(program(False, None, max_learner_steps=3, evaluate_period=None), engine=engine)
+    result = launch.launch(program(0, None, max_learner_steps=3, evaluate_period=None), engine=engine)
     assert result["learner_steps"] == 3
 
 
 class Refused(PPO):
     """Its table takes nothing of what its actors send, and says so only after they went on."""
 
-    def for_envs(self, num_envs):
-        return Refused(self.config, num_envs, self.num_learners)
-
     def make_tables(self, spec):
-        return [replay.Table.queue(TABLE, 100, signature={"nothing": Array((), np.float32)})]
+        return [replay.Table.queue(QUEUE_TABLE, 100, signature={"nothing": Array((), np.float32)})]
 
 
 @pytest.mark.parametrize("inference", ["local", "alternating"])
@@ -124,10 +115,7 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(i
     graph = make_program(
         Refused(PPOConfig(**CONFIG)),
         FakeEnvironment,
-        envs_per_actor=2,
-        max_env_steps=400,
-        evaluate_period=None,
-        inference=inference,
+        RunConfig(envs_per_actor=2, max_env_steps=400, evaluate_period=None, inference=inference),
     )
     with pytest.raises(launch.NodeError, match="nothing"), launch.start(graph, engine="processes") as job:
         job.wait(timeout=60)
@@ -136,7 +124,7 @@ def test_an_actor_that_waits_for_parameters_learns_that_its_unroll_was_refused(i
 @pytest.mark.slow
 def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versions_before():
     """Else actors that have version 9 would wait for a tenth while the new learner makes its first."""
-    with launch.start(program(False, 3000, evaluate_period=None), restarts={"learner": 1}) as job:
+    with launch.start(program(0, 3000, evaluate_period=None), restarts={"learner": 1}) as job:
         assert job.client("counter").wait_for("learner_steps", 9, timeout=60)
         (learner,) = [node for node in job.status()["nodes"] if node["group"] == "learner"]
         os.kill(learner["pid"], signal.SIGKILL)
@@ -146,7 +134,7 @@ def test_a_learner_that_comes_back_without_a_checkpoint_goes_on_above_the_versio
 
 def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     """The learner waits for the test, between its first two steps."""
-    monkeypatch.setattr(actor_worker, "_SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(lockstep, "_SAY_PERIOD_S", 0.0)
     gate, said = threading.Event(), threading.Event()
     slow = slow_ppo(lambda: gate.wait(30))
 
@@ -154,11 +142,11 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
         def emit(self, record):
             said.set()
 
-    logger = logging.getLogger(actor_worker.__name__)
+    logger = logging.getLogger(lockstep.__name__)
     logger.addHandler(handler := Hears())
     try:
         graph = make_program(
-            slow(PPOConfig(**CONFIG)), FakeEnvironment, max_env_steps=100, evaluate_period=None
+            slow(PPOConfig(**CONFIG)), FakeEnvironment, RunConfig(max_env_steps=100, evaluate_period=None)
         )
         with launch.start(graph, engine="threads") as job:
             assert said.wait(30)
@@ -172,8 +160,8 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
 
 
 def test_a_resumed_run_goes_on_in_step(tmp_path):
-    launch.launch(program(False, 300, directory=tmp_path), engine="serial")
-    result = launch.launch(program(False, 600, directory=tmp_path), engine="serial")
+    launch.launch(program(0, 300, directory=tmp_path), engine="serial")
+    result = launch.launch(program(0, 600, directory=tmp_path), engine="serial")
     assert result["env_steps"] == 600
     assert (
         result["learner_steps"] > 9

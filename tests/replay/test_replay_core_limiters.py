@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from embedded_table import insert_now
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -52,11 +53,11 @@ def test_one_limiter_serves_one_table():
     [(1, 1, 1, 2), (2, 3, 4, 5), (0.5, 4, 2, 8), (4, 2, (0, 16), 4), (8, 10, 80, 20)],
 )
 def test_inserts_before_the_first_sample(ratio, minimum, buffer, expected):
-    client, _ = make_client(rl.SampleToInsertRatio(ratio, minimum, buffer), 1000, 0)
+    client, table = make_client(rl.SampleToInsertRatio(ratio, minimum, buffer), 1000, 0)
     writer = client.batch_writer()
     rows = writer.append("s", {"x": np.arange(100)})
     with pytest.raises(replay.DeadlineExceededError) as error:
-        writer.create_items("t", writer.slice("s", "x", rows), timeout=0)
+        insert_now(table, writer.slice("s", "x", rows))
     assert error.value.args[1] == expected
     assert client.server_info()["t"].current_size == expected
 
@@ -130,11 +131,11 @@ class LimiterMachine(RuleBasedStateMachine):
             allowed += 1
         leaf = self.writer.slice("s", "x", rows)
         if allowed == n:
-            keys = self.writer.create_items("t", leaf, timeout=0)
+            keys = insert_now(self.table, leaf)
             self.keys.update(zip(range(self.value, self.value + n), keys.tolist(), strict=True))
         else:
             with pytest.raises(replay.DeadlineExceededError) as error:
-                self.writer.create_items("t", leaf, timeout=0)
+                insert_now(self.table, leaf)
             assert error.value.args[1] == allowed
         self.writer.release("s", rows)
         self.value += n

@@ -143,14 +143,23 @@ def test_infer_signature():
         (lambda: structured.infer_signature([config(-1), config(-1, table="u")], SPEC), "one table"),
         (lambda: structured.infer_signature([config(-1), config(slice(-2, None))], SPEC), "one kind"),
         (
-            lambda: structured.infer_signature([config(slice(-3, None)), config(slice(-2, None))], SPEC),
-            "lengths",
+            lambda: structured.infer_signature(
+                [config(-1), structured.create_config([STEP["a"][-1]], "t")], SPEC
+            ),
+            "different nests",
         ),
-        (lambda: structured.infer_signature([config(-1)], {"z": SPEC["a"]}), "'a', the step has"),
+        (
+            lambda: structured.infer_signature(
+                [structured.create_config(STEP["b"]["c"][-1], "t")], {"z": SPEC["a"]}
+            ),
+            "'b/c': got leaf 1, the step has 1",
+        ),
         (lambda: make().structured_writer([]), "configs"),
         (
-            lambda: run([structured.create_config(structured.Reference("q")[-1], "t")], 1),
-            "'q', the steps have",
+            lambda: (
+                make().structured_writer([structured.create_config(STEP["b"]["c"][-1], "t")]).append({"a": 1})
+            ),
+            r"1 leaves \['a'\], expected 2",
         ),
     ],
 )

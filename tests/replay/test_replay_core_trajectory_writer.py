@@ -21,6 +21,10 @@ def fill(writer, n, begin=0):
         writer.append({"a": i, "x": np.full(3, i, np.float32)})
 
 
+def num_rows(client):
+    return sum(stream.num_rows for stream in client.store.streams.values())
+
+
 def one(client, table="t"):
     return next(client.sample(table, emit_timesteps=False, unpack_as_table_signature=True, timeout=0)).data
 
@@ -79,21 +83,21 @@ def test_reference_that_expires_later_is_refused():
     fill(writer, 1)
     with pytest.raises(ValueError, match="no longer kept"):
         writer.create_item("t", 1.0, old)
-    assert client.store.streams[writer._stream].num_rows == 2
+    assert num_rows(client) == 2
 
 
 @pytest.mark.parametrize(
     ("trajectory", "message"),
     [
         (lambda w: {"a": 1}, "leaf 'a': got int"),
-        (lambda w: [w.history["a"]], "whole history"),
+        (lambda w: [w.history["a"]], "leaf '0': got ColumnHistory"),
         (lambda w: {}, "without leaves"),
     ],
 )
 def test_wrong_trajectories(trajectory, message):
     writer = make().trajectory_writer(2)
     fill(writer, 2)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         writer.create_item("t", 1.0, trajectory(writer))
 
 
@@ -117,10 +121,9 @@ def test_unknown_table():
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ({"a": 1.0}, "'a': got dtype float64, expected int64"),
-        ({"a": np.array([1, 2])}, r"'a': got shape \(2,\), expected \(\)"),
+        ({"a": 1.0}, r"'a': got float64\[\], expected int64\[\]"),
+        ({"a": np.array([1, 2])}, r"'a': got int64\[2\], expected int64\[\]"),
         ({"a": {"b": 1}}, "structure changed at /a"),
-        ({"a": None}, "without data"),
         ({"z": object()}, "'z': got object"),
     ],
 )
@@ -128,10 +131,10 @@ def test_append_checks_and_writes_nothing(step, message):
     client = make()
     writer = client.trajectory_writer(2)
     fill(writer, 2)
-    rows = client.store.streams[writer._stream].num_rows
+    rows = num_rows(client)
     with pytest.raises(ValueError, match=message):
         writer.append(step)
-    assert (writer.episode_steps, client.store.streams[writer._stream].num_rows) == (2, rows)
+    assert (writer.episode_steps, num_rows(client)) == (2, rows)
     fill(writer, 1)
 
 
@@ -164,9 +167,9 @@ def test_partial_steps():
     writer.append({"a": 5})
     assert writer.episode_steps == 1
     writer.append({"o": 2}, partial_step=True)
-    writer.create_item("t", 1.0, {"o": writer.history["o"][-2:], "a": writer.history["a"][-1]})
+    writer.create_item("t", 1.0, {"o": writer.history["o"][-2:], "a": writer.history["a"][-2]})
     assert one(client)["o"].tolist() == [1, 2]
-    assert client.store.streams[writer._stream].num_rows == 2
+    assert num_rows(client) == 2
 
 
 def test_configure_keeps_a_column_longer():
@@ -194,11 +197,11 @@ def test_items_share_rows_and_free_them():
             item = {"a": writer.history["a"][-3:], "x": writer.history["x"][-1]}
             keys = [writer.create_item(table, 1.0, item) for table in "tu"]
             assert keys[0] != keys[1]
-    assert client.store.streams[writer._stream].num_rows == 4
+    assert num_rows(client) == 4
     writer.close()
     client.reset("t")
     client.reset("u")
-    assert client.store.streams[writer._stream].num_rows == 0
+    assert num_rows(client) == 0
 
 
 def test_keys_can_be_used():
@@ -227,7 +230,7 @@ def test_create_item_does_not_wait_and_flush_does():
     writer.flush(timeout=0)
     assert one(client) == 4
     writer.close()
-    assert client.store.streams[writer._stream].num_rows == 0
+    assert num_rows(client) == 0
 
 
 def test_close_says_what_it_dropped():
@@ -239,7 +242,7 @@ def test_close_says_what_it_dropped():
     assert writer.close(timeout=0) == 3
     assert [int(one(client)) for _ in range(2)] == [0, 1]
     assert not client.can_sample("t")
-    assert client.store.streams[writer._stream].num_rows == 0
+    assert num_rows(client) == 0
     with pytest.raises(replay.ServerClosed):
         writer.append({"a": 1})
 
@@ -335,3 +338,24 @@ def test_a_flush_that_may_leave_items_waits_only_for_those_beyond():
             writer.flush(block_until_num_items=1, timeout=0)
         assert [int(client.sample_batch("t", 1, timeout=0).data[0]) for _ in range(5)] == list(range(5))
         writer.flush(timeout=0)
+
+
+@pytest.mark.parametrize("kind", ["trajectory", "structured", "older"])
+def test_writers_that_are_dropped_release_their_rows(kind):
+    client = make(times=0)
+    reference = replay.structured.create_reference_step({"a": None})
+    config = replay.structured.create_config({"v": reference["a"][-1]}, "t")
+    make_writer = {
+        "trajectory": lambda: client.trajectory_writer(10),
+        "structured": lambda: client.structured_writer([config]),
+        "older": lambda: client.writer(10),
+    }[kind]
+    for _ in range(3):
+        writer = make_writer()
+        for i in range(10):
+            writer.append({"a": i})
+        del writer
+    assert client.server_info()["t"].current_size == (30 if kind == "structured" else 0)
+    assert num_rows(client) == (30 if kind == "structured" else 0)
+    client.reset("t")
+    assert num_rows(client) == 0

@@ -364,10 +364,12 @@ def test_dqn_trains(engine):
     program = programs.make_program(
         DQN(config),
         functools.partial(_environment),
-        max_env_steps=400,
-        evaluate_period=400,
-        num_evaluation_episodes=2,
-        replay_backend="framework.replay.dm_reverb",
+        programs.RunConfig(
+            max_env_steps=400,
+            evaluate_period=400,
+            num_evaluation_episodes=2,
+            replay_backend="reverb",
+        ),
     )
     result = launch.launch(program, engine=engine)
     assert result["env_steps"] == 400 and result["learner_steps"] >= 40

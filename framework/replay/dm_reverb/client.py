@@ -48,7 +48,6 @@ class Client:
         self._interrupted = False
         self._closed = False
         self._writers: list[ReverbWriter] = []
-        self._pending: list[Any] = []
         self._kept: dict[str, list[Any]] = {}  # samples that were drawn and not handed out
         self._coming: dict[str, int] = {}  # samples that calls on their way will get
         self._max_priority: dict[str, float] = {}
@@ -68,21 +67,9 @@ class Client:
         if writer in self._writers:
             self._writers.remove(writer)
 
-    def register_pending(self, pending: Any) -> None:
-        """``pending.flush_pending()`` is called, from any thread, before a table is read. It must not
-        wait."""
-        self._pending.append(pending)
-
-    def unregister_pending(self, pending: Any) -> None:
-        """The opposite of ``register_pending``."""
-        if pending in self._pending:
-            self._pending.remove(pending)
-
     def settle(self) -> None:
         """What the writers of this client hold back is in the tables, as far as the rate limiters let
         it in."""
-        for pending in list(self._pending):
-            pending.flush_pending()
         for writer in list(self._writers):
             writer.settle_if_idle()
 

@@ -102,7 +102,10 @@ def native_checkpointer(checkpointer: Any) -> Any:
         )
     private = pathlib.Path(folder) / _PRIVATE
     private.mkdir(parents=True, exist_ok=True)
-    return reverb.checkpointers.DefaultCheckpointer(str(private))
+    fallback = getattr(checkpointer, "fallback_checkpoint_path", None)
+    return reverb.checkpointers.DefaultCheckpointer(
+        str(private), fallback_checkpoint_path=None if fallback is None else os.fspath(fallback)
+    )
 
 
 # What launch.ReplayNode calls.

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from framework import nest as nests
-from framework.replay.batch_writer import BatchWriter
 from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.errors import DeadlineExceededError, ServerClosed
+from framework.replay.late import LateFlush
+from framework.replay.local.rows import HeldRows
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import RowStore
 from framework.types import Nest
@@ -39,7 +41,7 @@ _STRUCTURES = "structure"  # the stream of the descriptions of structures
 
 
 class ReverbWriter:
-    """Has the interface of `BatchWriter`; see there for the arguments and errors of its methods.
+    """See `contracts.Writer`.
 
     It differs in two ways. ``create_items`` returns no keys: dm-reverb does not tell them. Items are on
     their way when ``create_items`` returns; it waits while more than ``max_in_flight_items`` would be.
@@ -49,7 +51,9 @@ class ReverbWriter:
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
         self.store = RowStore()
-        self._rows = BatchWriter(self)  # type: ignore[arg-type]
+        self._rows = HeldRows(self.store)
+        self._late = LateFlush(self)
+        self._before_read: Callable[[], object] | None = None
         self._builder = LayoutBuilder()
         self._reverb = client
         self._max_in_flight = max_in_flight_items or DEFAULT_IN_FLIGHT
@@ -102,21 +106,30 @@ class ReverbWriter:
             if priorities is not None:
                 priorities = check_priorities(priorities, n)
             deadline = None if timeout is None else time.monotonic() + timeout
+            late: DeadlineExceededError | None = None
             for begin in range(0, n, self._burst):
                 end = min(n, begin + self._burst)
-                try:
-                    self._wait_for(self._max_in_flight - (end - begin), deadline)
-                except DeadlineExceededError as error:
-                    raise DeadlineExceededError(str(error), begin) from None
+                if late is None:
+                    try:
+                        self._wait_for(self._max_in_flight - (end - begin), deadline)
+                    except DeadlineExceededError as error:  # the items wait in dm-reverb's writer
+                        late = error
                 self._make_writer(layout)
                 self._create(table, layout, index[begin:end], lengths, begin, priorities, has_signature)
+            if late is not None:
+                raise late
             return np.zeros(0, np.uint64)
 
-    def offer_items(
-        self, table: str, trajectory: Nest, priorities: Any = None, episodes: np.ndarray | None = None
-    ) -> np.ndarray:
-        """The same as ``create_items``, which waits only while too many items are in flight."""
-        return self.create_items(table, trajectory, priorities, episodes)
+    @property
+    def num_pending(self) -> int:
+        with self._lock:
+            return self._count_pending() if self._unconfirmed and self._writer is not None else 0
+
+    def call_later(self, method: Callable[[], object], delay: float) -> None:
+        self._late.call_later(method, delay)
+
+    def before_read(self, function: Callable[[], object]) -> None:
+        self._before_read = function
 
     def _create(
         self,
@@ -174,6 +187,8 @@ class ReverbWriter:
     def settle_if_idle(self) -> None:
         """`settle` unless another thread is inside this writer, which may wait for the very reader that
         asks."""
+        if self._before_read is not None:
+            self._before_read()
         if self._lock.acquire(blocking=False):
             try:
                 self.settle()
@@ -191,6 +206,7 @@ class ReverbWriter:
                 dropped = self._count_pending()
             finally:
                 self._closed = True
+                self._late.close()
                 self._reverb.forget_writer(self)
                 if self._writer is not None:
                     self._writer.close()
@@ -201,6 +217,7 @@ class ReverbWriter:
     def _check_open(self) -> None:
         if self._closed:
             raise ServerClosed("the writer was closed")
+        self._late.check()
 
     def __enter__(self) -> ReverbWriter:
         return self

@@ -1,0 +1,1 @@
+"""Replay in the process of its tables: direct calls, no messages."""

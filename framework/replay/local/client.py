@@ -15,9 +15,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from framework.replay.batch_writer import BatchWriter
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
-from framework.replay.errors import ServerClosed, UnknownTableError
+from framework.replay.errors import ServerClosed
+from framework.replay.local.writer import LocalWriter, find_table
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.delivery import Delivery
@@ -60,7 +60,7 @@ class EmbeddedClient(ReverbApi):
         for table in tables:
             table.attach(self.store, concurrent)
         self._interrupted = False
-        self._writers: list[BatchWriter] = []
+        self._writers: weakref.WeakSet[LocalWriter] = weakref.WeakSet()
         #: Where clients of other processes find these tables; set by `Server`.
         self.address: str | None = None
         #: The function that connects another process to these tables, and its arguments; set by `Server`.
@@ -70,19 +70,14 @@ class EmbeddedClient(ReverbApi):
 
     def table(self, name: str) -> Table:
         """The table; RuntimeError as in Reverb if there is none of that name."""
-        try:
-            return self.tables[name]
-        except KeyError:
-            raise UnknownTableError(
-                f"table {name!r} was not found; there are {sorted(self.tables)}"
-            ) from None
+        return find_table(self.tables, name)
 
     def another(self) -> EmbeddedClient:
         """A client of the same tables with writers and an ``interrupt`` of its own."""
         client = object.__new__(type(self))
         client.__dict__.update(self.__dict__)
         client._interrupted = False
-        client._writers = []
+        client._writers = weakref.WeakSet()
         return client
 
     def __reduce__(self) -> Any:
@@ -100,28 +95,17 @@ class EmbeddedClient(ReverbApi):
         """Whether ``interrupt`` or ``close`` was called."""
         return self._interrupted
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> BatchWriter:
-        """A writer for B envs. Items are inserted at once here, so none is ever in flight."""
-        if max_in_flight_items is not None and max_in_flight_items < 1:
-            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
-        writer = BatchWriter(self)
-        self._writers.append(writer)
+    def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
+        """A writer for B envs; see `contracts.Writer` and `LocalWriter`."""
+        writer = LocalWriter(
+            self.tables, self.store, max_in_flight_items, self.concurrent, self.is_interrupted
+        )
+        self._writers.add(writer)
         return writer
 
     def source(self) -> EmbeddedSource:
         """What a `Dataset` draws from."""
         return EmbeddedSource(self)
-
-    def register_pending(self, pending: Any) -> None:
-        """``pending.flush_pending()`` is called, from any thread, before a table is read. It must not
-        wait."""
-        for table in self.tables.values():
-            table.add_drain(pending.flush_pending)
-
-    def unregister_pending(self, pending: Any) -> None:
-        """The opposite of ``register_pending``."""
-        for table in self.tables.values():
-            table.remove_drain(pending.flush_pending)
 
     def sample_batch(
         self,

@@ -6,6 +6,7 @@ elsewhere arrays travel in the messages. The caller does not notice.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 import weakref
@@ -109,6 +110,7 @@ class ServedClient(ReverbApi):
         self._mapped: MappedStore | None = None
         self._lock = threading.Lock()
         self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
+        self._dropped: collections.deque[ServedWriter] = collections.deque()
 
     def __reduce__(self) -> Any:
         return type(self), self._arguments
@@ -211,18 +213,27 @@ class ServedClient(ReverbApi):
         Args:
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
-        writer = ServedWriter(self._channel.connection(), self._mapped_store, max_in_flight_items)
+        self._close_dropped()
+        connection = self._channel.connection()
+        writer = ServedWriter(connection, self._mapped_store, max_in_flight_items, self._dropped)
         with self._lock:
             self._writers.add(writer)
         return writer
 
     def _show(self) -> None:
         """Has the server try what this client's writers have created, before anything is read."""
+        self._close_dropped()
         if self._writers:
             with self._lock:
                 writers = list(self._writers)
             for writer in writers:
                 writer.show()
+
+    def _close_dropped(self) -> None:
+        """Ends writers that were dropped without `close`: inserts what they can without waiting."""
+        with contextlib.suppress(IndexError):  # another thread may be at it
+            while self._dropped:
+                self._dropped.popleft().close(timeout=0)
 
     # The rest.
 

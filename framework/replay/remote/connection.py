@@ -191,7 +191,7 @@ class Connection:
             self._end()
         self._next_id += 1
         message["id"] = self._next_id
-        if self.done:
+        if self.done and message["op"] != "cancel":  # the service itself takes that one
             done = message["done"] = []
             while self.done:
                 done.append(self.done.popleft())

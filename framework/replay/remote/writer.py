@@ -14,9 +14,9 @@ call raises `ServerLost`. The caller makes a new writer.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
-import sys
 import threading
 import time
 import weakref
@@ -96,6 +96,7 @@ class ServedWriter:
       connection: the writer's own.
       mapped: returns the mapped rows of the connection's server.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
+      dropped: where a writer that is dropped without `close` puts itself, to be closed.
 
     Attributes:
       num_lost: items that were in flight when the server was lost.
@@ -105,8 +106,11 @@ class ServedWriter:
         self,
         connection: Connection,
         mapped: Callable[[Connection], MappedStore],
-        max_in_flight_items: int | None = None,
+        max_in_flight_items: int | None,
+        dropped: collections.deque[ServedWriter],
     ) -> None:
+        self._closed = True  # until there is something to close
+        self._dropped = dropped
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self.num_lost = 0
@@ -301,10 +305,9 @@ class ServedWriter:
                 self._pending = self._created - self._failed - int(answer["inserted"])
 
     def __del__(self) -> None:
-        # A writer that is dropped inserts what it can without waiting for room, and gives its rows back.
-        if not sys.is_finalizing():
-            with contextlib.suppress(Exception):
-                self.close(timeout=0)
+        # The client closes it the next time that it is used: a garbage collector must not wait for a server.
+        if not self._closed:
+            self._dropped.append(self)
 
     def __enter__(self) -> ServedWriter:
         return self

@@ -1,76 +1,75 @@
-"""The history of a ``TrajectoryWriter``: columns that slice and index, and what comes out."""
+"""The history of a writer: steps, columns that slice and index them, and the parts that items refer to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import collections
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from framework import nest as nests
-
-# Reads rows of a column back: (column, rows int64 [L]) -> [L, ...].
-Reader = Callable[[str, np.ndarray], np.ndarray]
+Index = int | slice | Sequence[int]
 
 
-class Shape(NamedTuple):
-    """The structure of a nest: the paths of its leaves and how to put leaves back."""
+class Step:
+    """One step: its row in the writer's stream and its data, by path.
 
-    paths: list[str]
-    pack: Callable[[list[Any]], Any]
+    `row` is None before the step has any data, and again after the writer released the row.
+    """
 
-
-class Describer:
-    """Flattens nests; what it has worked out of a structure it keeps."""
+    __slots__ = ("data", "row")
 
     def __init__(self) -> None:
-        self._known: dict[Any, Shape] = {}
+        self.row: int | None = None
+        self.data: dict[str, np.ndarray] = {}
 
-    def __call__(self, nest: Any) -> tuple[list[Any], Shape]:
-        """``(leaves, shape)``; the same shape object for the same structure."""
-        if type(nest) is dict and not any(isinstance(value, (dict, list, tuple)) for value in nest.values()):
-            key: Any = tuple(nest)  # the common flat case
-            known = self._known.get(key)
-            if known is not None:
-                return [nest[path] for path in known.paths], known
-        leaves, structure = nests.flatten(nest)
-        frozen = nests.freeze(structure)
-        known = self._known.get(frozen)
-        if known is None:
-            known = self._known[frozen] = Shape(nests.paths(structure), nests.packer(structure))
-        if type(nest) is dict and list(nest) and known.paths == sorted(nest):
-            self._known[tuple(nest)] = known
-        return leaves, known
+
+class Steps:
+    """The steps since the last reset, open step included. The oldest ones may be forgotten.
+
+    All columns of a writer look at the same steps, so that one index names one step in each of them.
+    """
+
+    def __init__(self) -> None:
+        self.kept: collections.deque[Step] = collections.deque()
+        self.num_forgotten = 0
+
+    def __len__(self) -> int:
+        return self.num_forgotten + len(self.kept)
+
+    def forget(self) -> Step:
+        """Forgets the oldest step and returns it."""
+        self.num_forgotten += 1
+        return self.kept.popleft()
+
+    def clear(self) -> list[Step]:
+        """Begins a new history and returns the steps of the old one."""
+        steps = list(self.kept)
+        self.kept.clear()
+        self.num_forgotten = 0
+        return steps
 
 
 class TrajectoryColumn:
-    """Some steps of one column, for ``create_item``: ``history["x"][-3:]``; without a time axis from an int
-    index."""
+    """Some steps of one column, for `create_item`: `history["x"][-3:]`. An int index drops the time axis."""
 
-    __slots__ = ("_read", "column", "dtype", "path", "rows", "squeeze", "step_shape", "stream")
+    __slots__ = ("path", "source", "squeeze", "steps")
 
-    def __init__(
-        self,
-        stream: str,
-        column: str,
-        path: str,
-        rows: tuple[int, ...],
-        squeeze: bool,
-        spec: tuple[tuple[int, ...], np.dtype],
-        read: Reader,
-    ):
-        self.stream = stream
-        self.column = column
+    def __init__(self, path: str, steps: tuple[Step, ...], squeeze: bool, source: Steps):
         self.path = path
-        self.rows = rows
+        self.steps = steps
         self.squeeze = squeeze
-        self.step_shape, self.dtype = spec
-        self._read = read
+        self.source = source
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """``[L, ...]``, or ``[...]`` of one step."""
-        return self.step_shape if self.squeeze else (len(self.rows), *self.step_shape)
+        """`[L, ...]`, or `[...]` for one step."""
+        shape = self.steps[0].data[self.path].shape
+        return shape if self.squeeze else (len(self.steps), *shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the data."""
+        return self.steps[0].data[self.path].dtype
 
     @property
     def is_squeezed(self) -> bool:
@@ -78,26 +77,25 @@ class TrajectoryColumn:
         return self.squeeze
 
     def numpy(self) -> np.ndarray:
-        """The data, copied."""
-        data = self._read(self.column, np.array(self.rows, np.int64))
-        return data[0] if self.squeeze else data
+        """A copy of the data."""
+        if self.squeeze:
+            return self.steps[0].data[self.path].copy()
+        return np.stack([step.data[self.path] for step in self.steps])
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.steps)
 
-    def __getitem__(self, index: int | slice | list[int]) -> TrajectoryColumn:
-        """Some of these steps; from an int one step without a time axis."""
+    def __getitem__(self, index: Index) -> TrajectoryColumn:
+        """Some of these steps; an int index drops the time axis."""
         if isinstance(index, slice):
-            rows = self.rows[index]
-        elif isinstance(index, list):
-            rows = tuple(self.rows[at] for at in index)
+            steps = self.steps[index]
+        elif isinstance(index, int):
+            steps = (self.steps[index],)
         else:
-            rows = (self.rows[index],)
-        if not rows:
-            raise ValueError(f"{self!r}: {index} selects none of {len(self)} steps, expected some")
-        squeeze = not isinstance(index, (slice, list))
-        spec = (self.step_shape, self.dtype)
-        return TrajectoryColumn(self.stream, self.column, self.path, rows, squeeze, spec, self._read)
+            steps = tuple(self.steps[at] for at in index)
+        if not steps:
+            raise ValueError(f"{self!r}: {index} selects none of {len(self)} steps, expected at least one")
+        return TrajectoryColumn(self.path, steps, isinstance(index, int), self.source)
 
     def __iter__(self) -> Iterator[TrajectoryColumn]:
         return (self[at] for at in range(len(self)))
@@ -107,82 +105,72 @@ class TrajectoryColumn:
 
 
 class ColumnHistory:
-    """One column since the last reset; an index counts steps, whether or not they are still kept.
+    """One column since the last reset. An index counts all steps, also those that the writer has forgotten.
 
-    ``history[-1]`` is one step, ``history[-3:]``, ``history[::2]`` and ``history[[0, 2]]`` are several, in
-    the order asked for.
+    `history[-1]` is one step; `history[-3:]`, `history[::2]` and `history[[0, 2]]` are several, in the order
+    of the index.
     """
 
-    def __init__(self, stream: str, column: str, path: str, keep: int, read: Reader):
-        self.stream = stream
-        self.column = column
+    def __init__(self, path: str, keep: int, steps: Steps):
         self.path = path
+        #: How many of the last steps can be referred to.
         self.keep = keep
-        self.spec: tuple[tuple[int, ...], np.dtype] = ((), np.dtype(np.float32))
-        self._read = read
-        self._cells: dict[int, int] = {}  # step -> row, for steps that are kept and have the column
-        self._length = 0
+        self._steps = steps
 
-    def put(self, step: int, row: int) -> None:
-        """The column is in ``step``."""
-        self._cells[step] = row
-        self._length = step + 1
+    def has(self, at: int) -> bool:
+        """Whether step `at >= 0` is kept and has data in this column."""
+        return self._find(at) is not None
 
-    def has(self, step: int) -> bool:
-        """Whether the column was put in ``step``, which is kept."""
-        return step in self._cells
-
-    def close(self, steps: int) -> None:
-        """``steps`` steps are complete; forgets those that are older than ``keep``."""
-        self._length = max(self._length, steps)
-        oldest = self._length - self.keep
-        while self._cells and (first := next(iter(self._cells))) < oldest:
-            del self._cells[first]
-
-    def last(self) -> TrajectoryColumn:
-        """The step that was put last."""
-        row = self._cells[self._length - 1]
-        return TrajectoryColumn(self.stream, self.column, self.path, (row,), True, self.spec, self._read)
+    def _find(self, at: int) -> Step | None:
+        if at < len(self._steps) - self.keep or not self._steps.num_forgotten <= at < len(self._steps):
+            return None
+        step = self._steps.kept[at - self._steps.num_forgotten]
+        return step if self.path in step.data else None
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._steps)
 
-    def __getitem__(self, index: Any) -> TrajectoryColumn:
+    def __getitem__(self, index: Index) -> TrajectoryColumn:
+        """The steps that `index` selects; an int index drops the time axis.
+
+        Raises:
+          ValueError: it selects no step, or one that is no longer kept or has no data in this column.
+          IndexError: there is no such step.
+        """
+        length = len(self._steps)
+        squeeze = False
         if isinstance(index, slice):
-            steps = list(range(*index.indices(self._length)))
-        elif isinstance(index, (list, tuple, np.ndarray)):
-            steps = [int(step) for step in index]
+            numbers: Sequence[int] = range(*index.indices(length))
+        elif isinstance(index, (int, np.integer)):
+            numbers, squeeze = [int(index)], True
         else:
-            steps = [int(index)]
-        squeeze = not isinstance(index, (slice, list, tuple, np.ndarray))
-        if not steps:
+            numbers = index
+        if not len(numbers):
             raise ValueError(
-                f"history of {self.path!r}: {index} selects none of {self._length} steps, expected some"
+                f"history of {self.path!r}: {index} selects none of {length} steps, expected at least one"
             )
-        rows = []
-        for step in steps:
-            at = step + self._length if step < 0 else step
-            if not 0 <= at < self._length:
-                raise IndexError(f"history of {self.path!r}: step {step} is not among {self._length} steps")
-            row = self._cells.get(at)
-            if row is None:
-                expired = at < self._length - self.keep
-                raise ValueError(
-                    f"history of {self.path!r}: step {step} "
-                    + (
-                        f"is no longer kept: num_keep_alive_refs is {self.keep}"
-                        if expired
-                        else "has no data in this column (None)"
-                    )
-                )
-            rows.append(row)
-        return TrajectoryColumn(
-            self.stream, self.column, self.path, tuple(rows), squeeze, self.spec, self._read
-        )
+        steps = []
+        for number in numbers:
+            at = number + length if number < 0 else number
+            step = self._find(at)
+            if step is None:
+                raise self._missing(number, at)
+            steps.append(step)
+        return TrajectoryColumn(self.path, tuple(steps), squeeze, self._steps)
+
+    def _missing(self, number: int, at: int) -> Exception:
+        length = len(self._steps)
+        if not 0 <= at < length:
+            return IndexError(f"history of {self.path!r}: step {number} is not among {length} steps")
+        if at < length - self.keep or at < self._steps.num_forgotten:
+            why = f"is no longer kept: num_keep_alive_refs is {self.keep}"
+        else:
+            why = "has no data in this column (None)"
+        return ValueError(f"history of {self.path!r}: step {number} {why}")
 
     def __iter__(self) -> Iterator[TrajectoryColumn | None]:
-        """Each step since the last reset, None for those without data or no longer kept."""
-        return (self[step] if step in self._cells else None for step in range(self._length))
+        """Each step since the last reset; None for those without data or no longer kept."""
+        return (self[at] if self.has(at) else None for at in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"ColumnHistory({self.path!r}, {self._length} steps, {len(self._cells)} kept)"
+        return f"ColumnHistory({self.path!r}, {len(self)} steps)"

@@ -1,4 +1,4 @@
-"""Reverb's older writer, ``client.writer``: items are the last so many steps, all columns of them.
+"""Reverb's older writer, `client.writer`: an item is the last steps, all columns of them.
 
 ::
 
@@ -7,39 +7,36 @@
             writer.append(step)
         writer.create_item("replay", num_timesteps=3, priority=1.0)
 
-``trajectory_writer`` does all of this and more.
+`trajectory_writer` does all of this and more.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import types
+from collections.abc import Callable
 
 import numpy as np
-import tree
 
-from framework.replay.reverb_api.columns import ColumnHistory
-from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
+from framework import nest as nests
+from framework.replay.reverb_api.trajectory_writer import UNLIMITED, TrajectoryWriter, WriterMaker
 from framework.types import Nest
-
-# What None stands for: a bound all the same, since what is in flight takes memory.
-_UNLIMITED = 1 << 16
 
 
 class Writer:
     """See the module. For one thread.
 
     Args:
-      client: any client of ``framework.replay``.
+      client: any client of `framework.replay`.
       max_sequence_length: the most steps of an item; older steps are forgotten.
-      delta_encoded: kept for Reverb's signature; without effect, rows are stored as they are.
-      chunk_length: likewise, in [1, ``max_sequence_length``].
-      max_in_flight_items: ``create_item`` waits until at most so many items are not in their tables. None
-        for 65,536.
+      delta_encoded: without effect; rows are stored as they are.
+      chunk_length: without effect, in [1, `max_sequence_length`].
+      max_in_flight_items: `create_item` waits while more items wait for room in their tables. None for
+        1,000,000.
     """
 
     def __init__(
         self,
-        client: Any,
+        client: WriterMaker,
         max_sequence_length: int,
         delta_encoded: bool = False,
         chunk_length: int | None = None,
@@ -51,60 +48,78 @@ class Writer:
             raise ValueError(
                 f"chunk_length: got {chunk_length}, expected 1 to max_sequence_length {max_sequence_length}"
             )
-        if max_in_flight_items is not None and max_in_flight_items < 1:
-            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
+        in_flight = UNLIMITED if max_in_flight_items is None else max_in_flight_items
+        if in_flight < 1:
+            raise ValueError(f"max_in_flight_items: got {in_flight}, expected at least 1 or None")
         self._longest = max_sequence_length
-        self._in_flight = max_in_flight_items or _UNLIMITED
-        self._writer = TrajectoryWriter(client, max_sequence_length)
+        self._writer = TrajectoryWriter(client, max_sequence_length, max_in_flight_items=in_flight)
+        self._pack: Callable[[list], Nest] | None = None
+        self._num_leaves = 0
         self._closed = False
 
     def append(self, data: Nest) -> None:
-        """One step: a nest of the same structure, shapes and dtypes each time.
+        """Appends one step, a nest with as many leaves, of the same shapes and dtypes, each time.
+
+        Items have the nest of the first step.
 
         Raises:
-          ValueError: it is not like the steps before; nothing was written.
+          ValueError: it is not like the steps before. Nothing is written.
         """
-        self._writer.append(data)
+        leaves, structure = nests.flatten(data)
+        if self._pack is None:
+            self._pack, self._num_leaves = nests.packer(structure), len(leaves)
+        if len(leaves) != self._num_leaves or any(leaf is None for leaf in leaves):
+            raise ValueError(
+                f"append: got a step with leaves {nests.paths(structure)}, expected {self._num_leaves} "
+                "arrays, no None, as in the first step"
+            )
+        self._writer.append(leaves)
 
     def append_sequence(self, sequence: Nest) -> None:
-        """``append`` for each index of the leading axis ``[T, ...]``, which all leaves share."""
-        leaves = [np.asarray(leaf) for leaf in tree.flatten(sequence)]
-        lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
+        """Calls `append` for each index of the leading axis `[T, ...]`, which all leaves share."""
+        leaves, structure = nests.flatten(sequence)
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        lengths = {array.shape[0] if array.ndim else None for array in arrays}
         if len(lengths) != 1 or None in lengths:
             raise ValueError(
-                f"append_sequence: got leaves of shapes {[leaf.shape for leaf in leaves]}, expected one "
+                f"append_sequence: got leaves of shapes {[array.shape for array in arrays]}, expected one "
                 "leading axis [T, ...] in all of them"
             )
-        for step in range(lengths.pop() or 0):
-            self.append(tree.unflatten_as(sequence, [leaf[step] for leaf in leaves]))
+        pack = nests.packer(structure)
+        for step in zip(*arrays, strict=True):
+            self.append(pack(step))
 
     def create_item(self, table: str, num_timesteps: int, priority: float) -> int:
-        """An item of the last ``num_timesteps`` steps, leaves ``[num_timesteps, ...]``; its key.
+        """Creates an item of the last `num_timesteps` steps, leaves `[num_timesteps, ...]`; returns its key.
+
+        The table's signature may describe the item or one step of it.
 
         Raises:
-          ValueError: there are not so many steps, the table is unknown or the priority is not valid.
+          ValueError: fewer steps were appended, the table is unknown, the priority is not valid or the steps
+            do not match the table's signature.
         """
         available = min(self._writer.episode_steps, self._longest)
-        if not 1 <= num_timesteps <= available:
+        if not 1 <= num_timesteps <= available or self._pack is None:
             raise ValueError(
                 f"num_timesteps: got {num_timesteps}, expected 1 to {available}: max_sequence_length is "
                 f"{self._longest}, {self._writer.episode_steps} steps were appended"
             )
-        trajectory = tree.map_structure(
-            lambda column: column[-num_timesteps:] if isinstance(column, ColumnHistory) else column,
-            self._writer.history,
-        )
-        key = self._writer.create_item(table, priority, trajectory)
-        self._writer.flush(self._in_flight)
-        return key
+        item = self._pack([column[-num_timesteps:] for column in self._writer.history])
+        return self._writer.create_item(table, priority, item, whole_steps=True)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until all items are in their tables; DeadlineExceededError after ``timeout`` seconds."""
+        """Waits until all items are in their tables; DeadlineExceededError after `timeout` seconds."""
         self._writer.flush(timeout=timeout)
 
     def close(self, retry_on_unavailable: bool = True, timeout: float | None = None) -> int:
-        """Flushes for up to ``timeout`` seconds (not at all if not ``retry_on_unavailable``) and ends the
-        writer; how many items were dropped. ValueError if it was closed before."""
+        """Flushes for up to `timeout` seconds (not at all if not `retry_on_unavailable`) and ends the writer.
+
+        Returns:
+          How many items were dropped.
+
+        Raises:
+          ValueError: it was closed before.
+        """
         if self._closed:
             raise ValueError("close: this writer is closed already")
         self._closed = True
@@ -115,6 +130,12 @@ class Writer:
             raise ValueError("this writer is closed; make another")
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
         if not self._closed:
-            self.close(timeout=None if kind is None else 0)  # after an error nobody waits for a limiter
+            self._closed = True
+            self._writer.__exit__(kind, error, traceback)

@@ -1,4 +1,4 @@
-"""Reverb's ``TrajectoryWriter``: steps in, items that point at any of the last steps out.
+"""Reverb's `TrajectoryWriter`: steps in, items that refer to any of the last steps out.
 
 ::
 
@@ -8,58 +8,75 @@
             writer.append({"observation": observation, "action": action, "reward": reward})
             if writer.episode_steps >= 3:
                 history = writer.history
-                key = writer.create_item("replay", 1.0, {"o": history["observation"][-3:], "r":
-                history["reward"][-1]})
+                item = {"o": history["observation"][-3:], "r": history["reward"][-1]}
+                key = writer.create_item("replay", 1.0, item)
         writer.end_episode()
 
-A step is one row, whatever number of items and tables point at it; a row lives on while an item does.
+A step is one row, whatever number of items and tables refer to it. A row lives on while an item does.
 """
 
 from __future__ import annotations
 
+import itertools
 import secrets
+import types
 import zlib
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from framework import nest as nests
+from framework.replay import contracts
 from framework.replay.errors import ServerClosed
-from framework.replay.reverb_api.columns import ColumnHistory, Describer, TrajectoryColumn
+from framework.replay.reverb_api.columns import ColumnHistory, Step, Steps, TrajectoryColumn
 from framework.types import Nest
+
+# `create_item` never waits, as in Reverb: its queue of items that wait for room is as long as this.
+UNLIMITED = 1_000_000
+
+
+class WriterMaker(Protocol):
+    """What a `TrajectoryWriter` needs of a client."""
+
+    def batch_writer(self, max_in_flight_items: int | None = None) -> contracts.Writer:
+        """A new writer."""
+        ...
 
 
 class TrajectoryWriter:
-    """See the module. For one thread.
+    """See the module. For one thread. A writer that is dropped without `close` releases its rows.
 
     Args:
-      client: any client of ``framework.replay``.
-      num_keep_alive_refs: how many of the last steps items may point at.
-      validate_items: kept for Reverb's signature; items are always checked.
+      client: any client of `framework.replay`.
+      num_keep_alive_refs: how many of the last steps items may refer to.
+      validate_items: without effect; the tables check every item.
+      max_in_flight_items: how many items may wait for room in their tables before `create_item` waits.
     """
 
-    def __init__(self, client: Any, num_keep_alive_refs: int, validate_items: bool = True):
+    def __init__(
+        self,
+        client: WriterMaker,
+        num_keep_alive_refs: int,
+        validate_items: bool = True,
+        max_in_flight_items: int = UNLIMITED,
+    ):
         if num_keep_alive_refs < 1:
             raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1")
-        if not validate_items:
-            raise ValueError("validate_items: got False; items are always checked here, leave it out")
-        self._writer = client.batch_writer()
-        self._offer = getattr(self._writer, "offer_items", self._writer.create_items)
-        self._keep = self._longest = num_keep_alive_refs
-        self._keeps: dict[str, int] = {}  # set by configure
-        self._stream = ""
-        self._columns: dict[str, ColumnHistory] = {}
-        self._structure: Nest = None  # the merged structure of all steps; leaves are paths
-        self._history: Nest = None
-        self._data: dict[int, dict[str, np.ndarray]] = {}
-        self._describe = Describer()
-        self._merged: set[int] = set()  # shapes that _structure covers; the describer keeps them
-        self._steps = 0  # closed since the last reset of the history
-        self._episode_steps = 0
-        self._episode = secrets.randbits(63) | 1
-        self._open: np.ndarray | None = None  # the row of the open step
-        self._rows: dict[int, int] = {}  # step -> row, until released
+        self._writer = client.batch_writer(max_in_flight_items)
         self._closed = False
+        self._keep = self._longest = num_keep_alive_refs
+        self._keeps: dict[str, int] = {}  # set by `configure`
+        self._specs: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        self._stream = ""
+        self._steps = Steps()
+        self._step_is_open = False
+        self._episode_steps = 0
+        self._episode = _new_episode()
+        self._columns: dict[str, ColumnHistory] = {}
+        self._structure: Nest = None  # the nest of all steps together, with paths at its leaves
+        self._history: Nest = None
+        self._shapes: dict[str, _Shape] = {}
 
     @property
     def episode_steps(self) -> int:
@@ -67,26 +84,31 @@ class TrajectoryWriter:
         return self._episode_steps
 
     @property
+    def step_is_open(self) -> bool:
+        """Whether the last `append` was a partial step."""
+        return self._step_is_open
+
+    @property
     def history(self) -> Nest:
-        """The nest of the steps with a ``ColumnHistory`` at each leaf; RuntimeError before the first step."""
+        """The nest of the steps with a `ColumnHistory` at each leaf; RuntimeError before the first step."""
         if self._structure is None:
             raise RuntimeError("history: nothing was appended yet")
         if self._history is None:
             paths, structure = nests.flatten(self._structure)
-            self._history = nests.packer(structure)([self._columns.get(path) for path in paths])
+            self._history = nests.packer(structure)([self._columns[path] for path in paths])
         return self._history
 
     def configure(
-        self, path: str | tuple, num_keep_alive_refs: int, max_chunk_length: int | None = None
+        self, path: str | Sequence[str | int], num_keep_alive_refs: int, max_chunk_length: int | None = None
     ) -> None:
-        """How long the column at ``path`` (``"a/b"`` or ``("a", "b")``) is kept, from now on.
+        """Sets for how many steps the column at `path`, `"a/b"` or `("a", "b")`, is kept from now on.
 
-        ``max_chunk_length`` is kept for Reverb's signature: rows are stored one by one, there are no chunks.
+        `max_chunk_length` is without effect: rows are stored one by one, there are no chunks.
 
         Raises:
-          ValueError: not ``1 <= max_chunk_length <= num_keep_alive_refs``.
+          ValueError: not `1 <= max_chunk_length <= num_keep_alive_refs`.
         """
-        name = path if isinstance(path, str) else "/".join(str(part) for part in path)
+        name = path if isinstance(path, str) else "/".join(map(str, path)) or nests.ROOT
         if num_keep_alive_refs < 1:
             raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1")
         if max_chunk_length is not None and not 1 <= max_chunk_length <= num_keep_alive_refs:
@@ -99,214 +121,230 @@ class TrajectoryWriter:
         self._keeps[name] = num_keep_alive_refs
         self._longest = max(self._longest, num_keep_alive_refs)
 
-    def append(self, step: Nest, partial_step: bool = False) -> Nest:
-        """Appends a step, or a part of it; None at a leaf means that the step has nothing there.
+    def append(self, data: Nest, *, partial_step: bool = False) -> None:
+        """Appends a step, or a part of it.
 
         Args:
-          step: nest of arrays and numbers; may have more leaves than the steps before.
-          partial_step: the step stays open and the next ``append`` goes on with it.
-
-        Returns:
-          The nest with a ``TrajectoryColumn`` of this step at each leaf.
+          data: nest of arrays and numbers; None at a leaf means that the step has no data there. Dicts, lists
+            and tuples may have more leaves than before.
+          partial_step: the step stays open and the next `append` goes on with it. All columns count it.
 
         Raises:
-          ValueError: a dtype or shape changed, or a column is in the step twice; nothing was written.
+          ValueError: a dtype, a shape or the structure changed, or a column is in the step twice. Nothing is
+            written.
+          StoreFullError: there is no room for the step. Nothing is written.
         """
         self._check_open()
-        leaves, shape = self._describe(step)
-        paths = shape.paths
-        arrays: dict[str, np.ndarray] = {}
-        for path, value in zip(paths, leaves, strict=True):
-            if value is None:
-                continue
-            array = np.asarray(value)
-            column = self._columns.get(path)
-            if column is not None:
-                if column.has(self._steps):
-                    raise ValueError(
-                        f"append: column {path!r} is in this step already; a step has each column once"
-                    )
-                step_shape, dtype = column.spec
-                if array.dtype != dtype:
-                    raise ValueError(
-                        f"append: column {path!r}: got dtype {array.dtype}, expected {dtype} as before"
-                    )
-                if array.shape != step_shape:
-                    raise ValueError(
-                        f"append: column {path!r}: got shape {array.shape}, expected {step_shape} as before"
-                    )
-            elif array.dtype.hasobject:
+        leaves, shape = self._describe(data)
+        step = self._steps.kept[-1] if self._step_is_open else Step()
+        arrays = {
+            path: self._check(path, value, step)
+            for path, value in zip(shape.paths, leaves, strict=True)
+            if value is not None
+        }
+        structure = self._structure if shape.merged else _merge(self._structure, shape.pack(shape.paths))
+        if arrays:
+            new = {
+                path: (array.dtype, array.shape) for path, array in arrays.items() if path not in self._specs
+            }
+            if new:
+                self._widen(new)
+            rows = None if step.row is None else np.array([step.row])
+            batch = {path: array[None] for path, array in arrays.items()}
+            step.row = int(self._writer.append(self._stream, batch, rows)[0])
+        # Nothing below fails.
+        for path, array in arrays.items():
+            step.data[path] = array
+        if not shape.merged:
+            for path in shape.paths:
+                if path not in self._columns:
+                    keep = self._keeps.get(path, self._keep)
+                    self._columns[path] = ColumnHistory(path, keep, self._steps)
+            self._structure, self._history, shape.merged = structure, None, True
+        if not self._step_is_open:
+            self._steps.kept.append(step)
+            while len(self._steps.kept) > self._longest:
+                self._release([self._steps.forget()])
+        self._step_is_open = partial_step
+        self._episode_steps += not partial_step
+
+    def _check(self, path: str, value: object, step: Step) -> np.ndarray:
+        """A copy of `value`; ValueError if it does not fit its column."""
+        array = np.array(value)
+        if path in step.data:
+            raise ValueError(f"append: column {path!r} is in this step already; a step has each column once")
+        spec = self._specs.get(path)
+        if spec is None:
+            if array.dtype.hasobject:
                 raise ValueError(
                     f"append: column {path!r}: got {type(value).__name__}, expected an array or a number"
                 )
-            arrays[path] = array
-        seen = id(shape) in self._merged
-        merged = self._structure if seen else _merge(self._structure, shape.pack(paths), "")
-        if not arrays and not (partial_step or self._open is not None):
-            raise ValueError("append: got a step without data, expected at least one leaf that is not None")
-        if arrays:
-            self._write(arrays)
-        if not seen:
-            self._structure, self._history = merged, None
-            self._merged.add(id(shape))
-        references = shape.pack([self._columns[path].last() if path in arrays else None for path in paths])
-        if not partial_step:
-            self._close_step()
-        return references
-
-    def _write(self, arrays: dict[str, np.ndarray]) -> None:
-        if not self._stream:
-            # Writers of equal steps share a stream; others must not collide in it.
-            kind = repr(sorted((path, a.dtype.str, a.shape) for path, a in arrays.items()))
-            self._stream = f"trajectory-{zlib.crc32(kind.encode()):08x}"
-        columns = {path: array[None] for path, array in arrays.items()}
-        if self._open is None:
-            self._open = self._writer.append(self._stream, columns)
-            self._rows[self._steps] = int(self._open[0])
-        else:
-            self._writer.append(self._stream, columns, self._open)
-        row = int(self._open[0])
-        self._data.setdefault(row, {}).update({path: array.copy() for path, array in arrays.items()})
-        for path, array in arrays.items():
-            column = self._columns.get(path)
-            if column is None:
-                keep = self._keeps.get(path, self._keep)
-                column = self._columns[path] = ColumnHistory(self._stream, path, path, keep, self._read)
-                column.spec = (array.shape, array.dtype)
-                self._history = None
-            column.put(self._steps, row)
-
-    def _read(self, column: str, rows: np.ndarray) -> np.ndarray:
-        try:
-            return np.stack([self._data[row][column] for row in rows.tolist()])
-        except KeyError:
+        elif spec != (array.dtype, array.shape):
             raise ValueError(
-                f"column {column!r}: the data is no longer kept; use it before it expires"
-            ) from None
+                f"append: column {path!r}: got {array.dtype}{list(array.shape)}, expected "
+                f"{spec[0]}{list(spec[1])} as before"
+            )
+        return array
 
-    def _close_step(self) -> None:
-        self._open = None
-        self._steps += 1
-        self._episode_steps += 1
-        for column in self._columns.values():
-            column.close(self._steps)
-        oldest = self._steps - self._longest
-        if next(iter(self._rows)) < oldest:
-            self._release([step for step in self._rows if step < oldest])
+    def _widen(self, specs: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> None:
+        """Moves the steps to a stream that has these columns too.
 
-    def _release(self, steps: list[int]) -> None:
-        if steps:
-            rows = [self._rows.pop(step) for step in steps]
-            for row in rows:
-                self._data.pop(row, None)
+        Writers of the same columns share a stream. The columns are in its name, so that writers which begin
+        with the same columns and go on with different ones do not meet.
+        """
+        specs = {**self._specs, **specs}
+        stream = f"steps-{zlib.crc32(repr(sorted(specs.items())).encode()):08x}"
+        steps = [step for step in self._steps.kept if step.row is not None]
+        moved: list[int] = []
+        try:
+            for step in steps:
+                batch = {path: array[None] for path, array in step.data.items()}
+                moved += self._writer.append(stream, batch).tolist()
+        except BaseException:
+            if moved:
+                self._writer.release(stream, np.array(moved, np.int64))
+            raise
+        self._release(steps)
+        for step, row in zip(steps, moved, strict=True):
+            step.row = row
+        self._specs, self._stream = specs, stream
+
+    def _release(self, steps: Sequence[Step]) -> None:
+        rows = [step.row for step in steps if step.row is not None]
+        for step in steps:
+            step.row = None
+        if rows:
             self._writer.release(self._stream, np.array(rows, np.int64))
 
-    def create_item(self, table: str, priority: float, trajectory: Nest) -> int:
-        """An item of ``table`` that points at parts of the history. It never waits.
+    def create_item(self, table: str, priority: float, trajectory: Nest, *, whole_steps: bool = False) -> int:
+        """Creates an item of `table` that refers to parts of the history.
 
         Args:
           table: name.
           priority: finite, >= 0.
-          trajectory: nest with ``history[...][...]`` at its leaves, each with a length of its own.
+          trajectory: nest with `history[...][...]` at its leaves, each with a length of its own.
+          whole_steps: the table's signature may describe one step of the item.
 
         Returns:
           The item's key.
 
         Raises:
-          ValueError: a leaf is no column or has expired, or the trajectory does not match the table's
-          signature.
+          TypeError: a leaf is no part of a history.
+          ValueError: a leaf refers to steps that are no longer kept or to another writer's, the table is
+            unknown, or the trajectory does not match its signature.
         """
         self._check_open()
         leaves, shape = self._describe(trajectory)
-        rows_of: dict[tuple[tuple[int, ...], bool], np.ndarray] = {}
+        rows_of: dict[tuple[tuple[Step, ...], bool], np.ndarray] = {}
         slices = []
         for path, leaf in zip(shape.paths, leaves, strict=True):
-            if isinstance(leaf, ColumnHistory):
-                raise ValueError(
-                    f"trajectory, leaf {path!r}: got a whole history, expected a part: history[...][-n:]"
-                )
             if not isinstance(leaf, TrajectoryColumn):
-                raise ValueError(
-                    f"trajectory, leaf {path!r}: got {type(leaf).__name__}, expected history[...][...]"
+                raise TypeError(
+                    f"trajectory, leaf {path!r}: got {type(leaf).__name__}, expected a part of a history, "
+                    "history[...][-n:]"
                 )
-            key = (leaf.rows, leaf.squeeze)
-            rows = rows_of.get(key)
-            if rows is None:
-                for row in leaf.rows:
-                    if row not in self._data:
-                        raise ValueError(
-                            f"trajectory, leaf {path!r}: a step that it refers to is no longer kept; "
-                            "num_keep_alive_refs "
-                            f"is {self._keep}"
-                        )
-                rows = np.array(leaf.rows if leaf.squeeze else [leaf.rows], np.int64)
-                rows_of[key] = rows
-            slices.append(self._writer.slice(leaf.stream, leaf.column, rows))
-        episodes = np.array([self._episode], np.uint64)
-        keys = self._offer(table, shape.pack(slices), np.array([priority], np.float64), episodes=episodes)
+            key = (leaf.steps, leaf.squeeze)
+            if key not in rows_of:
+                rows_of[key] = self._rows(path, leaf)
+            part = self._writer.slice(self._stream, leaf.path, rows_of[key])
+            part.step = whole_steps
+            slices.append(part)
+        keys = self._writer.create_items(
+            table, shape.pack(slices), np.array([priority], np.float64), np.array([self._episode], np.uint64)
+        )
         return int(keys[0])
+
+    def _rows(self, path: str, leaf: TrajectoryColumn) -> np.ndarray:
+        if leaf.source is not self._steps:
+            raise ValueError(f"trajectory, leaf {path!r}: got steps of another writer, expected this one's")
+        rows = [step.row for step in leaf.steps]
+        if None in rows:
+            raise ValueError(
+                f"trajectory, leaf {path!r}: a step that it refers to is no longer kept: "
+                f"num_keep_alive_refs is {self._keep}"
+            )
+        return np.array(rows if leaf.squeeze else [rows], np.int64)
 
     def flush(
         self, block_until_num_items: int = 0, timeout_ms: int | None = None, timeout: float | None = None
     ) -> None:
-        """Waits until at most ``block_until_num_items`` items are not in their tables.
+        """Waits until at most `block_until_num_items` items are not in their tables.
 
         Raises:
-          DeadlineExceededError: after ``timeout`` seconds (or ``timeout_ms``); the items stay and go in
-          later.
+          DeadlineExceededError: after `timeout` seconds (or `timeout_ms`). The items stay in the queue.
         """
         self._check_open()
         if block_until_num_items < 0:
             raise ValueError(f"block_until_num_items: got {block_until_num_items}, expected at least 0")
-        timeout = _seconds(timeout_ms, timeout)
-        if block_until_num_items and hasattr(self._writer, "num_kept"):
-            self._writer.flush(timeout, keep=block_until_num_items)
-        else:
-            self._writer.flush(timeout)
+        self._writer.flush(_seconds(timeout_ms, timeout), keep=block_until_num_items)
 
     def end_episode(
         self, clear_buffers: bool = True, timeout_ms: int | None = None, timeout: float | None = None
     ) -> None:
-        """Flushes and begins a new episode, whatever comes of the flush.
+        """Flushes, closes an open step and begins a new episode, even if the flush fails.
 
         Args:
-          clear_buffers: forget the history; otherwise later items may point across the boundary.
+          clear_buffers: forget the history; otherwise later items may refer across the boundary.
         """
         self._check_open()
         try:
             self.flush(0, timeout_ms, timeout)
         finally:
-            if self._open is not None:
-                self._close_step()
-            self._episode = secrets.randbits(63) | 1
+            self._step_is_open = False
+            self._episode = _new_episode()
             self._episode_steps = 0
             if clear_buffers:
-                self._release(list(self._rows))
-                self._steps = 0
-                for path, column in list(self._columns.items()):
-                    fresh = ColumnHistory(column.stream, path, path, column.keep, self._read)
-                    fresh.spec = column.spec
-                    self._columns[path] = fresh
-                self._history = None
+                self._release(self._steps.clear())
 
     def close(self, timeout: float | None = None) -> int:
-        """Flushes for up to ``timeout`` seconds and ends the writer; how many items were dropped."""
-        if self._closed:
-            return 0
+        """Flushes for up to `timeout` seconds and ends the writer; returns how many items were dropped."""
         self._closed = True
-        self._data.clear()
         return self._writer.close(timeout)
 
     def __enter__(self) -> TrajectoryWriter:
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        # After an error nobody waits for a limiter.
-        self.close(timeout=None if kind is None else 0)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close(timeout=0)  # after an error do not wait for a rate limiter
 
     def _check_open(self) -> None:
         if self._closed:
             raise ServerClosed("the writer was closed")
+
+    def _describe(self, nest: Nest) -> tuple[list[object], _Shape]:
+        leaves, structure = nests.flatten(nest)
+        key = repr(structure)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = _Shape(nests.paths(structure), nests.packer(structure))
+        return leaves, shape
+
+
+class _Shape:
+    """The structure of a nest: the paths of its leaves, and how to put leaves back.
+
+    `merged` says whether the writer's columns cover it.
+    """
+
+    __slots__ = ("merged", "pack", "paths")
+
+    def __init__(self, paths: list[str], pack: Callable[[list], Nest]):
+        self.paths = paths
+        self.pack = pack
+        self.merged = False
+
+
+def _new_episode() -> int:
+    return secrets.randbits(63) | 1
 
 
 def _seconds(timeout_ms: int | None, timeout: float | None) -> float | None:
@@ -315,23 +353,16 @@ def _seconds(timeout_ms: int | None, timeout: float | None) -> float | None:
     return timeout if timeout_ms is None else timeout_ms / 1000.0
 
 
-def _merge(old: Nest, new: Nest, where: str) -> Nest:
-    """The structure with the leaves of both; dicts may grow, everything else must stay as it is."""
-    if old is None:
-        return new
+def _merge(old: Nest, new: Nest, where: str = "") -> Nest:
+    """The nest with the leaves of both: dicts, lists and tuples may grow, leaves stay leaves."""
+    if old is None or new is None:
+        return new if old is None else old
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *[key for key in new if key not in old]]
-        return {
-            key: _merge(old.get(key), new.get(key), f"{where}/{key}") if key in new else old[key]
-            for key in keys
-        }
+        return {key: _merge(old.get(key), new.get(key), f"{where}/{key}") for key in [*old, *new]}
     if isinstance(old, (list, tuple)) and type(old) is type(new):
-        if hasattr(old, "_fields"):
-            return type(old)(*[_merge(a, b, where) for a, b in zip(old, new, strict=True)])
-        if len(new) >= len(old):
-            longer = [_merge(a, b, where) for a, b in zip(old, new, strict=True)] + list(new[len(old) :])
-            return type(old)(longer)
-        return type(old)([*[_merge(a, b, where) for a, b in zip(old, new, strict=True)], *old[len(new) :]])
+        pairs = itertools.zip_longest(old, new)
+        children = [_merge(a, b, f"{where}/{at}") for at, (a, b) in enumerate(pairs)]
+        return type(old)(*children) if hasattr(old, "_fields") else type(old)(children)
     if old != new:
         raise ValueError(
             f"append: the structure changed at {where or 'its root'}: got {new!r}, it was {old!r}"

@@ -9,6 +9,7 @@ import numpy as np
 from framework import nest as nests
 from framework.replay.rows.layout import Layout, layout_paths, pack_function
 from framework.replay.rows.store import RowStore, Stream
+from framework.replay.types import TensorSpec
 from framework.types import Nest
 
 
@@ -70,28 +71,26 @@ class Binding:
             self._check(table, signature)
 
     def _check(self, table: str, signature: Nest) -> None:
-        specs, structure = nests.flatten(signature)
-        wanted = dict(zip(nests.paths(structure), specs, strict=True))
-        if sorted(wanted) != sorted(self.paths):
+        """Compares leaves in order, whatever their names are."""
+        specs = [TensorSpec.of(spec) for spec in nests.flatten(signature)[0]]
+        if len(specs) != len(self.paths):
             raise ValueError(
-                f"table {table!r}: got a trajectory with leaves {sorted(self.paths)}, its signature "
-                f"has {sorted(wanted)}"
+                f"table {table!r}: got a trajectory of {len(self.paths)} leaves {self.paths}, its signature "
+                f"has {len(specs)}: {nests.paths(nests.flatten(signature)[1])}"
             )
-        for path, shape, column, leaf in zip(
-            self.paths, self.shapes, self.columns, self.layout.leaves, strict=True
+        for path, shape, column, leaf, spec in zip(
+            self.paths, self.shapes, self.columns, self.layout.leaves, specs, strict=True
         ):
-            spec = wanted[path]
-            # A signature may leave the length open: None.
-            dims: list[Any] = [None if size is None else int(size) for size in spec.shape]
-            if leaf.time and self.layout.groups[leaf.group].ragged and dims:
-                shape = (dims[0], *shape[1:])
-            fits = len(dims) == len(shape) and all(
-                d is None or d == s for d, s in zip(dims, shape, strict=True)
-            )
-            if not fits or np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype)) != column.dtype:
+            group = self.layout.groups[leaf.group]
+            sizes: list[tuple[int | None, ...]] = [shape]
+            if leaf.time and group.ragged:
+                sizes = [(None, *shape[1:])]
+            if leaf.step:
+                sizes.append(shape[1:])
+            if spec.dtype != column.dtype or not any(_fits(each, spec.shape) for each in sizes):
                 raise ValueError(
                     f"table {table!r}, leaf {path!r}: got {column.dtype}{list(shape)}, the signature says "
-                    f"{spec.dtype}{dims}"
+                    f"{spec.dtype}{list(spec.shape)}"
                 )
 
     def acquire(self, index: np.ndarray) -> None:
@@ -139,3 +138,10 @@ class Binding:
             else:
                 result.append(np.full(n, group.length, np.int64))
         return result
+
+
+def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool:
+    """Whether the sizes are the same; None is any size."""
+    return len(shape) == len(wanted) and all(
+        size == other or size is None or other is None for size, other in zip(shape, wanted, strict=True)
+    )

@@ -30,13 +30,15 @@ class Slice:
     repeat a row that does.
     """
 
-    __slots__ = ("column", "lengths", "rows", "stream")
+    __slots__ = ("column", "lengths", "rows", "step", "stream")
 
     def __init__(self, stream: str, column: str, rows: np.ndarray, lengths: np.ndarray | None = None):
         self.stream = stream
         self.column = column
         self.rows = rows
         self.lengths = lengths
+        #: Whether the table's signature may describe one step of it, as for Reverb's older writer.
+        self.step = False
 
 
 class Group(NamedTuple):
@@ -48,11 +50,12 @@ class Group(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """``column`` of ``groups[group]``; ``time`` if the leaf keeps a time axis."""
+    """``column`` of ``groups[group]``; ``time`` if the leaf keeps a time axis; for ``step`` see `Slice`."""
 
     column: str
     group: int
     time: bool
+    step: bool = False
 
 
 class Layout(NamedTuple):
@@ -88,7 +91,7 @@ class Layout(NamedTuple):
     def from_wire(cls, value: Sequence[Any]) -> Layout:
         """The opposite of ``to_wire``; ValueError if it is not sound."""
         groups = tuple(Group(str(s), int(n), bool(r)) for s, n, r in value[0])
-        leaves = tuple(Leaf(str(c), int(g), bool(t)) for c, g, t in value[1])
+        leaves = tuple(Leaf(str(c), int(g), bool(t), bool(s)) for c, g, t, s in value[1])
         layout = cls(groups, leaves, nests.freeze(value[2]))
         if any(group.length < 1 for group in groups) or any(
             not 0 <= leaf.group < len(groups) or (not leaf.time and groups[leaf.group].length != 1)
@@ -146,7 +149,7 @@ class LayoutBuilder:
                 at = group_of[(leaf.stream, id(rows))] = len(arrays)
                 arrays.append(rows)
                 lengths.append(leaf.lengths)
-            leaves.append((leaf.stream, leaf.column, at, rows.shape[1:], leaf.lengths is not None))
+            leaves.append((leaf.stream, leaf.column, at, rows.shape[1:], leaf.lengths is not None, leaf.step))
         key = (shape, tuple(leaves))
         known = self._known.get(key)
         if known is None:
@@ -195,11 +198,11 @@ class LayoutBuilder:
                 raise ValueError(f"slice of column {leaf.column!r}: lengths need rows [k, L], got [k]")
         _, structure = nests.flatten(trajectory, Slice)
         groups: dict[int, Group] = {}
-        for stream, _, at, tail, ragged in leaves:
+        for stream, _, at, tail, ragged, _ in leaves:
             groups[at] = Group(stream, tail[0] if tail else 1, ragged)
         return Layout(
             tuple(groups[at] for at in range(len(arrays))),
-            tuple(Leaf(column, at, bool(tail)) for _, column, at, tail, _ in leaves),
+            tuple(Leaf(column, at, bool(tail), step) for _, column, at, tail, _, step in leaves),
             nests.freeze(structure),
         )
 

@@ -16,6 +16,7 @@ steps. Freed rows are used again last-freed-first, so that this stays near the p
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 import mmap
 import threading
@@ -155,18 +156,25 @@ class Stream:
                 self._row_bytes += bytes_per_row
                 self.columns[name] = array
 
-    def claim(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
-        """Columns with the wanted dtypes and shapes, added where there are none: `{name: column}`.
+    def has(self, columns: Mapping[str, ColumnSpec]) -> bool:
+        """Whether the stream has all of these columns, with these shapes and dtypes."""
+        return all(
+            name in self.columns
+            and (self.columns[name].shape[1:], self.columns[name].dtype) == (tuple(shape), np.dtype(dtype))
+            for name, (shape, dtype) in columns.items()
+        )
 
-        The column is called as the name unless another writer has a different column of that name.
+    def claim(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
+        """Columns with these shapes and dtypes, added where there are none: `{the writer's name: column}`.
+
+        The two names differ if another writer has a different column of that name.
         """
         names = {}
-        for name, (shape, dtype) in columns.items():
-            spec = tuple(shape), np.dtype(dtype)
-            for column in [name, *(f"{name}~{k}" for k in range(2, 1000))]:
-                have = self.columns.get(column)
-                if have is None or (have.shape[1:], have.dtype) == spec:
-                    break
+        for name, spec in columns.items():
+            column, number = name, 1
+            while column in self.columns and not self.has({column: spec}):
+                number += 1
+                column = f"{name}~{number}"
             self.add_columns({column: spec})
             names[name] = column
         return names
@@ -330,6 +338,8 @@ class RowStore:
         self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self._bytes = 0
+        #: Writers that were dropped without `close`; the next writer or reader ends them.
+        self.dropped_writers: collections.deque[Any] = collections.deque()
         self._lock = threading.Lock()
         self._claims = threading.Lock()
 
@@ -370,15 +380,10 @@ class RowStore:
             if stream is not None:
                 found = self.streams[stream]
                 return found, found.claim(columns)
-            for candidate in [name, *(f"{name}~{k}" for k in range(2, 1000))]:
-                found = self.stream(candidate)
-                have = found.columns
-                if all(
-                    column not in have
-                    or (have[column].shape[1:], have[column].dtype) == (tuple(shape), np.dtype(dtype))
-                    for column, (shape, dtype) in columns.items()
-                ):
-                    break
+            found, number = self.stream(name), 1
+            while found.columns and not found.has(columns):
+                number += 1
+                found = self.stream(f"{name}~{number}")
             return found, found.claim(columns)
 
     def compresses(self, column: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.errors import ServerClosed
+from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.rows.binding import Binding
 from framework.replay.rows.layout import Layout
 from framework.replay.tables.items import LIVE
@@ -128,7 +128,11 @@ class Inserting(TableCore):
                 if not allowed:
                     if deadline is None and timeout is not None:
                         deadline = time.monotonic() + timeout
-                    self._wait(1, deadline, cancelled, done, n)
+                    try:
+                        self._wait(1, deadline, cancelled, done, n)
+                    except DeadlineExceededError as error:
+                        error.keys = result[:done]
+                        raise
 
     def _insert(
         self,

@@ -112,6 +112,7 @@ class Table(Sampling):
     def reset(self) -> None:
         """Removes every item and sets every counter to 0; the store's rows are freed as far as nobody else
         holds them."""
+        self._drain()  # items that were created before and have room go too
         with self._lock:
             items = self._items
             slots = items.in_order()

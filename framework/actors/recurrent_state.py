@@ -1,0 +1,23 @@
+"""The recurrent state of envs that begin an episode."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import tree
+
+from framework.types import Nest
+
+
+def restart_envs(state: Nest, initial: Nest, envs: np.ndarray) -> Nest:
+    """``state`` (leaves ``[B, ...]``) with the rows ``envs`` (int64[k]) taken from ``initial``.
+
+    The leaves are copied, not written in place: the extras of an action may hold the old ones.
+    """
+
+    def restart(old: np.ndarray | torch.Tensor, new: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
+        copy = old.clone() if isinstance(old, torch.Tensor) else old.copy()
+        copy[envs] = new[envs]
+        return copy
+
+    return tree.map_structure(restart, state, initial) if len(envs) else state

@@ -1,0 +1,237 @@
+"""Checkpoints of one directory: numbered, verified when they are read, the newest ones kept."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from framework.checkpoints import folder
+from framework.checkpoints.folder import DONE, MANIFEST, CheckpointError, Part
+from framework.checkpoints.state import load_state
+
+_NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
+_ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)$")  # host and process that write it
+_PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_PACKAGES = ("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb")
+
+
+@dataclass(frozen=True)
+class CheckpointReader:
+    """A checkpoint of which every file has been verified.
+
+    Attributes:
+      path: its folder.
+      manifest: all of ``manifest.json``: ``step``, ``versions``, ``saved_at``, ``files`` and ``note`` among
+        others.
+    """
+
+    path: Path
+    manifest: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def step(self) -> int:
+        """The step it was saved at; 0 if it was saved without one."""
+        return int(self.manifest["step"] or 0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its parts."""
+        return tuple(self.manifest["parts"])
+
+    def part(self, name: str) -> Path:
+        """Where the part lies: a file or a folder."""
+        if name not in self.manifest["parts"]:
+            raise CheckpointError(
+                f"Checkpoint {self.path} has no part {name!r}; it has {', '.join(self.names) or 'none'}."
+            )
+        return self.path / name
+
+    def state(self, name: str) -> Any:
+        """The state in a part that `torch_part` wrote. Loaded with ``weights_only=True``: runs no code."""
+        return load_state(self.part(name))
+
+
+class Checkpointer:
+    """Saves checkpoints into one directory and finds them again.
+
+    Saving is all or nothing. When it fails, on a full disk for instance, the error names the file and the
+    newest intact checkpoint, and the checkpoints saved before are as they were.
+
+    Args:
+      directory: made when the first checkpoint is saved.
+      keep: how many of the newest checkpoints stay. Only files that a manifest lists are ever deleted.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 3):
+        if keep < 1:
+            raise ValueError(f"keep: got {keep}, expected at least 1.")
+        self.directory = Path(directory)
+        self._keep = keep
+
+    def save(
+        self, step: int | None, parts: Mapping[str, Part], note: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Writes one checkpoint and deletes those beyond ``keep``.
+
+        Args:
+          step: part of the name, for people; any number of checkpoints may have the same. None leaves it out.
+          parts: name to bytes, to blocks of bytes, or to a function that makes a file or folder at a path.
+          note: JSON values to keep in the manifest.
+
+        Returns:
+          The folder of the checkpoint.
+
+        Raises:
+          CheckpointError: a file cannot be written; nothing saved before is touched.
+        """
+        for name in parts:
+            if not _PART_NAME.match(name) or name in (MANIFEST, DONE):
+                raise ValueError(
+                    f"part name: got {name!r}, expected letters, digits, '.', '_' and '-', beginning with a "
+                    f"letter or digit, and not {MANIFEST!r} or {DONE!r}."
+                )
+        existing = self.checkpoints()
+        number = 1 + max((_number(path) for path in existing), default=0)
+        final = self.directory / (f"checkpoint-{number:06d}" + ("" if step is None else f"-step-{int(step)}"))
+        aside = self.directory / f".writing-{final.name}--{socket.gethostname()}--{os.getpid()}"
+        about = {
+            "step": None if step is None else int(step),
+            "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "versions": package_versions(),
+            "note": dict(note or {}),
+        }
+        try:
+            self._remove_unfinished()
+            folder.write(aside, final, parts, about)
+        except OSError as error:
+            safe = f"The newest intact one is {existing[-1]}" if existing else "There was none before it"
+            raise CheckpointError(
+                f"Checkpoint {final} was not saved: could not write {folder.explain(error)}. Nothing saved "
+                f"before was touched. {safe}. Free some space there, or give the run another folder with "
+                "--directory."
+            ) from error
+        self._prune()
+        return final
+
+    def checkpoints(self) -> list[Path]:
+        """The folders of all checkpoints, oldest first; their files are not verified."""
+        if not self.directory.is_dir():
+            return []
+        found = [path for path in self.directory.iterdir() if _NAME.match(path.name)]
+        ours = [path for path in found if (path / DONE).exists() or (path / MANIFEST).exists()]
+        return sorted(ours, key=_number)
+
+    def latest(self) -> Path | None:
+        """The folder of the newest checkpoint, or None."""
+        found = self.checkpoints()
+        return found[-1] if found else None
+
+    def restore(self, which: str | int | os.PathLike[str] | None = None) -> CheckpointReader:
+        """Verifies a checkpoint and opens it.
+
+        Args:
+          which: None or "latest", "previous" (the one before the newest), a step, or a folder.
+
+        Raises:
+          CheckpointError: there is none, or it is damaged; the text says in what way and what to do.
+        """
+        found = self.checkpoints()
+        if which not in (None, "latest"):
+            return open_checkpoint(self._find(which, found))
+        if not found:
+            raise CheckpointError(
+                f"There is no checkpoint in {self.directory}: its run ended before the first one. Check the "
+                "folder, or start a new run in another."
+            )
+        try:
+            return open_checkpoint(found[-1])
+        except CheckpointError as error:
+            older = f" The one before it is {found[-2].name}; ask for 'previous'." if found[1:] else ""
+            raise CheckpointError(f"{error}{older}") from error
+
+    def newest_intact(self) -> CheckpointReader | None:
+        """The newest checkpoint that is not damaged; a warning names newer ones. None if there is none.
+
+        Raises:
+          CheckpointError: there are checkpoints, and all are damaged.
+        """
+        reasons = []
+        for path in reversed(self.checkpoints()):
+            try:
+                reader = open_checkpoint(path)
+            except CheckpointError as error:
+                reasons.append(str(error))
+                continue
+            if reasons:
+                warnings.warn(f"{' '.join(reasons)} Going on from the older {path.name} instead.")
+            return reader
+        if reasons:
+            raise CheckpointError(f"No checkpoint in {self.directory} is intact. {' '.join(reasons)}")
+        return None
+
+    def _find(self, which: str | int | os.PathLike[str] | None, found: list[Path]) -> Path:
+        names = ", ".join(path.name for path in found) or "none"
+        if which == "previous":
+            if len(found) < 2:
+                raise CheckpointError(f"There is no previous checkpoint in {self.directory}; it has {names}.")
+            return found[-2]
+        if isinstance(which, int) or (isinstance(which, str) and which.isdigit()):
+            at_step = [path for path in found if path.name.endswith(f"-step-{int(which)}")]
+            if not at_step:
+                raise CheckpointError(f"No checkpoint of step {which} in {self.directory}; it has {names}.")
+            return at_step[-1]
+        for path in (Path(os.fspath(which)), self.directory / os.fspath(which)):  # type: ignore[arg-type]
+            if (path / MANIFEST).exists():
+                return path
+        raise CheckpointError(
+            f"checkpoint: got {which!r}, expected 'latest', 'previous', a step, or one of: {names}."
+        )
+
+    def _prune(self) -> None:
+        for path in self.checkpoints()[: -self._keep]:
+            try:
+                folder.delete(path)
+            except (OSError, CheckpointError) as error:  # the new one is safe: no reason to fail
+                warnings.warn(f"Could not delete the old checkpoint {path}: {error}")
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a killed process of this machine left half written."""
+        for path in self.directory.glob(".writing-checkpoint-*"):
+            match = _ASIDE.match(path.name)
+            if match and match[1] == socket.gethostname() and not psutil.pid_exists(int(match[2])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
+    """Opens the checkpoint in the folder ``path`` after verifying every file of it."""
+    return CheckpointReader(Path(path), folder.verify(Path(path)))
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of what a run depends on, without importing any of it."""
+    return {"python": platform.python_version(), "platform": platform.platform(), **dict(_versions())}
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _number(path: Path) -> int:
+    match = _NAME.match(path.name)
+    return int(match[1]) if match else 0

@@ -1,0 +1,97 @@
+"""States as files that hold data and no code: ``torch.save``, read back with ``weights_only=True``.
+
+Torch's safe reader knows tensors, numbers, strings and the plain containers. Numpy arrays and scalars are
+stored as tensors with a mark. Anything else is refused when it is saved, not when it is needed. Torch is
+imported when a state is saved or loaded, so that replay can write checkpoints without it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_ARRAY = "__numpy_array__"
+_SCALAR = "__numpy_scalar__"
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def torch_part(state: Any) -> Callable[[Path], None]:
+    """A part that holds ``state``: nested dicts, lists and tuples of tensors, arrays and scalars."""
+    return lambda path: save_state(state, path)
+
+
+def save_state(state: Any, path: str | Path) -> None:
+    """Writes ``state`` to the file ``path``.
+
+    Raises:
+      TypeError: something in it is no tensor, array, number, string or plain container; the text names it.
+    """
+    import torch
+
+    try:
+        torch.save(pack(state), path)
+    except RuntimeError as error:
+        # torch reports a failed write without its errno; the system's own answer says why.
+        _raise_if_full(path, error)
+        raise
+
+
+def load_state(path: str | Path) -> Any:
+    """What ``save_state`` wrote, on the CPU."""
+    import torch
+
+    return unpack(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def pack(state: Any, where: str = "state") -> Any:
+    """The same nest without numpy types."""
+    import torch
+
+    if isinstance(state, _PLAIN) and not isinstance(state, np.generic):
+        return state
+    if isinstance(state, torch.Tensor):
+        return state.detach()
+    if isinstance(state, np.ndarray | np.generic):
+        mark = _ARRAY if isinstance(state, np.ndarray) else _SCALAR
+        try:
+            return {mark: torch.from_numpy(np.array(state))}
+        except TypeError as error:
+            raise TypeError(f"{where} has dtype {state.dtype}, which no tensor has; convert it.") from error
+    if type(state) in (dict, OrderedDict):
+        for key in state:
+            if not isinstance(key, str | int | float | bool | tuple):
+                raise TypeError(f"{where} has the key {key!r}; expected a string or number.")
+        return type(state)((key, pack(value, f"{where}[{key!r}]")) for key, value in state.items())
+    if type(state) in (list, tuple):
+        return type(state)(pack(value, f"{where}[{index}]") for index, value in enumerate(state))
+    raise TypeError(
+        f"{where} is a {type(state).__name__}; a checkpoint keeps tensors, arrays, numbers, strings, dicts, "
+        "lists and tuples. Turn it into these in save()."
+    )
+
+
+def unpack(state: Any) -> Any:
+    """The inverse of ``pack``."""
+    if isinstance(state, dict):
+        if state.keys() == {_ARRAY}:
+            return state[_ARRAY].numpy()
+        if state.keys() == {_SCALAR}:
+            return state[_SCALAR].numpy()[()]
+        return type(state)((key, unpack(value)) for key, value in state.items())
+    if isinstance(state, list | tuple):
+        return type(state)(unpack(value) for value in state)
+    return state
+
+
+def _raise_if_full(path: str | Path, error: RuntimeError) -> None:
+    """Tries to append as much as torch could not; if the system refuses, raises its OSError."""
+    with open(path, "ab") as probe:
+        try:
+            probe.write(bytes(1 << 20))
+            probe.flush()
+        except OSError as reason:
+            raise reason from error

@@ -1,0 +1,104 @@
+"""How one actor of an on-policy program follows the learner: which version each unroll begins with."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import launch
+from framework.replay.errors import DeadlineExceededError
+
+_WAIT_S = 0.5  # for a version of the parameters, between two looks at whether the program is being stopped
+_LAST_STEP_S = 60.0  # at the most for the learner's last step
+_SAY_PERIOD_S = 60.0  # between two messages that the wait goes on
+_LOG = logging.getLogger(__name__)
+
+
+class Lockstep:
+    """Says when the next unroll may begin, and waits for that.
+
+    Unroll k (k = 0, 1, …) of ``unroll_length`` steps is made with version ``first + max(0, k - lag)`` or a
+    newer one, where ``first`` is the version at the start.
+
+    Args:
+      name: of the actor.
+      learner: the client of the learner's node.
+      counter: hands out env steps.
+      unroll_length: steps of the actor's loop in an unroll.
+      lag: learner steps by which the parameters may be old.
+    """
+
+    def __init__(self, name: str, learner: Any, counter: Any, unroll_length: int, lag: int):
+        self._name, self._learner, self._counter = name, learner, counter
+        self._unroll_length, self._lag = unroll_length, lag
+        self._first: int | None = None
+        self._waiting_since: float | None = None
+        self._said_at = 0.0
+
+    def start(self, version: int) -> None:
+        """Counts unrolls from ``version``, which the actor has now."""
+        self._first = version
+
+    def needed_version(self, steps: int) -> int | None:
+        """The least version for the step after ``steps`` steps; None inside of an unroll."""
+        unroll, begun = divmod(steps, self._unroll_length)
+        return None if begun or self._first is None else self._first + max(0, unroll - self._lag)
+
+    def steps_left(self, steps: int) -> int:
+        """Steps until the unroll ends."""
+        return self._unroll_length - steps % self._unroll_length
+
+    def may_step(self, needed: int | None, version: int) -> bool:
+        """Whether ``version``, or the learner's newest, is enough; does not wait."""
+        return needed is None or version >= needed or self._is_available(needed, 0.0, None)
+
+    def wait(self, needed: int, version: int, flush: Callable[[], None]) -> bool:
+        """Waits half a second for version ``needed``; returns whether the step may be made.
+
+        The version is made of what this actor has sent. So a wait that goes on calls ``flush``, which raises
+        what went wrong with that, and logs once a minute.
+        """
+        if version >= needed or self._is_available(needed, _WAIT_S, self._name):
+            self._waiting_since = None
+            return True
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = self._said_at = now
+        held_back = "replay has everything that it has made"
+        try:
+            flush()
+        except DeadlineExceededError as error:
+            held_back = f"not all that it has made is in replay: {error}"
+        if now - self._said_at >= _SAY_PERIOD_S:
+            self._said_at = now
+            _LOG.warning(
+                "%s has waited %.0f s for version %s of the parameters and has %s; %s",
+                self._name,
+                now - self._waiting_since,
+                needed,
+                version,
+                held_back,
+            )
+        return False
+
+    def wait_for_last(self, steps: int) -> None:
+        """Waits until the learner has learned from the last complete unrolls.
+
+        So the program does not end, or evaluate, without that. Returns early if another actor's unroll is
+        missing: there is no batch then.
+        """
+        if self._first is None or launch.get_node_context().engine == "serial":
+            return
+        last = self._first + steps // self._unroll_length
+        stopped = launch.stop_event()
+        deadline = time.monotonic() + _LAST_STEP_S
+        while not stopped.is_set() and time.monotonic() < deadline:
+            if self._learner.wait_for_version(last, 2 * _WAIT_S) or not self._learner.is_learning():
+                return
+
+    def _is_available(self, needed: int, timeout: float, name: str | None) -> bool:
+        # At the end of the budget other actors may have stopped in the middle of their unroll, and the
+        # version never comes. What this one was granted it makes all the same: too little for an unroll.
+        return self._learner.wait_for_version(needed, timeout, name) or self._counter.ungranted() == 0

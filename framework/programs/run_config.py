@@ -1,0 +1,110 @@
+"""How a program is made from an agent and an environment: one dataclass for every reader.
+
+`make_program`, the workers in the nodes, the flags of `repertory train`, the presets and `docs/programs.md`
+read `RunConfig`. A new option is a field here and the line of code that uses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Literal
+
+from framework import config_checks
+
+Inference = Literal["local", "server", "alternating", "alternating+server"]
+ReplayBackend = Literal["repertory", "reverb"]
+Stepping = Literal["auto", "inline", "vector", "processes"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """How many nodes a program has, how long it runs, and what it writes.
+
+    Raises:
+      ValueError: a field has a wrong type or value, or contradicts another. The text names the field.
+    """
+
+    directory: str | None = None  # Folder of metrics and checkpoints; resumed if it has one.
+    seed: int = 0  # Of everything. On the serial engine the same seed gives the same run, bit by bit.
+
+    num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
+    envs_per_actor: int = 1  # Environments that each actor steps as one batch.
+    num_learners: int = 1  # Learner nodes, each with its shard of every batch. More need engine processes.
+    stepping: Stepping = "auto"  # How an actor steps its envs. See `environments.make`.
+
+    # Where actions come from. local: each actor has the policy. server: one node acts for all actors.
+    # alternating: an actor steps one half of its envs while the actions of the other half are computed.
+    inference: Inference = "local"
+    inference_device: str = "cpu"  # Device of the inference node.
+    inference_min_batch: int = 1  # Envs it acts for once `inference_timeout` has passed.
+    inference_max_batch: int | None = None  # Envs it acts for in one step of the policy. None is all.
+    inference_timeout: float = 0.001  # Seconds the first env of a batch waits for others.
+    inference_messages: bool = False  # Its arrays travel in messages even where there is shared memory.
+
+    max_env_steps: int | None = None  # Env steps of all actors together, made exactly. None is no limit.
+    max_learner_steps: int | None = None  # Learner steps. None is no limit.
+    target_return: float | None = None  # Ends the program when an evaluation's mean return reaches it.
+
+    evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
+    num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
+    publish_period: int = 10  # Learner steps between two versions of the parameters that actors can pull.
+    update_period: int = 10  # Batched steps between two times an actor asks for newer parameters.
+    log_period: int = 1_000  # Env steps of one actor between two of its rows of metrics.
+    learner_log_period: int = 500  # Learner steps between two rows of the learner.
+    csv: bool = False  # Also writes metrics.csv in `directory`.
+    tensorboard: bool = False  # Also writes TensorBoard events in `directory`/tensorboard.
+
+    checkpoint_period: int | None = 50_000  # Env steps between two checkpoints. None turns them off.
+    checkpoint_minutes: float | None = 5.0  # Minutes between two checkpoints, whichever is due first.
+    keep_checkpoints: int = 3  # How many checkpoints stay. One is written at the end in any case.
+    replay_backend: ReplayBackend = "repertory"  # What serves the tables. reverb is dm-reverb.
+
+    def __post_init__(self) -> None:
+        if self.directory is not None:
+            object.__setattr__(self, "directory", os.path.abspath(self.directory))
+        config_checks.types(self)
+        config_checks.at_least(
+            self,
+            1,
+            "num_actors",
+            "envs_per_actor",
+            "num_learners",
+            "inference_min_batch",
+            "inference_max_batch",
+            "max_env_steps",
+            "max_learner_steps",
+            "evaluate_period",
+            "num_evaluation_episodes",
+            "publish_period",
+            "update_period",
+            "log_period",
+            "learner_log_period",
+            "checkpoint_period",
+            "keep_checkpoints",
+        )
+        config_checks.at_least(self, 0, "seed", "inference_timeout")
+        config_checks.above(self, 0, "checkpoint_minutes")
+        config_checks.device(self, "inference_device")
+        if self.target_return is not None and self.evaluate_period is None:
+            raise ValueError(
+                f"target_return: got {self.target_return} without an evaluator, expected None. Give "
+                "evaluate_period (env steps)."
+            )
+        if self.inference.startswith("alternating") and self.envs_per_actor < 2:
+            raise ValueError(
+                f"envs_per_actor: got {self.envs_per_actor}, expected at least 2, since inference "
+                f"{self.inference!r} divides an actor's envs in two."
+            )
+        if self.inference_min_batch > self.num_envs:
+            raise ValueError(
+                f"inference_min_batch: got {self.inference_min_batch}, expected at most the envs of the "
+                f"program, {self.num_envs}."
+            )
+        if self.inference_max_batch is not None:
+            config_checks.ordered(self, "inference_min_batch", "inference_max_batch")
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of the whole program."""
+        return self.num_actors * self.envs_per_actor

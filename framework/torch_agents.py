@@ -1,0 +1,292 @@
+"""Base classes of agents in PyTorch. A new agent is a config, networks, a policy and a loss::
+
+    class MyConfig(OffPolicyConfig): ...                # settings beside those that every such agent has
+
+    class MyPolicy(TorchPolicy):
+        def act(self, observation, state): ...          # tensors to drawn actions, extras, next state
+
+    class MyAgent(OffPolicyAgent):
+        def make_networks(self, spec): ...
+        def make_policy(self, networks, evaluation=False): ...
+        def loss(self, networks, batch, context): ...   # a batch to a LossOutput
+
+`OffPolicyAgent` learns from a replay of n-step transitions, `OnPolicyAgent` from each unroll once. They make
+tables, adder, dataset and learner from the fields of the config; an agent overrides a method only where it
+differs.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from framework import adders, core, learners, replay, specs
+from framework import config_checks as check
+from framework.datasets import Dataset
+from framework.learners import LossContext, LossOutput, schedules
+from framework.networks import Actions, as_numpy, as_tensors
+from framework.types import Nest
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Settings of every agent that learns by gradients. A *learner step* is one batch."""
+
+    may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm",)  # for the check of types
+
+    discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
+    learning_rate: float = 1e-3  # Of Adam.
+    learning_rate_decay: int | None = None  # Env steps over which it falls; None keeps it.
+    learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
+    adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
+    max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
+    device: str = "cpu"  # Of the learner.
+    compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
+    autocast: bool = False  # bfloat16 mixed precision in the learner.
+
+    def __post_init__(self) -> None:
+        check.types(self, may_be_infinite=self.may_be_infinite)
+        check.fraction(self, "discount", "learning_rate_end")
+        check.at_least(self, 0, "learning_rate", "adam_epsilon")
+        check.at_least(self, 1, "learning_rate_decay")
+        check.above(self, 0, "max_gradient_norm")
+        check.device(self, "device")
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(AgentConfig):
+    """Settings of agents that learn from replay. An *item* is one n-step transition."""
+
+    n_step: int = 1  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    max_replay_size: int = 100_000  # Items kept; the oldest go first.
+    min_replay_size: int = 1_000  # Items there before learning begins.
+    batch_size: int = 128  # Items per learner step.
+    samples_per_insert: float = (
+        16.0  # Times an item is drawn on average: learner steps per item, times batch.
+    )
+    insert_burst: int = 256  # Items that actors may be ahead or behind of it; each has as many on its way.
+    target_update_period: int = 1  # Learner steps between updates of the target networks.
+    target_update_rate: float = 0.02  # 1 copies the online networks, less moves towards them.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
+        check.at_least(self, 1, "target_update_period")
+        check.ordered(self, "min_replay_size", "max_replay_size")
+        check.above(self, 0, "samples_per_insert", "target_update_rate")
+        check.fraction(self, "target_update_rate")
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(AgentConfig):
+    """Settings of agents that learn from each unroll once."""
+
+    unroll_length: int = 128  # Steps of an env in an unroll. More: less bias, and older data.
+    value_coefficient: float = 0.5  # Weight of half the squared error of the values.
+    entropy_coefficient: float = 0.01  # Weight of the policy's entropy in nats. More explores longer.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 2, "unroll_length")
+        check.at_least(self, 0, "value_coefficient", "entropy_coefficient")
+
+
+class TorchPolicy(core.Policy):
+    """A policy of torch modules: `act` with tensors, on whatever device the networks are.
+
+    Args:
+      networks: read at each step, never changed; put into evaluation mode.
+      actions: between drawn actions and those of the environment.
+      variables: names of the children of `networks` that `act` uses; empty means all of them.
+
+    Attributes:
+      random: the generator for everything that `act` draws; seeded, saved and restored with the policy.
+    """
+
+    def __init__(self, networks: nn.Module, actions: Actions, variables: tuple[str, ...] = ()):
+        self.networks = networks.eval()
+        self.actions = actions
+        self.variables = variables
+        self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
+        self.random = torch.Generator(self.device).manual_seed(0)
+
+    @abc.abstractmethod
+    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        """``(observation [B, ...], state)`` to ``(drawn actions [B, ...], extras [B, ...], next state)``.
+
+        All are tensors on `device`; no gradients are recorded.
+        """
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return ()
+
+    @torch.inference_mode()
+    def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
+        drawn, extras, state = self.act(as_tensors(observation, self.device), state)
+        return self.actions.to_environment(drawn.cpu().numpy()), as_numpy(extras) if extras else (), state
+
+    def seed(self, seed: int) -> None:
+        self.random.manual_seed(seed)
+
+    def save(self) -> torch.Tensor:
+        return self.random.get_state()
+
+    def restore(self, state: torch.Tensor) -> None:
+        self.random.set_state(state.cpu())
+
+
+class TorchAgent(core.Agent):
+    """What `OffPolicyAgent` and `OnPolicyAgent` share. Subclasses set `config` in their constructor."""
+
+    config: AgentConfig
+
+    @abc.abstractmethod
+    def loss(self, networks: Any, batch: Any, context: LossContext) -> LossOutput:
+        """The loss of `networks` on a `ReplaySample` of tensors, a mean over its items."""
+
+    def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
+        """Adam for all parameters that need a gradient."""
+        parameters = [p for p in networks.parameters() if p.requires_grad]
+        return learners.Adam(parameters, lr=self.config.learning_rate, eps=self.config.adam_epsilon)
+
+    def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
+        """Keyword arguments of `SGDLearner` and `MinibatchLearner` that follow from the config."""
+        config = self.config
+        decay, end = config.learning_rate_decay, config.learning_rate_end
+        return {
+            "optimizer_fn": lambda parameters: self.make_optimizer(networks),
+            "learning_rate_schedule": None if decay is None else schedules.linear(1.0, end, decay),
+            "max_gradient_norm": config.max_gradient_norm,
+            "device": self.device,
+            "seed": int(torch.randint(2**31, ())),  # from the global generator, as the first parameters
+            "compile_loss": config.compile_loss,
+            "autocast_dtype": torch.bfloat16 if config.autocast else None,
+        }
+
+    def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
+        return learners.SGDLearner(networks, self.loss, **self.learner_settings(networks))
+
+    @property
+    def device(self) -> str:
+        """Of the learner in this node: "cuda" is a GPU for each of several learners."""
+        config = self.config
+        return f"cuda:{self.rank}" if config.device == "cuda" and self.num_learners > 1 else config.device
+
+    def check_shards(self) -> None:
+        if self.items_per_step % self.num_learners:
+            raise ValueError(
+                f"num_learners: got {self.num_learners}, expected a divisor of {self.items_per_step}, the "
+                "items of a learner step. Each learner learns from an equal part of them."
+            )
+
+    @property
+    @abc.abstractmethod
+    def items_per_step(self) -> int:
+        """Items in the batch of all learners together."""
+
+
+class OffPolicyAgent(TorchAgent):
+    """Learns from n-step transitions in replay, each `samples_per_insert` times on average.
+
+    Attributes:
+      target_names: children of the networks that have a target network.
+    """
+
+    config: OffPolicyConfig
+    target_names: tuple[str, ...] = ()
+
+    @property
+    def items_per_step(self) -> int:
+        return self.config.batch_size
+
+    def make_sampler(self) -> Any:
+        """The selector that draws items; uniform."""
+        return replay.selectors.Uniform()
+
+    def make_tables(self, spec: specs.EnvironmentSpec) -> list[Any]:
+        config = self.config
+        limiter = replay.rate_limiters.SampleToInsertRatio(
+            config.samples_per_insert,
+            config.min_replay_size,
+            # Room for a burst of items on either side of the exact ratio, and for one batch.
+            config.insert_burst * config.samples_per_insert + config.batch_size,
+        )
+        return [
+            replay.Table(
+                name=adders.REPLAY_TABLE,
+                sampler=self.make_sampler(),
+                remover=replay.selectors.Fifo(),
+                max_size=config.max_replay_size,
+                rate_limiter=limiter,
+            )
+        ]
+
+    def make_adder(self, client: Any, spec: specs.EnvironmentSpec) -> adders.Adder:
+        return adders.NStepTransitionAdder(
+            client,
+            self.config.n_step,
+            self.config.discount,
+            max_in_flight_items=self.config.insert_burst,  # what waits for room counts as being ahead, too
+            frame_stack=specs.frame_stack(spec.observations),
+        )
+
+    def make_dataset(self, client: Any) -> Any:
+        size = self.config.batch_size // self.num_learners
+        return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
+
+    def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
+        return super().learner_settings(networks) | {
+            "target_names": self.target_names,
+            "target_update_period": self.config.target_update_period,
+            "target_update_rate": self.config.target_update_rate,
+        }
+
+
+class OnPolicyAgent(TorchAgent):
+    """Learns from one unroll of every env at each step, from each once, by the policy of that moment.
+
+    Attributes:
+      extras_of_first_row: extras of the policy that are kept for the first row of an unroll only.
+    """
+
+    config: OnPolicyConfig
+    extras_of_first_row: tuple[str, ...] = ()
+
+    @property
+    def max_policy_lag(self) -> int | None:
+        return 0
+
+    @property
+    def unroll_length(self) -> int:
+        return self.config.unroll_length
+
+    @property
+    def items_per_step(self) -> int:
+        return self.num_envs
+
+    @property
+    def queue_batches(self) -> int:
+        """Batches that the queue holds. Actors wait for versions, not for room: there is always some."""
+        return 2 + (self.max_policy_lag or 0)
+
+    @property
+    def prefetch_batches(self) -> int:
+        """Batches that a learner fetches ahead: none if the only one that there is has to do for several."""
+        return 1 if self.num_learners == 1 else 0
+
+    def make_tables(self, spec: specs.EnvironmentSpec) -> list[Any]:
+        # Each item is learned from once.
+        return [replay.Table.queue(adders.QUEUE_TABLE, self.queue_batches * self.items_per_step)]
+
+    def make_adder(self, client: Any, spec: specs.EnvironmentSpec) -> adders.Adder:
+        return adders.UnrollAdder(
+            client, self.config.unroll_length, extras_of_first_row=self.extras_of_first_row
+        )
+
+    def make_dataset(self, client: Any) -> Any:
+        size = self.items_per_step // self.num_learners
+        return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=self.prefetch_batches)

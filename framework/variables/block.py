@@ -1,0 +1,231 @@
+"""The newest parameters of one learner in flat memory, private or shared by the processes of a machine.
+
+::
+
+    header   int64    begun · done · version and env steps of slot 0 · version and env steps of slot 1
+    slot 0            every tensor, one after the other
+    slot 1            every tensor, one after the other
+
+Publication n goes to slot n mod 2, between ``begun = n`` and ``done = n``. A reader copies slot ``done``
+mod 2, and copies again if publication ``done + 2`` has begun meanwhile. So readers never see parts of two
+versions, and the writer never waits for a reader. A writer that dies in the middle leaves the other slot
+intact, and the next one goes on in the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import launch
+from framework.core import Progress
+
+# Child of the networks, entry of its state dict, value.
+Parameters = Mapping[str, Mapping[str, Any]]
+
+_BEGUN, _DONE, _SLOTS = 0, 1, 2  # places in the header
+_HEADER_BYTES = _ALIGNMENT = 64
+# Readers of other processes rely on stores that become visible in the order in which they were made.
+_ORDERED_STORES = ("x86_64", "AMD64")
+
+
+class Variables(NamedTuple):
+    """Parameters in a message.
+
+    Attributes:
+      version: learner steps that they are the result of.
+      env_steps: env steps made when they were published.
+      values: child name to state dict, in numpy.
+    """
+
+    version: int
+    env_steps: int
+    values: dict[str, dict[str, np.ndarray]]
+
+
+class _Entry(NamedTuple):
+    """Where a tensor lies in a slot."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Layout = dict[str, dict[str, _Entry]]
+
+
+class VariableBlock:
+    """See the module. One thread at a time may publish; any number of threads and processes may read.
+
+    Args:
+      parameters: tensors by child name and key; their shapes and dtypes, not their values, are used.
+      path: a file in shared memory, see `shared_path`; one that exists is continued. None: private memory.
+
+    Raises:
+      OSError: shared memory is full.
+    """
+
+    def __init__(self, parameters: Parameters, path: str | None = None):
+        layout: Layout = {}
+        offset = 0
+        for name, state in parameters.items():
+            layout[name] = entries = {}
+            for key, tensor in state.items():
+                entries[key] = _Entry(offset, tuple(tensor.shape), tensor.dtype)
+                offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+        self._attach(layout, offset, path, os.O_RDWR | os.O_CREAT)
+        self._header[_BEGUN] = self._header[_DONE]
+
+    def _attach(self, layout: Layout, size: int, path: str | None, flags: int) -> None:
+        self._layout, self._size, self._path = layout, size, path
+        total = _HEADER_BYTES + 2 * size
+        memory = bytearray(total) if path is None else _map(path, total, flags)
+        self._header = np.frombuffer(memory, np.int64, _HEADER_BYTES // 8)
+        self._slots = [
+            {
+                name: {key: _tensor(memory, begin, entry) for key, entry in entries.items()}
+                for name, entries in layout.items()
+            }
+            for begin in (_HEADER_BYTES, _HEADER_BYTES + size)
+        ]
+
+    @property
+    def version(self) -> int:
+        """The newest version; -1 before any is published."""
+        done = int(self._header[_DONE])
+        return int(self._header[_SLOTS + 2 * (done % 2)]) if done else -1
+
+    def publish(self, version: int, parameters: Parameters, env_steps: int = 0) -> None:
+        """Copies ``parameters`` in, from any device, as ``version``.
+
+        Args:
+          version: learner steps; greater than that of any publication before.
+          parameters: what ``Learner.parameters()`` returns.
+          env_steps: env steps made so far.
+
+        Raises:
+          ValueError: the version is not greater, or the tensors are not those of the constructor.
+        """
+        if version <= self.version:
+            raise ValueError(
+                f"version: got {version}, expected more than {self.version}. Versions only grow."
+            )
+        number = int(self._header[_DONE]) + 1
+        self._header[_BEGUN] = number
+        copy_variables(parameters, self._slots[number % 2])
+        self._header[_SLOTS + 2 * (number % 2) :][:2] = version, env_steps
+        self._header[_DONE] = number
+
+    def read(self, targets: Parameters, newer_than: int = -1) -> Progress | None:
+        """Copies the variables that ``targets`` names into its tensors.
+
+        Returns:
+          Their version and env steps; None, with ``targets`` as they were, if no version is newer than
+          ``newer_than``.
+
+        Raises:
+          KeyError, ValueError: ``targets`` has other names, keys or shapes than what is published.
+        """
+        while True:
+            done = int(self._header[_DONE])
+            version, env_steps = self._header[_SLOTS + 2 * (done % 2) :][:2].tolist()
+            if done == 0 or version <= newer_than:
+                return None
+            copy_variables(self._slots[done % 2], targets)
+            if self._header[_BEGUN] < done + 2:
+                return Progress(version, env_steps)
+
+    def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
+        """A copy of the variables ``names`` (all, if none is named), or None if nothing is newer.
+
+        Raises:
+          KeyError: a name that is not there.
+        """
+        unknown = sorted(set(names) - set(self._layout))
+        if unknown:
+            raise KeyError(f"names: got {unknown}, expected some of {sorted(self._layout)}.")
+        if self.version <= newer_than:
+            return None
+        copies = {
+            name: {key: torch.empty_like(tensor) for key, tensor in self._slots[0][name].items()}
+            for name in names or self._layout
+        }
+        progress = self.read(copies, newer_than)
+        assert progress is not None
+        values = {name: {key: t.numpy() for key, t in state.items()} for name, state in copies.items()}
+        return Variables(*progress, values)
+
+    def __reduce__(self) -> Any:
+        """Another process gets the same block, or None if it cannot reach the file."""
+        return _reach, (self._layout, self._size, self._path)
+
+
+def shared_path() -> str | None:
+    """Where this node puts a block for the other processes of its machine; None where it cannot."""
+    directory = launch.shared_memory_directory()
+    if directory is None or platform.machine() not in _ORDERED_STORES:
+        return None
+    return os.path.join(directory, f"variables-{launch.get_node_context().label}")
+
+
+@torch.no_grad()
+def copy_variables(source: Parameters, targets: Parameters) -> None:
+    """Copies ``source`` (tensors or numpy arrays) into the tensors of ``targets``, which names what it needs.
+
+    Raises:
+      KeyError, ValueError: a variable is missing, or its entries or their shapes differ.
+    """
+    for name, target in targets.items():
+        if name not in source:
+            raise KeyError(f"{name!r}: not published, only {sorted(source)}. Make both networks alike.")
+        state = source[name]
+        if state.keys() != target.keys():
+            odd = sorted(state.keys() ^ target.keys())
+            raise ValueError(
+                f"Variable {name!r}: entries {odd} are on one side only. Make both networks alike."
+            )
+        for key, tensor in target.items():
+            value = state[key]
+            if value.shape != tensor.shape:
+                raise ValueError(
+                    f"Variable {name!r}, entry {key!r}: got shape {tuple(value.shape)}, expected "
+                    f"{tuple(tensor.shape)}. Make both networks from the same config and spec."
+                )
+            tensor.copy_(torch.as_tensor(value))
+
+
+def _tensor(memory: Any, begin: int, entry: _Entry) -> torch.Tensor:
+    count = math.prod(entry.shape)
+    if count == 0:  # torch.frombuffer refuses it
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    return torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=begin + entry.offset).view(
+        entry.shape
+    )
+
+
+def _map(path: str, size: int, flags: int) -> mmap.mmap:
+    file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        if flags & os.O_CREAT and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, size)  # an error here, where a write to a full tmpfs is a SIGBUS
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
+
+
+def _reach(layout: Layout, size: int, path: str | None) -> VariableBlock | None:
+    if path is None:
+        return None
+    block = VariableBlock.__new__(VariableBlock)
+    with contextlib.suppress(OSError):
+        block._attach(layout, size, path, os.O_RDWR)
+        return block
+    return None

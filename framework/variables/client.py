@@ -1,0 +1,109 @@
+"""Keeps the networks of one process as fresh as a learner publishes them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
+
+from torch import nn
+
+from framework import core
+from framework.variables.block import VariableBlock, Variables, copy_variables
+
+
+class VariableClient:
+    """Copies newer parameters into ``networks``, those that ``policy`` names.
+
+    All copying is done inside `update`, on the thread that calls it, so parameters never change in the middle
+    of a forward pass. The policy's ``progress`` says what they are.
+
+    Args:
+      source: a `VariableBlock`, or the client of a node with ``variable_block()`` and
+        ``get_variables(names, newer_than)``. A block that can be reached is read directly. Otherwise the
+        node is asked by future, one request at a time; its errors are raised by the next `update`.
+      networks: what to keep fresh.
+      policy: its ``variables`` are the children of ``networks`` to copy; None copies all.
+      update_period: calls of `update` from one look for newer parameters to the next.
+      timeout: seconds that `update` waits for an answer of the node; None waits without a limit.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        networks: nn.Module,
+        policy: core.Policy | None = None,
+        update_period: int = 1,
+        timeout: float | None = 60.0,
+    ):
+        if update_period < 1:
+            raise ValueError(f"update_period: got {update_period}, expected at least 1 call of update().")
+        children = dict(networks.named_children())
+        names = tuple(policy.variables if policy is not None else ()) or tuple(children)
+        unknown = sorted(set(names) - set(children))
+        if unknown:
+            raise KeyError(f"variables: got {unknown}, expected some of {sorted(children)}.")
+        self.version = -1
+        self._source, self._policy = source, policy
+        self._block = source if isinstance(source, VariableBlock) else None
+        self._is_connected = self._block is not None
+        self._targets = {name: children[name].state_dict() for name in names}
+        self._update_period = update_period
+        self._timeout = timeout
+        self._calls = update_period - 1  # the very first update() looks
+        self._request: concurrent.futures.Future | None = None
+
+    def update(self, wait: bool = False) -> bool:
+        """Takes newer parameters over: looks for them if it is time to, or takes those that have arrived.
+
+        Args:
+          wait: look now, whatever the period, and return only with the newest.
+
+        Returns:
+          whether the parameters changed.
+        """
+        self._calls += 1
+        due = wait or self._calls >= self._update_period
+        if due and not self._is_connected:
+            self._block = self._answer(self._source.futures.variable_block())
+            self._is_connected = True
+        if self._block is None:
+            return self._is_connected and self._exchange(due, wait)
+        if not due:
+            return False
+        self._calls = 0
+        progress = self._block.read(self._targets, self.version)
+        return progress is not None and self._set(progress)
+
+    def _exchange(self, due: bool, wait: bool) -> bool:
+        """Takes the answer of the node if it has come, and asks the next question if that is due."""
+        changed = False
+        if self._request is not None and (wait or self._request.done()):
+            changed = self._take()  # with wait, an answer to an old question may be too old: ask again
+        if self._request is None and due:
+            self._calls = 0
+            self._request = self._source.futures.get_variables(tuple(self._targets), newer_than=self.version)
+            if wait or self._request.done():
+                changed = self._take() or changed
+        return changed
+
+    def _take(self) -> bool:
+        request, self._request = self._request, None
+        variables: Variables | None = self._answer(request)
+        if variables is None or variables.version <= self.version:
+            return False
+        copy_variables(variables.values, self._targets)
+        return self._set(core.Progress(variables.version, variables.env_steps))
+
+    def _set(self, progress: core.Progress) -> bool:
+        self.version = progress.version
+        if self._policy is not None:
+            self._policy.progress = progress
+        return True
+
+    def _answer(self, future: Any) -> Any:
+        concurrent.futures.wait([future], self._timeout)
+        if not future.done():
+            raise TimeoutError(
+                f"variables: got no answer of the learner's node within {self._timeout} s. Is it alive?"
+            )
+        return future.result()

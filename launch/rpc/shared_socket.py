@@ -1,0 +1,102 @@
+"""A ZeroMQ socket that any thread sends on and one thread receives from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+_MORE = zmq.NOBLOCK | zmq.SNDMORE
+
+
+class SharedSocket:
+    """Guards a ZeroMQ socket with a lock, so that a sender does not hand its message to another thread.
+
+    The receiver waits on the socket's file descriptor outside of the lock. That descriptor is
+    edge-triggered and a send may consume its edge, so a sender that finds the socket readable wakes the
+    receiver (https://libzmq.readthedocs.io/en/latest/zmq_getsockopt.html, `ZMQ_FD`).
+
+    Args:
+      socket: a connected or bound socket, or None until `replace`.
+    """
+
+    def __init__(self, socket: zmq.Socket | None = None) -> None:
+        self._socket = socket
+        self._lock = threading.Lock()
+        self._closed = False
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    def replace(self, socket: zmq.Socket | None) -> None:
+        """Closes the socket and goes on with another one."""
+        with self._lock:
+            old, self._socket = self._socket, socket
+        if old is not None:
+            old.close(linger=0)
+        self.wake()
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """Sends one message and copies its frames. Does nothing after `close`.
+
+        Raises:
+          zmq.ZMQError: `EAGAIN` if the peer refused the connection, `EHOSTUNREACH` if a ROUTER's peer left.
+        """
+        with self._lock:
+            socket = self._socket
+            if socket is None:
+                return
+            for frame in frames[:-1]:
+                socket.send(frame, _MORE)
+            socket.send(frames[-1], zmq.NOBLOCK)
+            readable = int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        if readable:
+            self.wake()
+
+    def receive(self, timeout: float | None) -> list[zmq.Frame] | None:
+        """Returns the next message, or None after `timeout` seconds (None: no limit) or after `wake`."""
+        waited = False
+        while True:
+            with self._lock:
+                if self._closed:
+                    return None
+                poll = select.poll()
+                poll.register(self._wake_read, select.POLLIN)
+                if self._socket is not None:
+                    with contextlib.suppress(zmq.Again):
+                        return self._socket.recv_multipart(zmq.NOBLOCK, copy=False)  # type: ignore[return-value]
+                    poll.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
+            if waited:
+                return None
+            ready = poll.poll(None if timeout is None else max(0.0, timeout * 1000))
+            if any(descriptor == self._wake_read for descriptor, _ in ready):
+                os.read(self._wake_read, 4096)
+                waited = True
+            waited |= not ready
+
+    def wake(self) -> None:
+        """Ends the present or the next wait of `receive`."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: it wakes anyway
+            if not self._closed:
+                os.write(self._wake_write, b"\0")
+
+    def close(self, linger: int = 0) -> None:
+        """Closes the socket; the receiving thread must have ended.
+
+        Args:
+          linger: milliseconds in which messages are still sent.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._socket is not None:
+                self._socket.close(linger=linger)
+                self._socket = None
+            os.close(self._wake_read)
+            os.close(self._wake_write)

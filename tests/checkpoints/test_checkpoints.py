@@ -1,0 +1,321 @@
+"""Checkpoints: what comes back is what was saved, or an error that says why not."""
+
+import errno
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections import OrderedDict, namedtuple
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+from framework.checkpoints import Checkpointer, CheckpointError, torch_part
+from framework.checkpoints.checkpointer import open_checkpoint
+
+torch = pytest.importorskip("torch")
+
+
+def write_folder(path):
+    (path / "tables").mkdir(parents=True)
+    (path / "tables" / "rows.bin").write_bytes(b"rows")
+    (path / "index").write_bytes(b"")
+
+
+def parts(value=0):
+    return {
+        "learner": torch_part({"w": torch.full((3,), float(value))}),
+        "note": b"abc",
+        "replay": write_folder,
+    }
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    return Checkpointer(tmp_path / "checkpoints", keep=3)
+
+
+def test_round_trip(checkpointer):
+    path = checkpointer.save(7, parts(5), note={"environment": "CartPole"})
+    reader = checkpointer.restore()
+    assert reader.path == path == checkpointer.latest()
+    assert reader.step == 7 and reader.names == ("learner", "note", "replay")
+    assert reader.state("learner")["w"].tolist() == [5.0] * 3
+    assert reader.part("note").read_bytes() == b"abc"
+    assert (reader.part("replay") / "tables" / "rows.bin").read_bytes() == b"rows"
+    assert reader.manifest["note"] == {"environment": "CartPole"}
+    assert reader.manifest["versions"]["torch"] == metadata.version("torch")
+    with pytest.raises(CheckpointError, match="no part 'optimizer'; it has learner, note, replay"):
+        reader.part("optimizer")
+
+
+def test_only_the_newest_are_kept(checkpointer):
+    for step in range(5):
+        checkpointer.save(step, parts(step))
+    assert [open_checkpoint(p).step for p in checkpointer.checkpoints()] == [2, 3, 4]
+    assert len(os.listdir(checkpointer.directory)) == 3
+
+
+def test_the_newest_is_the_last_saved_not_the_highest_step(checkpointer):
+    for step in (100, 50, 50):
+        checkpointer.save(step, parts())
+    assert checkpointer.restore().step == 50
+    assert checkpointer.restore("previous").step == 50
+    assert checkpointer.restore(100).step == 100
+
+
+def test_which(checkpointer):
+    paths = [checkpointer.save(step, parts(step)) for step in (10, 20)]
+    assert checkpointer.restore("latest").path == paths[1]
+    assert checkpointer.restore("10").path == paths[0]
+    assert checkpointer.restore(paths[0]).path == paths[0]
+    assert checkpointer.restore(paths[0].name).path == paths[0]
+    for which in (11, "nonsense"):
+        with pytest.raises(CheckpointError, match=f"{paths[0].name}, {paths[1].name}"):
+            checkpointer.restore(which)
+
+
+def test_nothing_there(checkpointer):
+    assert checkpointer.latest() is None and checkpointer.checkpoints() == []
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        checkpointer.restore()
+    checkpointer.save(1, {})
+    with pytest.raises(CheckpointError, match="no previous checkpoint"):
+        checkpointer.restore("previous")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def edit_manifest(path, **changes):
+    manifest = json.loads(path.read_text())
+    manifest.update(changes)
+    path.write_text(json.dumps(manifest))
+    (path.parent / "DONE").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+DAMAGE = {
+    "truncated": (lambda c: cut(c / "learner"), "learner is truncated: it has"),
+    "altered": (lambda c: flip(c / "learner"), "learner has been altered"),
+    "longer": (lambda c: lengthen(c / "note"), "note is longer than written: it has 4 bytes, expected 3"),
+    "missing": (
+        lambda c: (c / "replay" / "tables" / "rows.bin").unlink(),
+        "replay/tables/rows.bin is missing",
+    ),
+    "manifest cut": (lambda c: cut(c / "manifest.json"), "manifest.json has been altered or truncated"),
+    "manifest altered": (lambda c: flip(c / "manifest.json"), "manifest.json has been altered"),
+    "manifest missing": (lambda c: (c / "manifest.json").unlink(), "it has no manifest.json"),
+    "digest altered": (lambda c: flip(c / "DONE"), "manifest.json has been altered"),
+    "newer format": (lambda c: edit_manifest(c / "manifest.json", format=99), "format 99"),
+    "points outside": (
+        lambda c: edit_manifest(c / "manifest.json", files={"../../x": [0, 0]}),
+        "outside of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage, text", DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_refused_with_the_reason(checkpointer, damage, text):
+    checkpointer.save(1, parts(1))
+    path = checkpointer.save(2, parts(2))
+    damage(path)
+    with pytest.raises(CheckpointError, match=text) as caught:
+        checkpointer.restore()
+    assert path.name in str(caught.value) and "ask for 'previous'" in str(caught.value)
+    assert checkpointer.restore("previous").state("learner")["w"][0] == 1
+    with pytest.warns(UserWarning, match=text):
+        assert checkpointer.newest_intact().step == 1
+
+
+def test_all_damaged(checkpointer):
+    for step in (1, 2):
+        cut(checkpointer.save(step, parts()) / "note")
+    with pytest.raises(CheckpointError, match=r"No checkpoint .* is intact"):
+        checkpointer.newest_intact()
+
+
+def test_a_run_goes_on_after_a_fall_back(checkpointer):
+    checkpointer.save(100, parts())
+    flip(checkpointer.save(200, parts()) / "learner")
+    with pytest.warns(UserWarning, match="Going on from the older"):
+        assert checkpointer.newest_intact().step == 100
+    checkpointer.save(150, parts())
+    assert checkpointer.restore().step == 150
+
+
+def test_only_what_was_written_is_deleted(checkpointer):
+    path = checkpointer.save(0, parts())
+    (path / "my_notes.txt").write_text("keep")
+    (checkpointer.directory / "checkpoint-000000-step-9").mkdir()
+    (checkpointer.directory / "other").mkdir()
+    for step in range(1, 4):
+        checkpointer.save(step, parts())
+    assert os.listdir(path) == ["my_notes.txt"]
+    assert (checkpointer.directory / "checkpoint-000000-step-9").is_dir()
+    assert (checkpointer.directory / "other").is_dir()
+    assert [open_checkpoint(p).step for p in checkpointer.checkpoints()] == [1, 2, 3]
+
+
+def test_a_manifest_cannot_make_it_delete_elsewhere(checkpointer, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path = checkpointer.save(0, parts())
+    edit_manifest(path / "manifest.json", files={"../../victim": [8, 0]})
+    with pytest.warns(UserWarning, match="Could not delete"):
+        for step in range(1, 4):
+            checkpointer.save(step, parts())
+    assert victim.read_text() == "precious"
+
+
+def fail_with(code):
+    def write(path):
+        path.write_bytes(b"half")
+        raise OSError(code, os.strerror(code))
+
+    return write
+
+
+FULL = {
+    "disk": (errno.ENOSPC, "no space is left"),
+    "quota": (errno.EDQUOT, "quota"),
+    "other": (errno.EIO, "[Ii]nput/output error"),
+}
+
+
+@pytest.mark.parametrize("code, text", FULL.values(), ids=FULL)
+def test_full_disk(checkpointer, code, text):
+    before = checkpointer.save(1, parts(1))
+    with pytest.raises(CheckpointError, match=text) as caught:
+        checkpointer.save(2, {"learner": torch_part({"w": torch.ones(2)}), "replay": fail_with(code)})
+    assert "--directory" in str(caught.value) and before.name in str(caught.value)
+    assert os.listdir(checkpointer.directory) == [before.name]
+    assert checkpointer.restore().state("learner")["w"][0] == 1
+
+
+def test_torch_write_that_hits_a_limit(checkpointer):
+    before = checkpointer.save(1, parts(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="size limit"):
+            checkpointer.save(2, {"learner": torch_part({"w": torch.ones(1 << 16)})})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(checkpointer.directory) == [before.name]
+
+
+def test_an_error_of_a_part_leaves_nothing(checkpointer):
+    before = checkpointer.save(1, parts())
+
+    def fail(path):
+        path.mkdir()
+        raise RuntimeError("replay is gone")
+
+    with pytest.raises(RuntimeError, match="replay is gone"):
+        checkpointer.save(2, {"replay": fail})
+    with pytest.raises(CheckpointError, match="'replay' made neither a file nor a folder"):
+        checkpointer.save(2, {"replay": lambda path: None})
+    assert os.listdir(checkpointer.directory) == [before.name]
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "manifest.json"])
+def test_part_names(checkpointer, name):
+    with pytest.raises(ValueError, match="part name"):
+        checkpointer.save(1, {name: b""})
+
+
+def test_killed_while_writing(checkpointer):
+    checkpointer.save(1, parts(1))
+    script = (
+        "import os, sys\n"
+        "from framework.checkpoints import Checkpointer\n"
+        "Checkpointer(sys.argv[1]).save(2, {'a': b'x', 'b': lambda path: os._exit(9)})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(checkpointer.directory)], timeout=60)
+    assert done.returncode == 9
+    assert any(name.startswith(".writing-") for name in os.listdir(checkpointer.directory))
+    assert checkpointer.restore().step == 1
+    checkpointer.save(3, parts(3))
+    assert not any(name.startswith(".writing-") for name in os.listdir(checkpointer.directory))
+
+
+STATES = {
+    "nested": {"a": [1, 2.5, None, True, "x", b"y"], "b": {"c": (1, (2, [3]))}, 3: "int key"},
+    "generator": np.random.default_rng(3).bit_generator.state,
+    "legacy generator": {"bg": np.random.RandomState(1).get_state(legacy=False)},
+    "scalars": {"f": np.float32(0.5), "i": np.int64(-3), "u": np.uint64(2**64 - 1), "b": np.bool_(True)},
+    "ordered": OrderedDict([("b", 1), ("a", 2)]),
+}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+def test_states_come_back_equal(checkpointer, state):
+    checkpointer.save(1, {"state": torch_part(state)})
+    back = checkpointer.restore().state("state")
+    np.testing.assert_equal(back, state)
+    assert type(back) is type(state)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "uint8", "int16", "uint16", "int64", "uint64", "float16", "float64"]
+)
+def test_arrays_come_back_exactly(checkpointer, dtype):
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    checkpointer.save(1, {"state": torch_part({"x": array, "empty": array[:0], "scalar": array[0, 1]})})
+    back = checkpointer.restore().state("state")
+    for name, expected in {"x": array, "empty": array[:0], "scalar": array[0, 1]}.items():
+        assert back[name].dtype == expected.dtype and back[name].shape == expected.shape
+        np.testing.assert_array_equal(back[name], expected)
+
+
+Pair = namedtuple("Pair", "a b")
+REFUSED = {
+    "function": ({"a": [1, print]}, r"state\['a'\]\[1\] is a builtin_function"),
+    "named tuple": ({"p": Pair(1, 2)}, r"state\['p'\] is a Pair"),
+    "object array": ({"o": np.array([object()])}, r"state\['o'\] has dtype object"),
+}
+
+
+@pytest.mark.parametrize("state, text", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_data_is_refused_when_saved(checkpointer, state, text):
+    with pytest.raises(TypeError, match=text):
+        checkpointer.save(1, {"state": torch_part(state)})
+    assert checkpointer.checkpoints() == []
+
+
+def test_optimizer_state(checkpointer):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([weight])
+    weight.sum().backward()
+    optimizer.step()
+    checkpointer.save(1, {"optimizer": torch_part(optimizer.state_dict())})
+    other = torch.optim.Adam([weight])
+    other.load_state_dict(checkpointer.restore().state("optimizer"))
+    assert torch.equal(other.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg"])
+
+
+def test_a_part_that_would_run_code_is_refused(checkpointer, tmp_path):
+    flag = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(flag),))
+
+    checkpointer.save(1, {"evil": lambda path: torch.save(Evil(), path)})
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        checkpointer.restore().state("evil")
+    assert not flag.exists()

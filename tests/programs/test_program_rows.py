@@ -1,0 +1,53 @@
+"""The points of a run's curves: at which env steps actors write rows and the evaluator evaluates."""
+
+import functools
+
+import launch
+from agents.dqn import DQN, DQNConfig
+from framework.environments.testing import FakeEnvironment
+from framework.loggers import InMemoryLogger
+from framework.programs import RunConfig, make_program
+
+LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
+SMALL = DQNConfig(
+    hidden_sizes=(8,), batch_size=8, min_replay_size=20, samples_per_insert=1.0, insert_burst=16
+)
+
+
+def rows_of(group, **settings):
+    LOG.rows.clear()
+    program = make_program(
+        DQN(SMALL),
+        functools.partial(FakeEnvironment, episode_length=7),
+        RunConfig(num_evaluation_episodes=2, envs_per_actor=2, **settings),
+        logger_factory=lambda: LOG,
+    )
+    launch.launch(program, engine="serial")
+    return [row for row in LOG.rows if row["label"].startswith(group)]
+
+
+def test_rows_of_actors_lie_at_the_programs_env_steps():
+    rows = rows_of("actor", num_actors=2, max_env_steps=1000, log_period=100, evaluate_period=None)
+    steps = {"actor-0": 0, "actor-1": 0}
+    for row in rows:
+        steps[row["label"]] = row["steps"]
+        # Each actor writes every 100 steps of its own; the other's last row is at most so old. What an actor
+        # has made of its grant is counted with the next: at most 64 steps of each of its 2 envs.
+        assert sum(steps.values()) - 2 * 64 <= row["env_steps"] <= sum(steps.values()) + 102
+    assert rows[-1]["env_steps"] == 1000 == sum(steps.values())
+
+
+def test_a_resumed_run_evaluates_no_step_twice(tmp_path):
+    evaluated = []
+    for limit in (400, 1000):
+        rows = rows_of("evaluator", directory=str(tmp_path), evaluate_period=200, max_env_steps=limit)
+        evaluated += [row["env_steps"] for row in rows]
+    assert evaluated == sorted(set(evaluated)) and evaluated[-1] == 1000
+    assert 3 <= len(evaluated) <= 5
+
+
+def test_a_run_that_was_stopped_before_its_last_evaluation_makes_it(tmp_path):
+    settings = {"directory": str(tmp_path), "max_env_steps": 400}
+    assert rows_of("evaluator", **settings, evaluate_period=None) == []
+    rows = rows_of("evaluator", **settings, evaluate_period=300)
+    assert [row["env_steps"] for row in rows] == [400]

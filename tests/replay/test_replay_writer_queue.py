@@ -1,0 +1,137 @@
+"""The queue of a writer in the server's process: items that a rate limiter refuses wait there, in order."""
+
+import collections
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from framework import replay
+
+CAPACITY = {"a": 3, "b": 2}
+
+
+def make_client(concurrent=True):
+    tables = [replay.Table.queue(name, size) for name, size in CAPACITY.items()]
+    return replay.EmbeddedClient(tables, concurrent=concurrent)
+
+
+def create(writer, table, values, ragged=False):
+    rows = writer.append("s", {"x": np.asarray(values, np.int64)})
+    lengths = np.ones(len(rows), np.int32) if ragged else None
+    leaf = writer.slice("s", "x", rows[:, None] if ragged else rows, lengths)
+    keys = writer.create_items(table, leaf)
+    writer.release("s", rows)
+    return keys
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Random calls of a writer and a reader; the model is a list that waits and two bounded tables."""
+
+    @initialize()
+    def start(self):
+        self.client = make_client(concurrent=False)
+        self.writer = self.client.batch_writer()
+        self.waiting = collections.deque()  # (table, value, key)
+        self.tables = {name: collections.deque() for name in CAPACITY}
+        self.values = 0
+
+    def settle(self):
+        """What any look at a table does first: the front of the queue goes in while there is room for it."""
+        while self.waiting:
+            table, value, key = self.waiting[0]
+            if len(self.tables[table]) == CAPACITY[table]:
+                return
+            self.tables[table].append((value, key))
+            self.waiting.popleft()
+
+    @rule(table=st.sampled_from(sorted(CAPACITY)), n=st.integers(0, 9), ragged=st.booleans())
+    def create(self, table, n, ragged):
+        values = range(self.values, self.values + n)
+        self.values += n
+        keys = create(self.writer, table, values, ragged)
+        assert len(keys) == n
+        self.waiting.extend((table, value, key) for value, key in zip(values, keys.tolist(), strict=True))
+
+    @rule(table=st.sampled_from(sorted(CAPACITY)), n=st.integers(1, 3))
+    def sample(self, table, n):
+        self.settle()
+        expected = self.tables[table]
+        if len(expected) < n:
+            assert not self.client.can_sample(table, n)
+            return
+        for _ in range(n):
+            value, key = expected.popleft()
+            drawn = self.client.sample_batch(table, 1, timeout=0)
+            assert (drawn.data.reshape(-1).tolist(), drawn.info.key.tolist()) == ([value], [key])
+            self.settle()
+
+    @rule(keep=st.integers(0, 4))
+    def flush(self, keep):
+        self.settle()
+        if len(self.waiting) <= keep:
+            self.writer.flush(keep=keep)
+            return
+        with pytest.raises(replay.DeadlineExceededError):
+            self.writer.flush(timeout=0, keep=keep)
+
+    @rule(table=st.sampled_from(sorted(CAPACITY)))
+    def can_insert(self, table):
+        self.settle()
+        assert self.writer.can_insert(table) == (len(self.tables[table]) < CAPACITY[table])
+
+    @invariant()
+    def tables_and_queue_are_as_the_model_says(self):
+        infos = self.client.server_info()
+        self.settle()
+        assert {name: infos[name].current_size for name in CAPACITY} == {
+            name: len(items) for name, items in self.tables.items()
+        }
+        assert self.writer.num_pending == len(self.waiting)
+        held = len(self.waiting) + sum(map(len, self.tables.values()))
+        rows = self.client.store.stream("s").num_rows
+        assert rows == held if not self.waiting else rows >= held
+
+    def teardown(self):
+        waiting = len(self.waiting)
+        assert self.writer.close(timeout=0) == waiting
+        assert self.client.store.stream("s").num_rows == sum(map(len, self.tables.values()))
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("in_flight", [1, 3, None])
+@pytest.mark.parametrize("writers", [1, 3])
+def test_a_reader_and_writers_that_wait_end_with_every_item_once(writers, in_flight):
+    client = make_client()
+    batches, sizes = 40, (1, 2, 5, 7)
+    total = sum(sizes[i % 4] for i in range(batches))
+    errors = []
+
+    def write(number):
+        try:
+            with client.batch_writer(max_in_flight_items=in_flight) as writer:
+                value = number * 10_000
+                for i in range(batches):
+                    create(writer, "a", range(value, value + sizes[i % 4]))
+                    value += sizes[i % 4]
+                writer.flush(timeout=30)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(n,), daemon=True) for n in range(writers)]
+    for thread in threads:
+        thread.start()
+    got = [int(client.sample_batch("a", 1, timeout=30).data[0]) for _ in range(total * writers)]
+    for thread in threads:
+        thread.join(30)
+    assert not errors and not any(thread.is_alive() for thread in threads)
+    for number in range(writers):
+        mine = [value for value in got if value // 10_000 == number]
+        assert mine == list(range(number * 10_000, number * 10_000 + total))
+    assert client.store.stream("s").num_rows == 0

@@ -1,0 +1,139 @@
+"""The block of parameters: whole versions only, versions that grow, in this process and in others."""
+
+import multiprocessing
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework.variables import VariableBlock
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+def filled(value, size=1000):
+    return {
+        "body": {"weight": torch.full((size, 3), float(value)), "count": torch.tensor(value)},
+        "head": {"bias": torch.full((size,), float(value))},
+    }
+
+
+def empty_like(parameters):
+    return {name: {k: torch.empty_like(t) for k, t in state.items()} for name, state in parameters.items()}
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3)), min_size=1, max_size=6
+    ),
+    versions=st.lists(st.integers(0, 10**12), min_size=1, max_size=5, unique=True).map(sorted),
+)
+@settings(deadline=None, max_examples=50)
+def test_what_is_read_is_what_was_published_last(shapes, versions):
+    generator = torch.Generator().manual_seed(len(shapes))
+    block = published = None
+    for version in versions:
+        published = {
+            "a": {
+                str(i): (torch.rand(shape, generator=generator) * 100).to(dtype)
+                for i, (dtype, shape) in enumerate(shapes)
+            }
+        }
+        block = block or VariableBlock(published)
+        block.publish(version, published, env_steps=version + 1)
+    into = empty_like(published)
+    assert block.read(into) == (versions[-1], versions[-1] + 1)
+    for key, tensor in published["a"].items():
+        assert torch.equal(into["a"][key], tensor)
+    assert block.read(into, newer_than=versions[-1]) is None
+
+
+def test_nothing_is_there_before_the_first_publication():
+    block = VariableBlock(filled(0))
+    assert block.version == -1 and block.read(empty_like(filled(0))) is None and block.get_variables() is None
+
+
+def test_versions_only_grow():
+    block = VariableBlock(filled(0))
+    block.publish(4, filled(4))
+    with pytest.raises(ValueError, match="version: got 4, expected more than 4"):
+        block.publish(4, filled(5))
+    assert block.version == 4
+
+
+def test_variables_travel_in_numpy_and_stay_what_they_were():
+    block = VariableBlock(filled(0))
+    block.publish(1, filled(1), env_steps=20)
+    variables = block.get_variables(["head"], newer_than=0)
+    for version in (2, 3):
+        block.publish(version, filled(version))
+    assert (variables.version, variables.env_steps, list(variables.values)) == (1, 20, ["head"])
+    np.testing.assert_array_equal(variables.values["head"]["bias"], np.full(1000, 1.0, np.float32))
+    assert block.get_variables(newer_than=3) is None
+    with pytest.raises(KeyError, match=r"got \['critic'\], expected some of \['body', 'head'\]"):
+        block.get_variables(["critic"])
+
+
+def test_a_block_in_private_memory_does_not_reach_another_process():
+    assert pickle.loads(pickle.dumps(VariableBlock(filled(0)))) is None
+
+
+def test_a_block_whose_file_is_elsewhere_is_not_reached(tmp_path):
+    data = pickle.dumps(VariableBlock(filled(0), str(tmp_path / "block")))
+    (tmp_path / "block").unlink()
+    assert pickle.loads(data) is None
+
+
+def test_a_new_writer_goes_on_in_the_same_file(tmp_path):
+    path = str(tmp_path / "block")
+    first = VariableBlock(filled(0), path)
+    reader = pickle.loads(pickle.dumps(first))
+    first.publish(7, filled(7))
+    first._header[0] += 1  # killed in the middle of the next publication
+    for tensor in first._slots[0]["body"].values():
+        tensor.fill_(99)
+    into = empty_like(filled(0))
+    assert reader.read(into).version == 7 and into["body"]["count"] == 7
+    second = VariableBlock(filled(0), path)
+    assert second.version == 7
+    second.publish(8, filled(8))
+    assert reader.read(into, newer_than=7).version == 8 and into["head"]["bias"][0] == 8
+
+
+def publish_until(stop, block, ready):
+    version = 1
+    while not stop.is_set():
+        block.publish(version, filled(version), env_steps=2 * version)
+        version += 1
+        ready.set()
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_no_reader_sees_parts_of_two_versions(where, tmp_path):
+    path = str(tmp_path / "block") if where == "process" else None
+    block = VariableBlock(filled(0), path)
+    context = multiprocessing.get_context("spawn")
+    make = threading if where == "thread" else context
+    stop, ready = make.Event(), make.Event()
+    start = threading.Thread if where == "thread" else context.Process
+    writer = start(target=publish_until, args=(stop, block, ready))
+    writer.start()
+    try:
+        assert ready.wait(60)
+        into, seen = empty_like(filled(0)), []
+        while len(seen) < 200:
+            progress = block.read(into, seen[-1] if seen else -1)
+            if progress is None:
+                continue
+            for tensor in (*into["body"].values(), *into["head"].values()):
+                assert torch.all(tensor == progress.version)
+            assert progress.env_steps == 2 * progress.version
+            seen.append(progress.version)
+    finally:
+        stop.set()
+        writer.join(60)
+    assert seen == sorted(set(seen))
