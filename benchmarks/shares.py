@@ -115,10 +115,9 @@ def instrument(sections: Sections) -> None:
     import agents.ppo
     import agents.sac
     from framework import core, networks
-    from framework.actors import PolicyActor
+    from framework.actors import EnvironmentLoop, PolicyActor
     from framework.adders.block import BlockAdder
     from framework.datasets import Dataset
-    from framework.environment_loop import EnvironmentLoop
     from framework.environments.base import BatchedEnvironment
     from framework.environments.inline import InlineEnvironment
     from framework.environments.single import DmEnvAdapter, GymnasiumAdapter

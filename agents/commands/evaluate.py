@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[str, Any]:
     """Plays ``episodes`` episodes, ``envs`` at a time; each env its share, so that none is favoured."""
-    from framework.environment_loop import EnvironmentLoop
+    from framework.actors import EnvironmentLoop
 
     environment = policy.make_environment(envs, seed)
     try:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import dm_env
 import numpy as np
 import tree
 
 from framework import core
 from framework.actors.recurrent_state import restart_envs
-from framework.types import Nest
-
-_FIRST = int(dm_env.StepType.FIRST)
+from framework.types import FIRST, Nest
 
 
 class PolicyActor(core.Actor, core.Saveable):
@@ -79,7 +76,7 @@ class PolicyActor(core.Actor, core.Saveable):
         if self._state is None:
             raise RuntimeError("observe() came before observe_first(); give it the first time step.")
         if self._has_memory:
-            begins = np.flatnonzero(next_timestep.step_type == _FIRST)
+            begins = np.flatnonzero(next_timestep.step_type == FIRST)
             if len(begins):
                 initial = self.policy.initial_state(self.num_envs)
                 self._state = restart_envs(self._state, initial, begins)

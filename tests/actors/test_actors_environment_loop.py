@@ -4,8 +4,8 @@ import dm_env
 import numpy as np
 import pytest
 
-from framework import core, environments, observers
-from framework.environment_loop import EnvironmentLoop
+from framework import core, environments
+from framework.actors import EnvironmentLoop, observers
 from framework.environments import FIRST, LAST, testing
 
 
@@ -85,7 +85,7 @@ def test_limits_stay_exact_over_many_calls(num_envs):
         total += limit
         assert loop.run(num_steps=limit) == limit
     assert loop.num_steps == actor.transitions() == counter.counts["steps"] == total
-    assert loop.num_episodes == len(logger.rows) == counter.counts["episodes"]
+    assert len(logger.rows) == counter.counts["episodes"]
     # Every finished episode is whole.
     assert {row["episode_length"] for row in logger.rows} == {5}
 
@@ -187,9 +187,9 @@ def test_both_limits_or_a_negative_one_are_errors():
     loop, _, _, _ = _make()
     with pytest.raises(ValueError, match="num_episodes=1 and num_steps=2"):
         loop.run(num_episodes=1, num_steps=2)
-    with pytest.raises(ValueError, match="num_steps is -1"):
+    with pytest.raises(ValueError, match="num_steps: got -1"):
         loop.run(num_steps=-1)
-    with pytest.raises(ValueError, match="max_steps is 0"):
+    with pytest.raises(ValueError, match="max_steps: got 0"):
         loop.step(max_steps=0)
 
 
@@ -200,12 +200,15 @@ def test_without_updates():
     assert actor.num_updates == 0
 
 
+class Enough(Exception):
+    pass
+
+
 class StopAt(observers.EnvironmentLoopObserver):
-    """Stops the loop after some steps; notes the calls."""
+    """Ends the loop after some steps; notes the calls."""
 
     def __init__(self, at):
         self.at = at
-        self.loop = None
         self.calls = []
 
     def observe_first(self, environment, timestep):
@@ -214,23 +217,24 @@ class StopAt(observers.EnvironmentLoopObserver):
     def observe(self, environment, timestep, action):
         self.calls.append("step")
         if self.calls.count("step") == self.at:
-            self.loop.stop()
+            raise Enough
 
     def get_metrics(self, envs):
         self.calls.append("metrics")
         return {"seen": np.full(len(envs), len(self.calls))}
 
 
-def test_run_without_a_limit_goes_on_until_stopped():
-    observer = StopAt(7)
+def test_run_without_a_limit_goes_on_until_an_error():
+    observer = StopAt(8)
     environment = environments.make(testing.EchoEnvironment)
     logger = Logger()
     loop = EnvironmentLoop(environment, RecordingActor(), logger=logger, observers=[observer])
-    observer.loop = loop
-    assert loop.run() == 6  # 5 steps, the start of an episode, 1 step
-    assert observer.calls == ["first", *["step"] * 5, "metrics", "step", "step"]
+    with pytest.raises(Enough):
+        loop.run()
+    assert loop.num_steps == 6  # 5 steps, the start of an episode, 1 step
+    assert observer.calls == ["first", *["step"] * 5, "metrics", "step", "step", "step"]
     assert logger.rows[0]["seen"] == 7
-    assert loop.run(num_steps=3) == 3  # the stop is over
+    assert loop.run(num_steps=3) == 3  # from a reset
 
 
 def test_observers_measure_each_env_and_episode():
