@@ -98,7 +98,7 @@ def as_svg(name: str, groups: Sequence[Group]) -> str:
     box = max([_BOX[0], *(_text_width(group) for group in groups)]), _BOX[1]
     width = max(len(row) for row in rows) * (box[0] + _GAP[0]) + _GAP[0]
     height = len(rows) * (box[1] + _GAP[1]) + _GAP[1]
-    places = {}
+    places: dict[str, tuple[float, float]] = {}
     for number, row in enumerate(rows):
         left = (width - len(row) * (box[0] + _GAP[0]) + _GAP[0]) / 2
         for column, group in enumerate(row):
