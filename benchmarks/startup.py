@@ -60,7 +60,7 @@ def run(actors: int) -> tuple[float, float, float]:
             times = [float(step.read_text()) - begin for step in steps]
             stop = time.monotonic()
             job.stop()
-            job.wait(PATIENCE)
+            job.wait(timeout=PATIENCE)
             return min(times), max(times), time.monotonic() - stop
 
 

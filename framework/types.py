@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 Nest = Any
 
 
+# Values of a time step's `step_type`, as in `dm_env.StepType`.
+FIRST, MID, LAST = 0, 1, 2
+
+
 class Transition(NamedTuple):
     """One n-step transition, or a batch of them with a leading ``[N]``.
 

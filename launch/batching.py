@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import threading
 import time
@@ -10,10 +11,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from launch import context
+from launch.pool import settle
 
 
 def batched_handler(
-    batch_size: int, timeout: float = 0.2, pad: bool = False, max_parallelism: int = 1
+    batch_size: int,
+    max_parallelism: int = 1,
+    timeout: float | datetime.timedelta = 0.2,
+    pad_batch: bool = False,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Marks a method that handles ``batch_size`` calls at once.
 
@@ -33,16 +38,17 @@ def batched_handler(
 
     Args:
       batch_size: calls in a full batch.
-      timeout: seconds that the first call of a batch waits for others; then the batch is handled as it is.
-      pad: fill a batch that is not full by repeating its last row, so that the shape is always the same.
       max_parallelism: batches that may be handled at the same time.
+      timeout: seconds that the first call of a batch waits for others; then the batch is handled as it is.
+      pad_batch: fill a batch that is not full by repeating its last row, so that all shapes are equal.
     """
     for name, value in (("batch_size", batch_size), ("max_parallelism", max_parallelism)):
-        if value < 1:
-            raise ValueError(f"batched_handler({name}): expected a number >= 1, got {value}")
-    if timeout < 0:
-        raise ValueError(f"batched_handler(timeout): expected seconds >= 0, got {timeout}")
-    options = batch_size, timeout, pad, max_parallelism
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"batched_handler({name}): got {value!r}, expected an int >= 1")
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    if seconds < 0:
+        raise ValueError(f"batched_handler(timeout): got {timeout}, expected seconds >= 0")
+    options = batch_size, seconds, pad_batch, max_parallelism
 
     def mark(function: Callable[..., Any]) -> Any:
         if getattr(function, "__self__", None) is not None:
@@ -143,7 +149,7 @@ class BatchedMethod:
                 self._condition.wait(remaining)
 
     def _handle(self, batch: list[tuple[float, tuple, dict[str, Any], Future]]) -> None:
-        batch = [call for call in batch if call[3].set_running_or_notify_cancel()]
+        batch = [call for call in batch if not call[3].done()]  # canceled, or too late
         if not batch:
             return
         try:
@@ -154,10 +160,10 @@ class BatchedMethod:
             rows = _unstack(self._function(*args, **kwargs), len(calls), self.__name__)
         except BaseException as error:
             for call in batch:
-                call[3].set_exception(error)
+                settle(call[3], error=error)
             return
         for call, row in zip(batch, rows, strict=False):
-            call[3].set_result(row)
+            settle(call[3], row)
 
 
 def _vector(argument: Any) -> Any:

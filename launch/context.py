@@ -52,11 +52,17 @@ class NodeContext:
 class Runtime(abc.ABC):
     """One process's view of a running program.
 
+    Args:
+      job: random name of the run.
+
     Attributes:
       stopped: set when a stop began.
+      only_context: where the code of this process runs, if it has one node.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.only_context: NodeContext | None = None
         self.stopped = threading.Event()
         self._handlers: list[Callable[[], Any]] = []
         self._handlers_lock = threading.Lock()
@@ -146,7 +152,7 @@ def find_runtime() -> Runtime | None:
     """The program of the calling thread, or None outside of any."""
     if _here.runtime is not None:
         return _here.runtime
-    if len(_active) > 1:
+    if len({runtime.job for runtime in _active}) > 1:  # one program may have several nodes in this process
         raise LaunchError(
             f"{len(_active)} programs run in this process and this thread belongs to none of them: "
             "make a stopper with launch.make_program_stopper() on a thread of the node and hand it over"
@@ -165,7 +171,8 @@ def get_node_context() -> NodeContext:
     """Where the calling code runs. LaunchError outside of a node."""
     if _here.context is not None:
         return _here.context
-    only = getattr(find_runtime(), "only_context", None)
+    runtime = find_runtime()
+    only = None if runtime is None else runtime.only_context
     if only is None:
         raise LaunchError(
             "get_node_context() was called outside of a node, or on a thread that a node started itself in a "
@@ -180,12 +187,10 @@ def shared_memory_directory() -> str | None:
     It is taken away when the program has ended, however it ended: also what a killed node left in it.
     """
     runtime = find_runtime()
-    node = _here.context or getattr(runtime, "only_context", None)
+    node = _here.context or (None if runtime is None else runtime.only_context)
     if node is None or node.engine != "processes" or not os.path.isdir(SHARED_MEMORY):
         return None
-    path = os.path.join(SHARED_MEMORY, f"lp-{node.job}")
-    os.makedirs(path, mode=0o700, exist_ok=True)
-    return path
+    return os.path.join(SHARED_MEMORY, f"lp-{node.job}")
 
 
 def stop(result: Any = None) -> None:

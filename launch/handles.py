@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -132,6 +133,14 @@ def walk_handles(value: Any, visit: Callable[[Handle], None], _inside: tuple[int
         walk_handles(item, visit, _inside)
 
 
+def timeout_seconds(timeout: float | datetime.timedelta | None) -> float | None:
+    """A timeout in seconds; None for none, which 0 means too, as in courier."""
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    if seconds is not None and seconds < 0:
+        raise ValueError(f"call_timeout: got {timeout}, expected seconds >= 0")
+    return seconds or None
+
+
 def client_of(node_id: int) -> Any:
     """What a client is pickled as: the receiving process makes its own."""
     return context.current_runtime().client(node_id)
@@ -163,9 +172,9 @@ class Client:
         self._timeout = timeout
         self.futures = Futures(submit, timeout)
 
-    def with_timeout(self, seconds: float | None) -> Client:
-        """The same client, but a call that takes longer raises `CallTimeout`; None waits for ever."""
-        return Client(self._node_id, self._call, self._submit, seconds)
+    def with_timeout(self, timeout: float | datetime.timedelta | None) -> Client:
+        """The same client, but a call that takes longer raises `CallTimeout`; None and 0: no limit."""
+        return Client(self._node_id, self._call, self._submit, timeout_seconds(timeout))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("__call__", args, kwargs, self._timeout)
@@ -219,6 +228,13 @@ class Target:
         self.object = obj
         self.name = name
         self._methods: dict[str, Callable[..., Any]] = {}
+
+    def find(self, name: str) -> Callable[..., Any] | None:
+        """The bound method, or None."""
+        try:
+            return self.method(name)
+        except AttributeError:
+            return None
 
     def method(self, name: str) -> Callable[..., Any]:
         """The bound method. AttributeError with what there is, if there is none of that name."""

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from launch.handles import Handle, dereference_nest, walk_handles
+from launch.handles import Handle, dereference_nest, timeout_seconds, walk_handles
 
 _ids = itertools.count(1)
 
@@ -80,17 +80,23 @@ class Node:
         """Whether the object has work of its own (a worker), or only serves."""
         return self._run and callable(getattr(obj, "run", None))
 
+    def close(self, obj: Any) -> None:
+        """Closes the object of this node, if it can be closed."""
+        closing = getattr(obj, "close", None)
+        if callable(closing):
+            closing()
+
 
 class CourierNode(Node):
     """Serves the public methods of ``constructor(*args, **kwargs)``; its ``run()`` is called if it has one.
 
     Args:
       constructor: makes the object, in the node's process.
-      courier_kwargs: `thread_pool_size` (calls carried out at once, default 128) and ``max_frame_bytes``.
-      courier_client_kwargs: ``call_timeout`` (seconds, default None: wait), ``max_in_flight`` (futures
-        of one client that may be open; the next call waits; default 1024) and ``repeat_lost`` (default
-        False: a call that the node had when it was restarted raises `CallLost`; True: it is made again, for
-        objects whose methods may be carried out twice).
+      courier_kwargs: `thread_pool_size` (calls carried out at once, default 128) and `max_frame_bytes`.
+      courier_client_kwargs: `call_timeout` (seconds or a `timedelta`; None and 0 wait without a limit, the
+        default), `max_in_flight` (futures of one client that may be open; the next call waits; default 1024)
+        and `repeat_lost` (default False: a call that the node had when it was restarted raises `CallLost`;
+        True: it is made again, for objects whose methods may be carried out twice).
     """
 
     serves = "courier"
@@ -112,6 +118,7 @@ class CourierNode(Node):
             courier_client_kwargs,
             {"call_timeout": None, "max_in_flight": 1024, "repeat_lost": False},
         )
+        self.client_options["call_timeout"] = timeout_seconds(self.client_options["call_timeout"])
 
 
 class PyClassNode(Node):
@@ -176,6 +183,12 @@ class ReplayNode(Node):
 
     def runs(self, obj: Any) -> bool:
         return False
+
+    def close(self, obj: Any) -> None:
+        if hasattr(obj, "close"):
+            obj.close()
+        elif hasattr(obj, "stop"):  # dm-reverb's server
+            obj.stop()
 
 
 def connect_replay(backend: str, server: Any, address: str | None, port: int | None, curve: Any) -> Any:

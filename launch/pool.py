@@ -14,17 +14,11 @@ class DaemonPool:
     """Runs functions on daemon threads, at most `limit` at once; further ones wait in a queue.
 
     Unlike `ThreadPoolExecutor`, a function that never returns does not keep the interpreter from ending.
-
-    Args:
-      name: prefix of the threads' names.
-      limit: largest number of threads.
-      enter: called first on every thread.
     """
 
-    def __init__(self, name: str, limit: int, enter: Callable[[], None] | None = None) -> None:
+    def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self._limit = limit
-        self._enter = enter
         self._work: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
         self._threads = 0
@@ -53,8 +47,6 @@ class DaemonPool:
             self._condition.notify_all()
 
     def _loop(self) -> None:
-        if self._enter is not None:
-            self._enter()
         while True:
             with self._condition:
                 while not self._work:
@@ -77,6 +69,16 @@ def settle(future: Future, result: Any = None, error: BaseException | None = Non
             future.set_result(result)
         else:
             future.set_exception(error)
+
+
+def follow(future: Future, other: Future) -> None:
+    """Gives `future` the result or the error of `other`."""
+
+    def done(other: Future) -> None:
+        error = other.exception()
+        settle(future, other.result() if error is None else None, error)
+
+    other.add_done_callback(done)
 
 
 def expire(future: Future, timeout: float, error: BaseException) -> None:

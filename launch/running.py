@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launch.engines.base import Job, Options, Resources, check_options, engine_names
+from launch.engines.base import ENGINES, Job, Options, Resources, check_options, engine_names
 from launch.program import Program
 
 
 class ProgramInterrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM asked the program to stop, and it has stopped in good order.
+    """SIGINT, SIGTERM or SIGHUP asked the program to stop, and it has stopped in good order.
 
     A KeyboardInterrupt, so that a script that does not catch it ends with a non-zero exit code.
 
@@ -61,9 +61,10 @@ def start(
         preload=preload,
     )
     check_options(program, options)
-    if engine not in engine_names():
-        raise ValueError(f"engine: expected one of {engine_names()}, got {engine!r}")
-    return importlib.import_module(f"launch.engines.{engine}").start(program, options)
+    if engine not in ENGINES:
+        raise ValueError(f"engine: got {engine!r}, expected one of {engine_names()}")
+    module, function = ENGINES[engine]
+    return getattr(importlib.import_module(f"launch.engines.{module}"), function)(program, options)
 
 
 def launch(
@@ -98,9 +99,8 @@ def launch(
 
     Raises:
       NodeError: a node failed; the first one, with the traceback of its process.
-      ProgramInterrupted: SIGINT or SIGTERM came (on the main thread only); the program was stopped in good
-      order.
-        A second SIGINT ends the nodes at once.
+      ProgramInterrupted: SIGINT, SIGTERM or SIGHUP came (on the main thread only) and the program was stopped
+        in good order. A second signal ends the nodes at once.
     """
     job = start(
         program,
@@ -125,7 +125,7 @@ def launch(
 
 @contextlib.contextmanager
 def _stopped_by_signals(job: Job) -> Iterator[list[int]]:
-    """Turns SIGINT and SIGTERM into an orderly stop; the list holds those that came."""
+    """Turns SIGINT, SIGTERM and SIGHUP into an orderly stop; the list holds those that came."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -136,7 +136,10 @@ def _stopped_by_signals(job: Job) -> Iterator[list[int]]:
         # On a thread of its own: the main thread may hold, right now, a lock that the stop needs.
         threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield received
     finally:

@@ -1,5 +1,13 @@
-"""Actors that act by a policy."""
+"""Actors that act by a policy, and the loop that drives them."""
 
+from framework.actors.environment_loop import EnvironmentLoop
+from framework.actors.observers import ActionObserver, EnvironmentLoopObserver, ObservationObserver
 from framework.actors.policy_actor import PolicyActor
 
-__all__ = ["PolicyActor"]
+__all__ = [
+    "ActionObserver",
+    "EnvironmentLoop",
+    "EnvironmentLoopObserver",
+    "ObservationObserver",
+    "PolicyActor",
+]

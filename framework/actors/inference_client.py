@@ -86,7 +86,7 @@ class InferenceActor(core.Actor, core.Saveable):
 
     Args:
       port: where actions come from.
-      adder: takes the experience; None keeps none.
+      adder: takes the experience; None keeps none. The attribute may be replaced before `observe_first`.
       num_envs: B.
     """
 
@@ -95,7 +95,7 @@ class InferenceActor(core.Actor, core.Saveable):
             raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
         self.port = port
         self.num_envs = num_envs
-        self._adder = adder
+        self.adder = adder
         self._observation: Nest = None
         self._first = np.ones(num_envs, np.bool_)
         self._extras: Nest = ()
@@ -105,8 +105,8 @@ class InferenceActor(core.Actor, core.Saveable):
         self.discard()
         self._first[:] = True
         self._observation = timestep.observation
-        if self._adder is not None:
-            self._adder.add_first(timestep)
+        if self.adder is not None:
+            self.adder.add_first(timestep)
 
     def request(self) -> None:
         """Asks for the actions of the newest observation now; nothing happens if there is none yet."""
@@ -132,8 +132,8 @@ class InferenceActor(core.Actor, core.Saveable):
         return action
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
-        if self._adder is not None:
-            self._adder.add(action, next_timestep, self._extras)
+        if self.adder is not None:
+            self.adder.add(action, next_timestep, self._extras)
         self._observation = next_timestep.observation
         np.equal(next_timestep.step_type, FIRST, out=self._first)
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import dm_env
 import numpy as np
 import tree
 
 from framework import core
 from framework.actors.recurrent_state import restart_envs
-from framework.types import Nest
-
-_FIRST = int(dm_env.StepType.FIRST)
+from framework.types import FIRST, Nest
 
 
 class PolicyActor(core.Actor, core.Saveable):
@@ -29,7 +26,8 @@ class PolicyActor(core.Actor, core.Saveable):
 
     Args:
       policy: chooses actions; a pure step.
-      adder: takes the experience; None keeps none (an evaluator).
+      adder: takes the experience; None keeps none (an evaluator). The attribute may be replaced before
+        `observe_first`.
       variable_client: keeps the networks of the policy fresh; None leaves them alone.
       num_envs: B, the envs of the environment.
       seed: seeds the policy's random choices; None leaves them as they are.
@@ -47,7 +45,7 @@ class PolicyActor(core.Actor, core.Saveable):
             raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
         self.policy = policy
         self.num_envs = num_envs
-        self._adder = adder
+        self.adder = adder
         self._variable_client = variable_client
         self._state: Nest = None
         self._has_memory = False
@@ -57,14 +55,14 @@ class PolicyActor(core.Actor, core.Saveable):
 
     def ready(self) -> bool:
         """Whether the next ``observe`` would go through without waiting for room in replay."""
-        return self._adder is None or self._adder.ready()
+        return self.adder is None or self.adder.ready()
 
     def observe_first(self, timestep: Any) -> None:
         self._state = self.policy.initial_state(self.num_envs)
         self._has_memory = bool(tree.flatten(self._state))
         self._extras = ()
-        if self._adder is not None:
-            self._adder.add_first(timestep)
+        if self.adder is not None:
+            self.adder.add_first(timestep)
 
     def select_action(self, observation: Nest) -> Nest:
         if self._state is None:
@@ -73,12 +71,12 @@ class PolicyActor(core.Actor, core.Saveable):
         return action
 
     def observe(self, action: Nest, next_timestep: Any) -> None:
-        if self._adder is not None:
-            self._adder.add(action, next_timestep, self._extras)
+        if self.adder is not None:
+            self.adder.add(action, next_timestep, self._extras)
         if self._state is None:
             raise RuntimeError("observe() came before observe_first(); give it the first time step.")
         if self._has_memory:
-            begins = np.flatnonzero(next_timestep.step_type == _FIRST)
+            begins = np.flatnonzero(next_timestep.step_type == FIRST)
             if len(begins):
                 initial = self.policy.initial_state(self.num_envs)
                 self._state = restart_envs(self._state, initial, begins)

@@ -17,9 +17,8 @@ import numpy as np
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, is_absent
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.types import Nest
+from framework.types import FIRST, LAST, Nest
 
-FIRST, MID, LAST = 0, 1, 2
 NO_ROW = -1
 NO_EXTRAS: Nest = ()
 
@@ -396,18 +395,8 @@ class BlockAdder(Adder):
         self._action, self._reward, self._discount = fields
         self._extras = extra
 
-    def _extras_nest(self, leaves: list[Any]) -> Nest:
-        return () if self._extras is None else self._extras.nest(leaves)
-
-    def _extras_names(self) -> list[str]:
-        return [] if self._extras is None else self._extras.names
-
-    def _write_items(self, make: Callable[[slice], Nest], count: int, data: Callable[[], Nest]) -> None:
-        """``count`` items in every table.
-
-        ``make`` gives the trajectory of some of the items, ``data`` the items themselves for priority
-        functions.
-        """
+    def _write_items(self, trajectory: Nest, count: int, data: Callable[[], Nest]) -> None:
+        """Creates ``count`` items in every table; priority functions are given ``data()``, the items."""
         batch: Nest = None
         for table, fn in self._priority_fns.items():
             priorities = None
@@ -415,7 +404,7 @@ class BlockAdder(Adder):
                 batch = data() if batch is None else batch
                 priorities = _as_priorities(fn(batch), count, table)
             try:
-                self._writer.create_items(table, make(slice(None)), priorities, timeout=self._timeout)
+                self._writer.create_items(table, trajectory, priorities, timeout=self._timeout)
             except DeadlineExceededError:
                 if self._timeout != 0:
                     raise

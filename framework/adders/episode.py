@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from framework.adders.block import FIRST, LAST, PriorityFns
+from framework.adders.block import PriorityFns
 from framework.adders.sequence import MASK, START, STREAM, RowAdder, step_signature
-from framework.types import Nest, Step
+from framework.types import FIRST, LAST, Nest, Step
 
 PaddingFn = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
@@ -205,9 +205,7 @@ class EpisodeAdder(RowAdder):
             # Rows beyond the length of a ragged item are never looked at, but must exist.
             rows[i, sizes[i] :] = episode[STREAM][-1] if self._padding_fn is None else self._padding_row()
         lengths = sizes if self._padding_fn is None else None
-        self._write_items(
-            lambda part: self._slices(rows, lengths, part), len(rows), lambda: self._data(episodes)
-        )
+        self._write_items(self._slices(rows, lengths), len(rows), lambda: self._data(episodes))
         for episode in episodes:
             self._release(STREAM, episode[STREAM])
 

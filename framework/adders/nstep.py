@@ -8,10 +8,11 @@ import numpy as np
 import tree
 from dm_env import specs as dm_specs
 
-from framework.adders.block import FIRST, LAST, BlockAdder, PriorityFns
-from framework.adders.fields import Field, column_name, is_absent, result_dtype
+from framework.adders.block import BlockAdder, PriorityFns
+from framework.adders.fields import is_absent, result_dtype
 from framework.adders.observations import ObservationRows, StackedRows
-from framework.types import Nest, Transition
+from framework.adders.returns import Returns, Windows, broadcast_structures
+from framework.types import FIRST, Nest, Transition
 
 _TRANSITIONS = "transitions"
 
@@ -82,8 +83,6 @@ class NStepTransitionAdder(BlockAdder):
         # known one step late.
         history = self._n if self._n > 1 else 0
         self._frame_stack = frame_stack
-        self._pairs: list[_Pair] = []
-        self._result_nest: Nest = None
         super().__init__(
             client,
             history,
@@ -97,7 +96,7 @@ class NStepTransitionAdder(BlockAdder):
     @classmethod
     def signature(cls, environment_spec: Any, extras_spec: Nest = ()) -> Transition:
         """The specs of one item, for ``replay.Table(signature=...)``."""
-        rewards, discounts = _broadcast_structures(environment_spec.rewards, environment_spec.discounts)
+        rewards, discounts = broadcast_structures(environment_spec.rewards, environment_spec.discounts)
 
         def reward_spec(reward: Any, discount: Any) -> dm_specs.Array:
             shape = np.broadcast_shapes(reward.shape, discount.shape)
@@ -131,10 +130,10 @@ class NStepTransitionAdder(BlockAdder):
         self._rows = StackedRows(*made_of)
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        _broadcast_structures(timestep.reward, timestep.discount)
+        broadcast_structures(timestep.reward, timestep.discount)
         super()._declare(action, timestep, extras)
         assert self._reward is not None and self._discount is not None
-        self._pairs, self._result_nest = _pair_up(self._reward, self._discount, self._g)
+        self._returns = Returns(self._reward, self._discount, self._n, self._g)
 
     def _advance(self, kind: Any) -> None:
         if isinstance(self._rows, StackedRows):
@@ -148,244 +147,47 @@ class NStepTransitionAdder(BlockAdder):
         self._rows.forget()
 
     def _emit(self, t: int) -> None:
-        history, width, n = self._history, self._width, self._n
-        assert self._observation is not None and self._action is not None
         self._rows.append(t)
-        kinds = self._kinds[: t + 1]
-        # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
-        real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
-        cells = real[history:]
-        if not self._pairs:
-            return
-        length, rewards, discounts = self._windows(real, t)
-        if cells.all():
-            end = np.arange((history + 1) * width, (t + 1) * width)
-            length = length.reshape(-1)
-        else:
-            picked = np.flatnonzero(cells)
-            end = picked + (history + 1) * width
-            length = length.reshape(-1)[picked]
-            rewards = [reward[picked] for reward in rewards]
-            discounts = [discount[picked] for discount in discounts]
-        if n > 1:
-            tails = self._tails(real, kinds, t)
-            if tails is not None:
-                tail_cell, tail_end, tail_length, tail_rewards, tail_discounts = tails
-                cell = np.concatenate([end - width, tail_cell])
-                end = np.concatenate([end, tail_end])
-                length = np.concatenate([length, tail_length])
-                # In the order of time, then envs; windows of one env and time the longest first.
-                order = np.lexsort((-length, cell))
-                end, length = end[order], length[order]
-                rewards = [np.concatenate(both)[order] for both in zip(rewards, tail_rewards, strict=True)]
-                discounts = [
-                    np.concatenate(both)[order] for both in zip(discounts, tail_discounts, strict=True)
-                ]
-        if len(end):
-            self._write(end - length * width, end, rewards, discounts)
+        windows = self._returns.windows(self._kinds[: t + 1], self._history)
+        if windows is not None:
+            self._write(windows)
 
-    def _windows(self, real: np.ndarray, t: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-        """For each step of the block the longest window that ends with it.
-
-        Returns its length ``[steps, B]`` and, per leaf, reward and discount ``[steps * B, *shape]``; numbers
-        of steps that are no transition have no meaning.
-        """
-        history = self._history
-        alive = real[history:]
-        lengths = alive.astype(np.int64)
-        rewards = [pair.first_reward(slice(history, t)) for pair in self._pairs]
-        discounts = [pair.discount[history:t] for pair in self._pairs]
-        for j in range(1, self._n):
-            alive = alive & real[history - j : t - j]
-            if not alive.any():
-                break
-            everywhere = bool(alive.all())
-            lengths += alive
-            earlier = slice(history - j, t - j)
-            for i, pair in enumerate(self._pairs):
-                # Backwards in time: R <- r + g d R and D <- g d D.
-                factor = pair.discount[earlier] * pair.g
-                reward = pair.reward[earlier] + pair.expand(factor) * rewards[i]
-                discount = factor * discounts[i]
-                if not everywhere:
-                    reward = np.where(_like(alive, reward), reward, rewards[i])
-                    discount = np.where(_like(alive, discount), discount, discounts[i])
-                rewards[i], discounts[i] = reward, discount
-        return lengths, [_flat(reward) for reward in rewards], [_flat(discount) for discount in discounts]
-
-    def _tails(
-        self, real: np.ndarray, kinds: np.ndarray, t: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray], list[np.ndarray]] | None:
-        """The shorter windows of the episodes that end in this block.
-
-        Returns None if there are none, else cell, end (flat indices ``time * B + env``), length, and per
-        leaf rewards and discounts.
-        """
-        history, width = self._history, self._width
-        here, after = kinds[history:t], kinds[history + 1 :]
-        cut = (after == FIRST) & (here != LAST)
-        ends = cut | (after == LAST)
-        if not ends.any():
-            return None
-        steps, envs = np.nonzero(ends)
-        times = steps + history
-        # The episode's last transition: of an episode that is cut short it is the one before its open row.
-        last = times - cut[steps, envs]
-        alive = real[last, envs]
-        parts: list[tuple[np.ndarray, ...]] = []
-        reward_parts: list[list[np.ndarray]] = []
-        discount_parts: list[list[np.ndarray]] = []
-        rewards = [pair.first_reward((last, envs)) for pair in self._pairs]
-        discounts = [pair.discount[last, envs] for pair in self._pairs]
-        for j in range(1, self._n):
-            # A window of j steps is a tail if a longer one ends here too; the longest is already an item.
-            alive = alive & real[last - j, envs]
-            if not alive.any():
-                break
-            end = (last + 1) * width + envs
-            cell = times * width + envs
-            parts.append((cell[alive], end[alive], np.full(int(alive.sum()), j, np.int64)))
-            reward_parts.append([reward[alive] for reward in rewards])
-            discount_parts.append([discount[alive] for discount in discounts])
-            for i, pair in enumerate(self._pairs):
-                factor = pair.discount[last - j, envs] * pair.g
-                rewards[i] = pair.reward[last - j, envs] + pair.expand(factor, 1) * rewards[i]
-                discounts[i] = factor * discounts[i]
-        if not parts:
-            return None
-        cells, end_rows, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return (
-            cells,
-            end_rows,
-            lengths,
-            [np.concatenate(leaf) for leaf in zip(*reward_parts, strict=True)],
-            [np.concatenate(leaf) for leaf in zip(*discount_parts, strict=True)],
-        )
-
-    def _write(
-        self, start: np.ndarray, end: np.ndarray, rewards: list[np.ndarray], discounts: list[np.ndarray]
-    ) -> None:
-        """Items from the observation at ``start`` to that at ``end`` (flat indices ``time * B + env``)."""
+    def _write(self, windows: Windows) -> None:
         assert self._observation is not None and self._action is not None
-        actions = self._action.take(start)
-        extras = [] if self._extras is None else self._extras.take(start)
-        reward_names = [pair.reward_name for pair in self._pairs]
-        discount_names = [pair.discount_name for pair in self._pairs]
-        columns = dict(zip(self._action.names, actions, strict=True))
-        columns.update(zip(reward_names, rewards, strict=True))
-        columns.update(zip(discount_names, discounts, strict=True))
-        columns.update(zip(self._extras_names(), extras, strict=True))
-        made = self._writer.append(_TRANSITIONS, columns)
-        before, after = self._rows.at(start), self._rows.at(end)
-
-        observation, stream = self._observation, self._rows.stream
-
-        def make(part: slice) -> Transition:
-            assert self._action is not None
-            at, to, own = before[part], after[part], made[part]
-
-            def slices(of: str, names: list[str], rows: np.ndarray) -> list[Any]:
-                return [self._writer.slice(of, name, rows) for name in names]
-
-            return Transition(
-                observation=observation.nest(slices(stream, observation.names, at)),
-                action=self._action.nest(slices(_TRANSITIONS, self._action.names, own)),
-                reward=self._nest_result(slices(_TRANSITIONS, reward_names, own)),
-                discount=self._nest_result(slices(_TRANSITIONS, discount_names, own)),
-                next_observation=observation.nest(slices(stream, observation.names, to)),
-                extras=self._extras_nest(slices(_TRANSITIONS, self._extras_names(), own)),
-            )
+        columns = dict(zip(self._action.names, self._action.take(windows.start), strict=True))
+        columns.update(zip(self._returns.reward_names, windows.rewards, strict=True))
+        columns.update(zip(self._returns.discount_names, windows.discounts, strict=True))
+        if self._extras is not None:
+            columns.update(zip(self._extras.names, self._extras.take(windows.start), strict=True))
+        own = self._writer.append(_TRANSITIONS, columns)
+        first, last = self._rows.at(windows.start), self._rows.at(windows.end)
+        writer, names = self._writer, self._observation.names
+        trajectory = self._transition(
+            [writer.slice(self._rows.stream, name, first) for name in names],
+            [writer.slice(self._rows.stream, name, last) for name in names],
+            {name: writer.slice(_TRANSITIONS, name, own) for name in columns},
+        )
 
         def data() -> Transition:
-            assert self._action is not None
-            return Transition(
-                observation=observation.nest(observation.take(start)),
-                action=self._action.nest(actions),
-                reward=self._nest_result([reward.copy() for reward in rewards]),
-                discount=self._nest_result([discount.copy() for discount in discounts]),
-                next_observation=observation.nest(observation.take(end)),
-                extras=self._extras_nest(extras),
+            assert self._observation is not None
+            return self._transition(
+                self._observation.take(windows.start),
+                self._observation.take(windows.end),
+                {name: value.copy() for name, value in columns.items()},
             )
 
-        self._write_items(make, len(start), data)
-        self._release(_TRANSITIONS, made)
+        self._write_items(trajectory, len(own), data)
+        self._release(_TRANSITIONS, own)
 
-    def _nest_result(self, leaves: list[Any]) -> Nest:
-        if len(leaves) == 1 and not tree.is_nested(self._result_nest):
-            return leaves[0]
-        return tree.unflatten_as(self._result_nest, leaves)
-
-
-class _Pair:
-    """A reward leaf with the discount leaf that belongs to it; arrays ``[time, B, *shape]``."""
-
-    def __init__(
-        self, reward_name: str, discount_name: str, reward: np.ndarray, discount: np.ndarray, g: float
-    ):
-        self.reward_name = reward_name
-        self.discount_name = discount_name
-        shape = np.broadcast_shapes(reward.shape[2:], discount.shape[2:])
-        self.discount = discount
-        # The agent's discount in the dtype of the environment's: float32 rewards stay float32.
-        self.g = discount.dtype.type(g)
-        self._dims = len(shape)
-        self._shape = shape
-        self._dtype = np.result_type(reward.dtype, discount.dtype)
-        # A view in which the axes after [time, B] line up with those of the broadcast shape.
-        self.reward = reward.reshape(
-            *reward.shape[:2], *(1,) * (len(shape) - reward.ndim + 2), *reward.shape[2:]
+    def _transition(self, before: list[Any], after: list[Any], columns: dict[str, Any]) -> Transition:
+        """The nest of leaves: observations in the order of their names, the rest by column."""
+        assert self._observation is not None and self._action is not None
+        returns, extras = self._returns, self._extras
+        return Transition(
+            observation=self._observation.nest(before),
+            action=self._action.nest([columns[name] for name in self._action.names]),
+            reward=returns.nest([columns[name] for name in returns.reward_names]),
+            discount=returns.nest([columns[name] for name in returns.discount_names]),
+            next_observation=self._observation.nest(after),
+            extras=() if extras is None else extras.nest([columns[name] for name in extras.names]),
         )
-
-    def expand(self, array: np.ndarray, leading: int = 2) -> np.ndarray:
-        """``array`` (shaped like discounts after ``leading`` axes) with axes that line up with rewards."""
-        missing = self._dims - (array.ndim - leading)
-        return (
-            array.reshape(*array.shape[:leading], *(1,) * missing, *array.shape[leading:])
-            if missing
-            else array
-        )
-
-    def first_reward(self, index: Any) -> np.ndarray:
-        """The rewards of windows of one step, in the broadcast shape and the result's dtype."""
-        reward = self.reward[index]
-        if reward.shape[reward.ndim - self._dims :] != self._shape:
-            reward = np.broadcast_to(reward, (*reward.shape[: reward.ndim - self._dims], *self._shape))
-        return reward.astype(self._dtype, copy=False)
-
-
-def _broadcast_structures(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
-    """Both in the same structure: a single leaf stands beside each leaf of the other nest."""
-    if not tree.is_nested(rewards) and tree.is_nested(discounts):
-        return tree.map_structure(lambda _: rewards, discounts), discounts
-    if tree.is_nested(rewards) and not tree.is_nested(discounts):
-        return rewards, tree.map_structure(lambda _: discounts, rewards)
-    try:
-        tree.assert_same_structure(rewards, discounts)
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"reward and discount: got the structures {rewards!r} and {discounts!r}, expected the "
-            "same one, or "
-            "a single array for one of them."
-        ) from error
-    return rewards, discounts
-
-
-def _pair_up(reward: Field, discount: Field, g: float) -> tuple[list[_Pair], Nest]:
-    """The pairs of leaves and the structure that items have them in."""
-    template = reward.template if tree.is_nested(reward.template) else discount.template
-    paths = [path for path, _ in tree.flatten_with_path(template)]
-    rewards = reward.arrays * len(paths) if len(reward.arrays) < len(paths) else reward.arrays
-    discounts = discount.arrays * len(paths) if len(discount.arrays) < len(paths) else discount.arrays
-    pairs = [
-        _Pair(column_name("reward", path), column_name("discount", path), r, d, g)
-        for path, r, d in zip(paths, rewards, discounts, strict=True)
-    ]
-    return pairs, template
-
-
-def _like(mask: np.ndarray, array: np.ndarray) -> np.ndarray:
-    return mask.reshape(*mask.shape, *(1,) * (array.ndim - mask.ndim))
-
-
-def _flat(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1, *array.shape[2:])

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from framework.adders.fields import Field
-
-FIRST = 0
+from framework.types import FIRST
 
 
 class ObservationRows:

@@ -11,9 +11,9 @@ import numpy as np
 import tree
 from dm_env import specs as dm_specs
 
-from framework.adders.block import FIRST, LAST, BlockAdder, PriorityFns
+from framework.adders.block import BlockAdder, PriorityFns
 from framework.adders.fields import column_name, is_absent, result_dtype
-from framework.types import Nest, Step
+from framework.types import FIRST, LAST, Nest, Step
 
 STREAM = "steps"
 FIRST_ROWS = "first_rows"
@@ -156,16 +156,13 @@ class RowAdder(BlockAdder):
             if name not in self._of_first_row
         ]
 
-    def _slices(
-        self, rows: np.ndarray, lengths: np.ndarray | None, part: slice, first_rows: Any = None
-    ) -> Step:
-        """The trajectory of the items ``part`` of ``rows [k, L]``; ``first_rows [k]`` of ``FIRST_ROWS``."""
-        rows, sizes = rows[part], None if lengths is None else lengths[part]
+    def _slices(self, rows: np.ndarray, lengths: np.ndarray | None, first_rows: Any = None) -> Step:
+        """The trajectory of the items of ``rows [k, L]``; ``first_rows [k]`` of ``FIRST_ROWS``."""
 
         def leaf(name: str) -> Any:
             if name in self._of_first_row:
-                return self._writer.slice(FIRST_ROWS, name, first_rows[part])
-            return self._writer.slice(STREAM, name, rows, lengths=sizes)
+                return self._writer.slice(FIRST_ROWS, name, first_rows)
+            return self._writer.slice(STREAM, name, rows, lengths)
 
         return self._step(leaf)
 
@@ -325,9 +322,7 @@ class SequenceAdder(RowAdder):
             rows = np.where(padded, rows[:, :1] if lengths is not None else self._padding_row(), rows)
         first_rows = self._append_first_rows(index[:, 0]) if self._of_first_row else None
         self._write_items(
-            lambda part: self._slices(rows, lengths, part, first_rows),
-            len(rows),
-            lambda: self._data(index, padded),
+            self._slices(rows, lengths, first_rows), len(rows), lambda: self._data(index, padded)
         )
         if first_rows is not None:
             self._release(FIRST_ROWS, first_rows)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from framework.adders.base import QUEUE_TABLE
-from framework.adders.block import FIRST, NO_EXTRAS, PriorityFns
+from framework.adders.block import NO_EXTRAS, PriorityFns
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
-from framework.types import Nest
+from framework.types import FIRST, Nest
 
 _RETRY = 0.05  # seconds between two tries to get an unroll into a table that has no room, if no step follows
 

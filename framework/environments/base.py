@@ -11,11 +11,10 @@ import tree
 
 from framework import nest as nests
 from framework import specs
+from framework.types import FIRST as FIRST
+from framework.types import LAST as LAST
+from framework.types import MID as MID
 from framework.types import Nest
-
-FIRST = int(dm_env.StepType.FIRST)
-MID = int(dm_env.StepType.MID)
-LAST = int(dm_env.StepType.LAST)
 
 
 class EnvironmentFault(RuntimeError):

@@ -19,13 +19,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import tree
+
 import launch
-from framework import core, nest, specs
+from framework import core, specs
 from framework.actors import PolicyActor
+from framework.actors.environment_loop import EnvironmentLoop
 from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
-from framework.environment_loop import EnvironmentLoop
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import derive_seed
+from framework.types import Nest
 from framework.variables import VariableClient
 
 
@@ -35,15 +38,22 @@ class Half:
 
     Attributes:
       environment: of these envs.
-      actor: chooses their actions.
-      adder: takes their experience; None keeps none.
+      actor: chooses their actions, and has the adder of their experience.
+      should_update: whether the actor looks for newer parameters at each step.
       loop: drives the environment with the actor.
     """
 
     environment: Any
-    actor: Any
-    adder: Any
-    loop: EnvironmentLoop
+    actor: PolicyActor | InferenceActor
+    should_update: bool = True
+    loop: EnvironmentLoop = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begins with a reset of all envs at the next step."""
+        self.loop = EnvironmentLoop(self.environment, self.actor, should_update=self.should_update)
 
 
 class Acting:
@@ -51,7 +61,8 @@ class Acting:
 
     Args:
       halves: two, or one with all envs. With two, the actors are `InferenceActor`s.
-      versioned: its ``version`` is that of the parameters that acted last; None without parameters.
+      versioned: its ``version`` is that of the parameters that acted last; None without parameters. An
+        attribute, too.
       hold_period: actions are not computed ahead for the step with this number and each multiple of it. (An
         unroll begins there, for which parameters may have to be awaited.) None always computes ahead.
       close: called last by `close`.
@@ -60,41 +71,39 @@ class Acting:
     def __init__(
         self,
         halves: Sequence[Half],
-        versioned: Any = None,
+        versioned: VariableClient | Port | None = None,
         hold_period: int | None = None,
         close: Callable[[], None] = lambda: None,
     ):
         self.halves = list(halves)
         self._next = self.halves[0]
-        self._versioned = versioned
+        self._askers = [half.actor for half in halves if isinstance(half.actor, InferenceActor)]
+        self.versioned = versioned
         self._hold_period = hold_period
         self._close = close
         self._steps = 0
 
-    @property
-    def version(self) -> int | None:
-        """Of the parameters that acted last; None without parameters."""
-        return None if self._versioned is None else self._versioned.version
-
-    @property
-    def num_steps(self) -> int:
-        """Transitions made, over all envs."""
-        return sum(half.loop.num_steps for half in self.halves)
-
     def ready(self) -> bool:
         """Whether the half whose turn it is could add a step without waiting."""
-        return self._next.adder is None or self._next.adder.ready()
+        adder = self._next.actor.adder
+        return adder is None or adder.ready()
 
-    def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
-        """One batched step of the half whose turn it is; see ``EnvironmentLoop.step``."""
+    def step(self, max_steps: int | None = None) -> tuple[int, dict[str, Any] | None]:
+        """One batched step of the half whose turn it is.
+
+        Returns:
+          The transitions made, and what ``EnvironmentLoop.step`` returns.
+        """
         half = self._next
-        if len(self.halves) > 1:
+        if len(self._askers) > 1:
+            self._askers[self._steps % 2].request()  # nothing, if that was done ahead
             self._steps += 1
-            self._next = self.halves[self._steps % len(self.halves)]
-            half.actor.request()  # nothing, if that was done ahead
+            self._next = self.halves[self._steps % 2]
             if self._hold_period is None or self._steps % self._hold_period:
-                self._next.actor.request()  # is computed while this half steps
-        return half.loop.step(max_steps)
+                self._askers[self._steps % 2].request()  # is computed while this half steps
+        before = half.loop.num_steps
+        finished = half.loop.step(max_steps)
+        return half.loop.num_steps - before, finished
 
     def update(self) -> None:
         """Takes the newest parameters over, for all envs."""
@@ -103,13 +112,23 @@ class Acting:
 
     def flush(self, timeout: float | None) -> None:
         """Waits until the tables have all items, ``timeout`` seconds for each half."""
-        for half in self.halves:
-            if half.adder is not None:
-                half.adder.flush(timeout=timeout)
+        for adder in self._adders():
+            adder.flush(timeout=timeout)
 
     def close_adders(self, timeout: float | None) -> int:
         """Closes the adders; returns how many items were dropped."""
-        return sum(half.adder.close(timeout=timeout) for half in self.halves if half.adder is not None)
+        return sum(adder.close(timeout=timeout) for adder in self._adders())
+
+    def replace_adders(self, make_adder: Callable[[], Any]) -> int:
+        """Goes on with new adders and new episodes; returns how many items the old adders lost."""
+        lost = self.close_adders(timeout=0.0)
+        for half in self.halves:
+            half.actor.adder = make_adder()
+            half.start()
+        return lost
+
+    def _adders(self) -> list[Any]:
+        return [half.actor.adder for half in self.halves if half.actor.adder is not None]
 
     def take_seconds(self) -> dict[str, float]:
         """See ``EnvironmentLoop.take_seconds``; with halves, ``select_action`` is time spent waiting."""
@@ -126,9 +145,8 @@ class Acting:
 
     def close(self) -> None:
         """Disconnects from inference, then closes the environments."""
-        for half in self.halves:
-            if isinstance(half.actor, InferenceActor):
-                half.actor.close()
+        for actor in self._askers:
+            actor.close()
         self._close()
         for half in self.halves:
             half.environment.close()
@@ -140,11 +158,11 @@ def make_acting(
     spec: specs.EnvironmentSpec,
     config: RunConfig,
     *,
-    replay: Any,
     learner: Any,
     inference: Any,
     name: str,
     seed: int,
+    make_adder: Callable[[], Any],
 ) -> Acting:
     """Makes the parts for ``config.inference``; the arguments are those of `ActorWorker`."""
     envs = config.envs_per_actor
@@ -172,16 +190,15 @@ def make_acting(
         if launch.get_node_context().engine != "serial":
             pool = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-inference")
             run, close = pool.submit, functools.partial(pool.shutdown, cancel_futures=True)
-        leaves, structure = nest.flatten(policy.initial_state(envs))
         for size, offset in zip(sizes, offsets, strict=True):
-            state = nest.packer(structure)([leaf[offset : offset + size] for leaf in leaves])
+            state = _rows(policy.initial_state(envs), slice(offset, offset + size))
             ports.append(LocalPort(policy, state, variables, run))
         versioned = ports[0] if learner is not None else None
 
     halves = []
     for index, size in enumerate(sizes):
         environment = make_environment(size, derive_seed(seed, f"half-{index}") if alternates else seed)
-        adder = None if replay is None else agent.make_adder(replay, spec)
+        adder = make_adder()
         actor: PolicyActor | InferenceActor
         if ports:
             actor = InferenceActor(ports[index], adder, size)
@@ -190,10 +207,12 @@ def make_acting(
         # Actors that follow the learner in step take newer parameters at the start of an unroll only. Halves
         # share their parameters: one of them asks for newer ones, once per step of all envs.
         updates = not in_step and index == 0
-        halves.append(
-            Half(environment, actor, adder, EnvironmentLoop(environment, actor, should_update=updates))
-        )
+        halves.append(Half(environment, actor, updates))
     hold_period = None
     if in_step and learner is not None:
         hold_period = len(sizes) * agent.unroll_length
     return Acting(halves, versioned, hold_period, close)
+
+
+def _rows(state: Nest, rows: slice) -> Nest:
+    return tree.map_structure(lambda leaf: leaf[rows], state)

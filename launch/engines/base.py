@@ -14,11 +14,10 @@ Whatever runs the nodes, these rules hold:
 from __future__ import annotations
 
 import abc
-import os
 import secrets
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +28,16 @@ from launch.program import Program
 
 FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each
 LONGEST_BACK_OFF = 5.0
+#: Name to a module of `launch.engines` and a function `(program, options) -> Job` of it.
+ENGINES = {
+    "serial": ("serial", "start"),
+    "threads": ("threads", "start"),
+    "processes": ("processes", "start"),
+    "ray": ("ray", "start"),
+    "launchpad": ("launchpad", "start"),
+    "launchpad_mt": ("launchpad", "start_threads"),
+}
+ENDED = ("returned", "closed", "failed", "killed")  # states of a node whose work is over
 LONG_LIFE = 60.0  # seconds; a node that lived so long has not failed "again"
 
 
@@ -174,23 +183,36 @@ def remote_error(label: str, failure: Mapping[str, Any], log_tail: str = "") -> 
 
 
 class Outcome:
-    """How a run ends: the first result, the first error, whether it is over. Safe from any thread."""
+    """How a run ends: the first result, the first error, whether it is over. Safe from any thread.
+
+    Attributes:
+      changed: notified when a node's state changes and when the run is over.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.changed = threading.Condition()
         self.result: Any = None
         self.error: BaseException | None = None
         self.over = threading.Event()
 
     def offer_result(self, result: Any) -> None:
-        with self._lock:
+        with self.changed:
             if self.result is None:
                 self.result = result
 
     def fail(self, error: BaseException) -> None:
-        with self._lock:
+        with self.changed:
             if self.error is None:
                 self.error = error
+
+    def notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def end(self) -> None:
+        """Everything has ended and is cleaned up."""
+        self.over.set()
+        self.notify()
 
 
 class Job(abc.ABC):
@@ -204,11 +226,16 @@ class Job(abc.ABC):
             result = job.wait()
     """
 
-    outcome: Outcome
+    def __init__(self, program: Program, engine: str, job: str, units: Sequence[Unit]) -> None:
+        self.outcome = Outcome()
+        self._program = program
+        self._engine = engine
+        self._job = job
+        self._units = list(units)
 
     @property
     def result(self) -> Any:
-        """The first result given to ``stop``, so far."""
+        """The first result given to `stop`, so far."""
         return self.outcome.result
 
     @property
@@ -216,18 +243,30 @@ class Job(abc.ABC):
         """Whether everything has ended and is cleaned up."""
         return self.outcome.over.is_set()
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """Waits for the end and returns the result of the run.
+    def wait(self, labels: Sequence[str] | None = None, *, timeout: float | None = None) -> Any:
+        """Waits for the end, or until all nodes of the groups `labels` have ended; returns the result.
 
         Raises:
           NodeError: the first node that failed.
-          TimeoutError: the program is not over after ``timeout`` seconds; it goes on.
+          TimeoutError: it has not come to that after `timeout` seconds; the program goes on.
+          ValueError: there is no such group.
         """
-        if not self.outcome.over.wait(timeout):
-            raise TimeoutError(f"the program is not over after {timeout} seconds")
-        if self.outcome.error is not None:
+        ended = self.ended(labels)
+        with self.outcome.changed:
+            if not self.outcome.changed.wait_for(lambda: self.over or ended(), timeout):
+                raise TimeoutError(f"the program is not over after {timeout} seconds")
+        if self.over and self.outcome.error is not None:
             raise self.outcome.error
         return self.outcome.result
+
+    def ended(self, labels: Sequence[str] | None) -> Callable[[], bool]:
+        """A function that tells whether all nodes of the groups have ended; of no groups: never."""
+        if labels is None:
+            return lambda: False
+        if isinstance(labels, (str, int, float)) or set(labels) - set(self._program.groups):
+            groups = list(self._program.groups)
+            raise ValueError(f"labels: got {labels!r}, expected groups of {groups}. A timeout is timeout=.")
+        return lambda: all(node["state"] in ENDED for node in self.nodes() if node["group"] in labels)
 
     @abc.abstractmethod
     def stop(self, result: Any = None) -> None:
@@ -237,15 +276,32 @@ class Job(abc.ABC):
         """Ends the program without waiting for its nodes, where the engine can; else the same as ``stop``."""
         self.stop()
 
-    @abc.abstractmethod
     def status(self) -> dict[str, Any]:
         """The state of the program and of every node, as plain data.
 
-        ``{"program", "engine", "job", "state", "nodes": [{"label", "group", "index", "state", "restarts",
-        "pid", "cpu_seconds", "memory_bytes", "calls", "error"}]}``. States of the program: running,
-        stopping, finished, failed. States of a node: starting, running, returned, restarting, closing,
-        closed, failed, killed.
+        `{"program", "engine", "job", "state", "nodes": [{"label", "group", "index", "state", "restarts",
+        "pid", "cpu_seconds", "memory_bytes", "calls", "error"}]}`. States of the program: running,
+        stopping, finished, failed. States of a node: starting, running, returned, restarting,
+        closing, closed, failed, killed.
         """
+        state = self.state()
+        if self.over:
+            state = "finished" if self.outcome.error is None else "failed"
+        return {
+            "program": self._program.name,
+            "engine": self._engine,
+            "job": self._job,
+            "state": state,
+            "nodes": self.nodes(),
+        }
+
+    @abc.abstractmethod
+    def state(self) -> str:
+        """The state of the program until it is over."""
+
+    @abc.abstractmethod
+    def nodes(self) -> list[dict[str, Any]]:
+        """The states of the nodes, as in `status`."""
 
     @abc.abstractmethod
     def client(self, label: str, index: int = 0) -> Any:
@@ -281,14 +337,8 @@ def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
 
 
 def engine_names() -> list[str]:
-    """The engines that there are modules for."""
-    here = os.path.dirname(__file__)
-    hidden = {"base", "local"}
-    return sorted(
-        name[:-3]
-        for name in os.listdir(here)
-        if name.endswith(".py") and not name.startswith("_") and name[:-3] not in hidden
-    )
+    """The names of the engines."""
+    return sorted(ENGINES)
 
 
 def unserved(leaf: Leaf) -> LaunchError:

@@ -1,5 +1,7 @@
 """One thread steps the workers in the order in which they were added; for debugging and exact repetition.
 
+Within a group, the worker that has had the fewest turns goes first.
+
 Each pass asks every worker ``ready()`` and calls ``step()`` if so; replay and services are called directly.
 No decision depends on a clock. A worker may offer ``finished()``: once it is true the worker is not asked
 again. A pass in which nobody was ready cannot be followed by a better one, as nothing else runs: that is a
@@ -8,20 +10,14 @@ deadlock, and the error names every worker, with ``why_not_ready()`` where the o
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.context import activate, deactivate, entered
-from launch.engines.base import (
-    Job,
-    Options,
-    Outcome,
-    ended_normally,
-    find_leaf,
-    node_error,
-    plan,
-)
-from launch.engines.local import LocalRuntime, Place
+from launch.context import entered
+from launch.engines.base import Options, ended_normally
+from launch.engines.in_process import LocalJob, Place
 from launch.errors import DeadlockError, LaunchError
 from launch.program import Program
 
@@ -31,49 +27,44 @@ def start(program: Program, options: Options) -> SerialJob:
     return SerialJob(program, options)
 
 
-class SerialJob(Job):
-    """The program runs while ``wait()`` is called: there is no other thread. It is over when that returns."""
+class SerialJob(LocalJob):
+    """The program runs while `wait()` is called: there is no other thread. It is over when that returns."""
 
     def __init__(self, program: Program, options: Options) -> None:
-        self.outcome = Outcome()
-        self._program = program
-        self._job, self._units = plan(program, "serial", options)
-        self._restarts = options.restarts
-        self._runtime = LocalRuntime(self._units, self.stop, concurrent=False)
-        self._places = list(self._runtime.places.values())
-        self._workers: list[Place] = []  # those that have turns
+        super().__init__(program, "serial", options, concurrent=False)
+        self._runtime.stopped = _StopEvent()
+        self._workers: list[Place] = []  # those that take turns
+        self._groups: list[str] = []  # of them
         self._started = False
-        activate(self._runtime)
 
     def stop(self, result: Any = None) -> None:
         self.outcome.offer_result(result)
         self._runtime.begin_stop()
 
-    def wait(self, timeout: float | None = None) -> Any:
-        """Runs the program. With ``timeout`` it may be left between two passes and continued later."""
+    def wait(self, labels: Sequence[str] | None = None, *, timeout: float | None = None) -> Any:
+        """Runs the program. With `labels` or `timeout` it may be left between two passes and continued."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self.outcome.over.is_set():
+        if not self.over:
             try:
-                self._run(deadline)
+                self._run(self.ended(labels), deadline)
             except TimeoutError:
                 raise
             except BaseException as error:
                 self.outcome.fail(error)
                 self._end()
                 raise
-        return super().wait(0)
+        return super().wait(labels, timeout=0)
 
-    def _run(self, deadline: float | None) -> None:
+    def _run(self, ended: Callable[[], bool], deadline: float | None) -> None:
         if not self._started:
             self._started = True
             for place in self._places:
                 self._guard(place, self._begin)
-            self._workers = [
-                place
-                for place in self._places
-                if not place.leaf.node.is_function and place.leaf.node.runs(place.object)
-            ]
+            self._workers = [place for place in self._places if place.works and place.state == "running"]
+            self._groups = list(dict.fromkeys(place.leaf.context.group for place in self._workers))
         while not self._runtime.stopped.is_set():
+            if ended():
+                return
             if not self._pass():
                 break
             if deadline is not None and time.monotonic() >= deadline:
@@ -83,7 +74,8 @@ class SerialJob(Job):
     def _begin(self, place: Place) -> bool:
         if self._runtime.stopped.is_set():
             return True
-        self._runtime.build(place)
+        if not place.built:
+            self._runtime.build(place)
         place.state = "running"
         node = place.leaf.node
         if node.is_function:
@@ -101,6 +93,8 @@ class SerialJob(Job):
     def _pass(self) -> bool:
         """One turn for everybody. False if all workers have finished. DeadlockError if nobody could move."""
         working, moved = [], False
+        # Who had the fewest turns goes first in its group: else the first actor takes all the room in replay.
+        self._workers.sort(key=lambda place: (self._groups.index(place.leaf.context.group), place.turns))
         for place in self._workers:
             if place.state != "running":
                 continue
@@ -123,6 +117,7 @@ class SerialJob(Job):
             if ready is not None and not ready():
                 return False
             place.object.step()
+            place.turns += 1
             return True
 
     def _guard(self, place: Place, action: Any) -> Any:
@@ -134,17 +129,9 @@ class SerialJob(Job):
                 if ended_normally(error, self._runtime.stopped.is_set()):
                     place.state = "returned"
                     return True
-                if place.restarts < self._restarts.get(place.unit.group, 0):
-                    place.restarts += 1
-                    place.built = False
-                    place.error = f"{type(error).__name__}: {error}"
-                    action = self._begin
-                    continue
-                place.state = "failed"
-                place.error = f"{type(error).__name__}: {error}"
-                self.outcome.fail(node_error(place.label, error))
-                self._runtime.begin_stop()
-                return True
+                if not self._may_restart(place, error):
+                    return True
+                action = self._begin
 
     def _deadlock(self, working: list[Place]) -> str:
         reasons = []
@@ -154,40 +141,24 @@ class SerialJob(Job):
         return "no worker is ready and nothing else can change that:\n" + "\n".join(reasons)
 
     def _end(self) -> None:
-        if self.outcome.over.is_set():
-            return
-        try:
-            self._runtime.begin_stop()
-        except Exception as error:
-            self.outcome.fail(error)
-        for place in reversed(self._places):
-            try:
-                self._runtime.close(place)
-            except Exception as error:
-                self.outcome.fail(node_error(place.label, error))
-        self._runtime.end()
-        deactivate(self._runtime)
-        self.outcome.over.set()
-
-    def status(self) -> dict[str, Any]:
-        over = self.outcome.over.is_set()
-        stopping = self._runtime.stopped.is_set()
-        state = "stopping" if stopping else "running"
-        if over:
-            state = "failed" if self.outcome.error is not None else "finished"
-        return {
-            "program": self._program.name,
-            "engine": "serial",
-            "job": self._job,
-            "state": state,
-            "nodes": self._runtime.status(),
-        }
-
-    def client(self, label: str, index: int = 0) -> Any:
-        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+        if not self.over:
+            self._begin_stop()
+            self._close(self._places)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.stop()
         self._end()
         if error is None and self.outcome.error is not None:
             raise self.outcome.error
+
+
+class _StopEvent(threading.Event):
+    """A wait without a timeout would never end: there is no other thread that could stop the program."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None and not self.is_set():
+            raise DeadlockError(
+                "a node waits for the stop and the serial engine has no other thread: return from the "
+                "function, or use another engine"
+            )
+        return super().wait(timeout)

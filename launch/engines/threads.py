@@ -1,4 +1,4 @@
-"""A thread per worker in the launching process, and direct calls; for notebooks and debugging."""
+"""A thread per node in the launching process, and direct calls; for notebooks and debugging."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ import time
 import traceback
 from typing import Any
 
-from launch.context import activate, deactivate, entered
-from launch.engines.base import (
-    Job,
-    Options,
-    Outcome,
-    ended_normally,
-    find_leaf,
-    node_error,
-    plan,
-)
-from launch.engines.local import LocalRuntime, Place
+from launch.context import entered
+from launch.engines.base import Options, ended_normally
+from launch.engines.in_process import LocalJob, Place
 from launch.errors import LaunchError
 from launch.program import Program
 
@@ -28,19 +20,15 @@ def start(program: Program, options: Options) -> ThreadsJob:
     return ThreadsJob(program, options)
 
 
-class ThreadsJob(Job):
-    """The objects are made one after another, then every worker gets a thread."""
+class ThreadsJob(LocalJob):
+    """Every node has a thread, which makes its object and runs it."""
 
     def __init__(self, program: Program, options: Options) -> None:
-        self.outcome = Outcome()
-        self._program = program
-        self._options = options
-        self._job, self._units = plan(program, "threads", options)
-        self._runtime = LocalRuntime(self._units, self.stop, concurrent=True)
-        self._places = list(self._runtime.places.values())
-        self._changed = threading.Condition()
-        self._threads: dict[str, threading.Thread] = {}
-        activate(self._runtime)
+        super().__init__(program, "threads", options, concurrent=True)
+        self._threads = {
+            place.label: threading.Thread(target=self._live, args=(place,), name=place.label, daemon=True)
+            for place in self._places
+        }
         threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True).start()
 
     def stop(self, result: Any = None) -> None:
@@ -48,109 +36,53 @@ class ThreadsJob(Job):
         try:
             self._runtime.begin_stop()
         finally:
-            with self._changed:
-                self._changed.notify_all()
+            self.outcome.notify()
 
     def _supervise(self) -> None:
-        try:
-            if self._build_all():
-                self._run_workers()
-        except Exception as error:
-            self.outcome.fail(error)
-        finally:
-            self._end()
-
-    def _build_all(self) -> bool:
-        for place in self._places:
-            if self._runtime.stopped.is_set():
-                return False
-            while True:
-                try:
-                    self._runtime.build(place)
-                    break
-                except (Exception, SystemExit) as error:
-                    if not self._forgive(place, error, lived=0.0):
-                        return False
-            place.state = "running"
-        return True
-
-    def _run_workers(self) -> None:
-        for place in self._places:
-            node = place.leaf.node
-            if node.is_function or node.runs(place.object):
-                thread = threading.Thread(target=self._work, args=(place,), name=place.label, daemon=True)
-                self._threads[place.label] = thread
         for thread in self._threads.values():
             thread.start()
-        with self._changed:
-            while not self._runtime.stopped.is_set():
-                if self._threads and all(
-                    p.state == "returned" for p in self._places if p.label in self._threads
-                ):
-                    return
-                self._changed.wait()
+        with self.outcome.changed:
+            self.outcome.changed.wait_for(lambda: self._runtime.stopped.is_set() or self._workers_returned())
+        self._begin_stop()
+        late = self._join()
+        if late:
+            self.outcome.fail(LaunchError(self._describe_late(late)))
+        self._close([place for place in self._places if place.label not in late])
 
-    def _work(self, place: Place) -> None:
-        node = place.leaf.node
+    def _workers_returned(self) -> bool:
+        workers = [place for place in self._places if place.works]
+        known = all(place.works or place.state == "running" for place in self._places)
+        return known and bool(workers) and all(place.state == "returned" for place in workers)
+
+    def _live(self, place: Place) -> None:
+        """The life of a node: its constructor and, for a worker, its work."""
         while True:
             born = time.monotonic()
             try:
-                with entered(self._runtime, place.leaf.context):
-                    self._runtime.build(place)
-                    place.state = "running"
-                    if node.is_function:
-                        node.call()
-                    else:
-                        place.object.run()
+                self._runtime.build(place)
+                place.state = "running"
+                if place.works:
+                    with entered(self._runtime, place.leaf.context):
+                        place.leaf.node.call() if place.leaf.node.is_function else place.object.run()
+                    place.state = "returned"
                 break
             except BaseException as error:
                 if ended_normally(error, self._runtime.stopped.is_set()):
+                    place.state = "returned"
                     break
-                if not self._forgive(place, error, time.monotonic() - born):
-                    return
-        with self._changed:
-            place.state = "returned"
-            self._changed.notify_all()
+                if not self._may_restart(place, error):
+                    break
+                if self._runtime.stopped.wait(place.back_off.after(time.monotonic() - born)):
+                    self._fail(place, error)
+                    break
+        self.outcome.notify()
 
-    def _forgive(self, place: Place, error: BaseException, lived: float) -> bool:
-        """Prepares a restart if the node has one left; else ends the program. Returns whether to go on."""
-        place.error = f"{type(error).__name__}: {error}"
-        allowed = self._options.restarts.get(place.unit.group, 0)
-        if place.restarts < allowed and not self._runtime.stopped.is_set():
-            place.state = "restarting"
-            place.restarts += 1
-            place.built = False
-            if not self._runtime.stopped.wait(place.back_off.after(lived)):
-                return True
-        place.state = "failed"
-        self.outcome.fail(node_error(place.label, error))
-        self.stop()
-        return False
-
-    def _end(self) -> None:
-        try:
-            self._runtime.begin_stop()
-        except Exception as error:
-            self.outcome.fail(error)
+    def _join(self) -> dict[str, threading.Thread]:
+        """Waits for the threads; returns those that did not end."""
         deadline = time.monotonic() + self._options.stop_timeout
         for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
-        late = {label: thread for label, thread in self._threads.items() if thread.is_alive()}
-        if late:
-            self.outcome.fail(LaunchError(self._describe_late(late)))
-        for place in reversed(self._places):
-            if place.label in late:
-                continue
-            failed = place.state == "failed"
-            try:
-                self._runtime.close(place)
-            except Exception as error:
-                self.outcome.fail(node_error(place.label, error))
-            if failed:
-                place.state = "failed"
-        self._runtime.end()
-        deactivate(self._runtime)
-        self.outcome.over.set()
+        return {label: thread for label, thread in self._threads.items() if thread.is_alive()}
 
     def _describe_late(self, late: dict[str, threading.Thread]) -> str:
         frames = sys._current_frames()
@@ -163,18 +95,3 @@ class ThreadsJob(Job):
             if frame is not None:
                 text += f"\n\nnode {label!r} is at:\n" + "".join(traceback.format_stack(frame)).rstrip()
         return text
-
-    def status(self) -> dict[str, Any]:
-        state = "stopping" if self._runtime.stopped.is_set() else "running"
-        if self.outcome.over.is_set():
-            state = "failed" if self.outcome.error is not None else "finished"
-        return {
-            "program": self._program.name,
-            "engine": "threads",
-            "job": self._job,
-            "state": state,
-            "nodes": self._runtime.status(),
-        }
-
-    def client(self, label: str, index: int = 0) -> Any:
-        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)

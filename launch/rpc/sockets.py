@@ -150,14 +150,21 @@ def refused_peers() -> int:
     return _process.authenticator().refused
 
 
-def make_private_directory() -> str:
-    """A new directory of mode 0700 for ``ipc://`` sockets; `remove_private_directory` takes it away."""
-    candidates = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
-    for parent in candidates:
-        # Room for "/" + "lp-xxxxxxxx" + "/" + a file name of 60 characters.
-        if parent and len(parent) <= MAX_IPC_PATH - 73 and os.access(parent, os.W_OK | os.X_OK):
-            return tempfile.mkdtemp(prefix="lp-", dir=parent)  # mkdtemp makes it 0700
-    raise ValueError(f"no directory for sockets: tried {candidates}; set TMPDIR to a short, writable path")
+def private_parents() -> list[str]:
+    """The folders in which `make_private_directory` may make one, best first."""
+    parents = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
+    return list(dict.fromkeys(parent for parent in parents if parent))
+
+
+def make_private_directory(prefix: str = "lp-") -> str:
+    """A new directory of mode 0700 for `ipc://` sockets; `remove_private_directory` removes it."""
+    for parent in private_parents():
+        # Room for "/" + the prefix + "xxxxxxxx" + "/" + a file name of 45 characters.
+        if len(parent) + len(prefix) <= MAX_IPC_PATH - 55 and os.access(parent, os.W_OK | os.X_OK):
+            return tempfile.mkdtemp(prefix=prefix, dir=parent)  # mkdtemp makes it 0700
+    raise ValueError(
+        f"TMPDIR: got {private_parents()}, expected a short, writable path for sockets. Set TMPDIR to one."
+    )
 
 
 def remove_private_directory(path: str) -> None:

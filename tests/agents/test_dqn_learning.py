@@ -8,8 +8,7 @@ from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
 from framework import environments, replay, specs
-from framework.actors import PolicyActor
-from framework.environment_loop import EnvironmentLoop
+from framework.actors import EnvironmentLoop, PolicyActor
 from framework.variables import VariableBlock, VariableClient
 
 LENGTH = 4

@@ -15,8 +15,7 @@ from dm_env import specs as dm_specs
 
 from agents.impala import IMPALA, IMPALAConfig
 from framework import environments, replay, specs
-from framework.actors import PolicyActor
-from framework.environment_loop import EnvironmentLoop
+from framework.actors import EnvironmentLoop, PolicyActor
 from framework.environments.testing import EchoEnvironment
 from framework.types import Step
 from framework.variables import VariableBlock, VariableClient

@@ -82,7 +82,7 @@ def test_what_goes_in_comes_out(space, num_envs, seed):
 )
 @settings(max_examples=60, deadline=None)
 def test_envs_of_any_length_follow_the_contract_and_limits_are_exact(lengths, limits):
-    from framework.environment_loop import EnvironmentLoop
+    from framework.actors import EnvironmentLoop
 
     pending = iter(lengths)
     environment = environments.make(

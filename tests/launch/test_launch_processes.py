@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import launch as lp
-from launch.engines import _fork_client
+from launch.engines.processes import fork_client
 
 PATIENCE = 60.0
 
@@ -50,7 +50,7 @@ def test_killed_node_ends_the_program():
     job = lp.start(service_program())
     os.kill(job.client("service").pid(), signal.SIGKILL)
     with pytest.raises(lp.NodeError, match=r"service-0.*SIGKILL") as caught:
-        job.wait(PATIENCE)
+        job.wait(timeout=PATIENCE)
     assert caught.value.kind == "ProcessDied"
     assert job.status()["state"] == "failed"
     assert node_status(job, "service-0")["state"] == "failed"
@@ -73,7 +73,7 @@ def test_clients_reach_a_restarted_node():
     service = program.add_node(lp.CourierNode(Mortal), label="service")
     program.add_node(lp.PyNode(main, service), label="main")
     with lp.start(program, restarts={"service": 1}) as job:
-        first, second = job.wait(PATIENCE)
+        first, second = job.wait(timeout=PATIENCE)
         assert first != second
         assert node_status(job, "service-0")["restarts"] == 1
 
@@ -158,7 +158,7 @@ def test_keys_show_nowhere(tmp_path):
                 with open(f"/proc/{process.pid}/{what}", "rb") as file:
                     seen[process.pid, what] = file.read()
         job.stop()
-        job.wait(PATIENCE)
+        job.wait(timeout=PATIENCE)
     for path in tmp_path.rglob("*"):
         if path.is_file():
             seen[path] = path.read_bytes()
@@ -194,7 +194,7 @@ def test_shared_memory_of_a_killed_node_is_taken_away():
     program.add_node(lp.PyNode(main), label="main")
     job = lp.start(program)
     with pytest.raises(lp.NodeError, match="SIGKILL"):
-        job.wait(PATIENCE)
+        job.wait(timeout=PATIENCE)
     assert job.result.startswith("/dev/shm/lp-")
     assert not os.path.exists(job.result)
 
@@ -381,14 +381,14 @@ def test_nodes_end_when_the_fork_server_is_killed():
     with pytest.raises(RuntimeError, match="fork server ended"), lp.start(service_program()) as job:
         node = psutil.Process(job.client("service").pid())
         os.kill(node.ppid(), signal.SIGKILL)
-        job.wait(PATIENCE)
+        job.wait(timeout=PATIENCE)
     psutil.wait_procs([node], timeout=PATIENCE)
     assert not node.is_running() or node.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_fork_server_that_hangs_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(_fork_client, "_CLOSE_TIMEOUT", 0.5)
-    server = _fork_client.ForkServer([], str(tmp_path / "sockets"), "job")
+def test_a_fork_server_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(fork_client, "_CLOSE_TIMEOUT", 0.5)
+    server = fork_client.ForkServer([], [], [], 1.0)
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()
     assert server._process.returncode == -signal.SIGKILL

@@ -313,10 +313,10 @@ def test_serial_finished_workers_end_the_program():
 def test_serial_job_can_be_left_and_taken_up_again():
     job = lp.start(queue_program(10**9, 10**9), "serial")
     with pytest.raises(TimeoutError):
-        job.wait(0.0)
+        job.wait(timeout=0.0)
     before = job.client("queue").size()
     with pytest.raises(TimeoutError):
-        job.wait(0.0)
+        job.wait(timeout=0.0)
     assert job.client("queue").size() != before or before > 0
     assert job.status()["state"] == "running"
     with job:

@@ -98,5 +98,5 @@ def test_a_job(engine):
     with lp.start(program, engine) as job:
         view = NodesView(job.status)
         assert rows(view())[0][0] == "main-0"
-        assert job.wait(60) == 1
+        assert job.wait(timeout=60) == 1
     assert f"viewed on {engine}: finished" in text(view())

@@ -6,7 +6,6 @@ import pytest
 
 from framework import environments
 from framework.actors.inference_client import InferenceActor, Port
-from framework.environment_loop import EnvironmentLoop
 from framework.environments.testing import EchoEnvironment
 from framework.programs.acting import Acting, Half
 
@@ -65,15 +64,13 @@ def make(sizes=(2, 2), hold_period=None, length=3, ready=(True, True)):
         )
         adder = LoggedAdder(name, log, ready[index])
         actor = InferenceActor(LoggedPort(name, log), adder, size)
-        loop = EnvironmentLoop(environment, actor, should_update=index == 0)
-        halves.append(Half(environment, actor, adder, loop))
+        halves.append(Half(environment, actor, should_update=index == 0))
     return Acting(halves, hold_period=hold_period), log
 
 
 def test_the_other_half_asks_before_this_one_steps():
     acting, log = make()
-    for _ in range(6):
-        acting.step()
+    made = [acting.step()[0] for _ in range(6)]
     assert log == [
         *("reset a", "ask a", "step a"),  # nobody has seen anything yet
         *("ask a", "reset b", "ask b", "step b"),
@@ -82,7 +79,7 @@ def test_the_other_half_asks_before_this_one_steps():
         *("ask b", "step a"),
         *("ask a", "step b"),
     ]
-    assert acting.num_steps == 12
+    assert made == [2] * 6
 
 
 def test_nothing_is_asked_for_ahead_of_a_boundary():
@@ -96,13 +93,11 @@ def test_nothing_is_asked_for_ahead_of_a_boundary():
 
 def test_a_half_that_begins_anew_drops_what_it_had_asked_for():
     acting, log = make(length=100)
-    for _ in range(3):
-        acting.step()
-    acting.step(max_steps=1)  # of two envs: the second half resets when it is its turn again
-    for _ in range(3):
-        acting.step()
+    made = [acting.step()[0] for _ in range(3)]
+    made.append(acting.step(max_steps=1)[0])  # of two envs: the second half resets when it is its turn again
+    made += [acting.step()[0] for _ in range(3)]
     assert log.count("reset b") == 2 and log.count("reset a") == 1
-    assert acting.num_steps == 6 + 1 + 6
+    assert made == [2, 2, 2, 1, 2, 2, 2]
 
 
 def test_time_is_that_of_both_halves():
@@ -128,6 +123,19 @@ def test_readiness_is_that_of_the_half_whose_turn_it_is():
     acting.step()
     assert not acting.ready()
     assert acting.close_adders(timeout=0.0) == 2
+
+
+def test_new_adders_begin_new_episodes():
+    acting, log = make(length=100)
+    for _ in range(3):
+        acting.step()
+    del log[:]
+    after: list = []
+    assert acting.replace_adders(lambda: LoggedAdder("new", after)) == 2
+    for _ in range(3):
+        acting.step()
+    assert after == ["reset new", "step new", "reset new", "step new", "step new"]
+    assert not any(entry.startswith(("reset", "step")) for entry in log)
 
 
 def test_an_action_before_the_first_time_step_is_refused():

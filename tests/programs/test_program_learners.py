@@ -75,9 +75,9 @@ def test_a_stop_ends_learners_that_wait_for_data_and_for_each_other():
         while not started.is_set():
             started.set() if job.client("counter").get_counts().get("learner_steps", 0) else None
             with pytest.raises(TimeoutError):
-                job.wait(0.2)
+                job.wait(timeout=0.2)
         job.stop()
-        assert job.wait(60) is None
+        assert job.wait(timeout=60) is None
 
 
 class FailsAside(DQN):

@@ -76,7 +76,7 @@ def test_any_one_node_may_be_killed(tmp_path, groups):
         for number, group in enumerate(groups, 1):
             wait_for_steps(job, 700 * number)
             os.kill(node_of(job, group)["pid"], signal.SIGKILL)
-        result = job.wait(PATIENCE)
+        result = job.wait(timeout=PATIENCE)
         assert result["reason"] == "max_env_steps"
         assert result["env_steps"] == STEPS
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
@@ -94,7 +94,7 @@ def test_a_hung_learner_is_found_and_made_anew(tmp_path):
     with start(tmp_path, restarts={"learner": 1}, heartbeat_timeout=8.0) as job:
         wait_for_steps(job, 700)
         os.kill(node_of(job, "learner")["pid"], signal.SIGSTOP)
-        assert job.wait(PATIENCE)["env_steps"] == STEPS
+        assert job.wait(timeout=PATIENCE)["env_steps"] == STEPS
         learner = node_of(job, "learner")
         assert learner["restarts"] == 1
         assert "no sign of life" in learner["error"]

@@ -250,36 +250,6 @@ def test_an_insert_that_is_sent_again_to_the_same_server_counts_once():
         client.close()
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_a_server_that_restarts_from_its_checkpoint_gets_what_was_not_acknowledged_once(tmp_path, local):
-    def serve(port=None):
-        return replay.Server([table()], port, replay.checkpointers.DefaultCheckpointer(str(tmp_path)))
-
-    first = serve()
-    client = ServedClient(first.address, local=local, reconnect_timeout=20)
-    writer = client.batch_writer()
-    write(writer, 10)
-    writer.flush()
-    # Two inserts whose acknowledgements are lost: one that is in the checkpoint, and one that is not.
-    writer._connection.notices = lambda message: None
-    write(writer, 3, start=10)
-    writer.settle()
-    client.checkpoint()
-    write(writer, 2, start=13)
-    writer.settle()
-    first.stop()
-    second = serve(first.port)
-    try:
-        assert second.tables["t"].info.current_size == 13
-        writer._connection.notices = writer._notice
-        eventually(lambda: _tried(lambda: writer.flush(timeout=5)))
-        assert client.server_info()["t"].current_size == 15
-        assert set(client.sample_batch("t", 500, timeout=5).data["x"].tolist()) == set(range(15))
-    finally:
-        client.close()
-        second.stop()
-
-
 def test_full_shared_memory_is_an_error_at_the_writer(monkeypatch):
     reserve = shm._reserve
 

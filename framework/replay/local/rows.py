@@ -10,6 +10,9 @@ import numpy as np
 from framework.replay.rows.layout import Slice
 from framework.replay.rows.store import RowStore, Stream
 
+# Rows of a stream: a slice where they are consecutive.
+Span = slice | np.ndarray
+
 
 class HeldRows:
     """Writes rows into a store and holds them until `release`.
@@ -56,8 +59,9 @@ class HeldRows:
         leased = rows is None
         if rows is None:
             rows = space.lease(count)
-            self._hold(stream, rows)
         at = space.span(rows)
+        if leased:
+            self._hold(stream, at)
         try:
             for name, array in arrays.items():
                 space.columns[name][at] = array
@@ -67,12 +71,12 @@ class HeldRows:
             raise
         return rows
 
-    def _hold(self, stream: str, rows: np.ndarray) -> None:
+    def _hold(self, stream: str, at: Span) -> None:
         held = self._held[stream]
-        end = int(rows.max(initial=-1)) + 1
+        end = at.stop if isinstance(at, slice) else int(at.max(initial=-1)) + 1
         if end > len(held):
             held = self._held[stream] = np.pad(held, (0, max(end, 2 * len(held)) - len(held)))
-        held[rows] = True
+        held[at] = True
 
     def let_go(self, stream: str, rows: np.ndarray) -> Stream:
         """Forgets `rows`, which the caller releases to the stream that this returns.
@@ -81,8 +85,13 @@ class HeldRows:
           ValueError: a row is not held.
         """
         held = self._held.get(stream)
+        # As unsigned numbers, negative rows are too large.
         if held is None or (
-            len(rows) and not (rows.min() >= 0 and rows.max() < len(held) and held[rows].all())
+            len(rows)
+            and not (
+                np.maximum.reduce(rows.view(np.uint64)) < len(held)
+                and np.count_nonzero(held.take(rows)) == len(rows)
+            )
         ):
             raise ValueError(
                 f"release, stream {stream!r}: got rows that this writer does not hold. Release each row once."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import importlib
 import importlib.util
@@ -13,7 +12,6 @@ import types
 import dm_env
 import numpy as np
 import pytest
-import slow_package
 
 import launch as lp
 from framework import replay
@@ -69,54 +67,17 @@ def test_replay_nodes(engine, backend):
     assert values == [0, 1, 2, 3, 4] and after == [1, 2, 3, 4, 5]
 
 
-class Counter:
-    def count(self):
-        return 1
-
-
 @needs_launchpad
 def test_the_graph_is_a_launchpad_program():
     import launchpad
 
-    from launch.engines import _launchpad_driver
-    from launch.engines._launchpad_node import Wiring
-    from launch.engines.launchpad import _part
+    from launch.engines.launchpad.driver import build
 
-    program = lp.Program("graph")
-    store = program.add_node(lp.ReplayNode(tables, backend="framework.replay.dm_reverb"), label="replay")
-    counter = lp.CourierNode(Counter)
-    handle = program.add_node(counter, label="counter")
-    counter.configure(handle)  # a circle
-    program.add_node(lp.PyNode(print, [store], {"a": handle}), label="main")
-    units = tuple((group, b"", (_part(node),)) for group, _, node in program.members())
-    wiring = Wiring("job", "ipc://nowhere", None, {})
-    made = _launchpad_driver.build(_launchpad_driver.Plan("graph", "local_mt", units, wiring, {}))
+    units = [["replay", "replay-0", None], ["actor", "actor-0", None], ["actor", "actor-1", None]]
+    made = build({"name": "graph", "socket": "/nowhere", "units": units})
     assert isinstance(made, launchpad.Program)
     kinds = {label: [type(node).__name__ for node in nodes] for label, nodes in made.groups.items()}
-    assert kinds == {"replay": ["ReverbNode"], "counter": ["CourierNode"], "main": ["PyNode"]}
-    calls = {label: len(nodes[0].input_handles) for label, nodes in made.groups.items()}
-    assert calls == {"replay": 0, "counter": 1, "main": 2}
-
-
-def test_units_are_read_by_one_thread_at_a_time(tmp_path, monkeypatch):
-    from launch.engines._launchpad_node import read_unit
-
-    units = slow_package.pickles(tmp_path, monkeypatch)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(read_unit, units, timeout=30)) == [("package",), ("module",)]
-
-
-@needs_launchpad
-def test_messages_of_strangers_are_not_unpickled():
-    from launch.engines._launchpad_node import pack, unpack
-    from launch.rpc.sockets import CurveKeys
-
-    keys, others = CurveKeys.generate(), CurveKeys.generate()
-    message = pack(keys, ("name", (np.arange(3),), {}))
-    assert unpack(keys, message)[0] == "name"
-    for bad in (pack(others, 1), message[:-1], b"", b"\0" * 40):
-        with pytest.raises(lp.LaunchError, match="signature"):
-            unpack(keys, bad)
+    assert kinds == {"replay": ["PyNode"], "actor": ["PyNode", "PyNode"]}
 
 
 @needs_launchpad

@@ -308,14 +308,14 @@ class Inference:
     def __init__(self):
         self.sizes = []
 
-    @lp.batched_handler(batch_size=4, timeout=3600.0, pad=False)
+    @lp.batched_handler(batch_size=4, timeout=3600.0, pad_batch=False)
     def act(self, observation, *, scale):
         self.sizes.append(len(scale))
         if (scale < 0).any():
             raise Refused("negative", 0)
         return {"action": observation["x"].sum(axis=-1) * scale, "size": np.full(len(scale), len(scale))}
 
-    @lp.batched_handler(batch_size=4, timeout=0.01, pad=True)
+    @lp.batched_handler(batch_size=4, timeout=0.01, pad_batch=True)
     def padded(self, x):
         return np.stack([x, np.full(len(x), len(x))], axis=1)
 
@@ -345,7 +345,7 @@ def test_two_programs_at_once_do_not_meet(concurrent_engine):
     with start(programs[0], concurrent_engine) as one, start(programs[1], concurrent_engine) as two:
         assert one.client("calculator").add(1) == two.client("calculator").add(1)
         one.stop("one")
-        assert one.wait(PATIENCE) == "one"
+        assert one.wait(timeout=PATIENCE) == "one"
         assert two.client("calculator").add(2) == 2
         assert not two.over
 

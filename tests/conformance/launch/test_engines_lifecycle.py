@@ -133,9 +133,9 @@ def test_stop_from_outside(concurrent_engine):
     while job.client("worker").get() < 5:
         assert not job.over
     with pytest.raises(TimeoutError):
-        job.wait(0.01)
+        job.wait(timeout=0.01)
     job.stop("from outside")
-    assert job.wait(PATIENCE) == "from outside"
+    assert job.wait(timeout=PATIENCE) == "from outside"
     assert job.over
     assert {node["state"] for node in job.status()["nodes"]} <= {"closed", "returned"}
     assert job.status()["state"] == "finished"

@@ -56,7 +56,7 @@ def test_run_can_be_disabled_and_called_from_outside(concurrent_engine):
     program.add_node(lp.PyNode(lp.wait_for_stop), label="wait")
     with lp.start(program, concurrent_engine) as job:
         job.client("consumer").run()
-        assert job.wait(PATIENCE) == [0, 1, 2]
+        assert job.wait(timeout=PATIENCE) == [0, 1, 2]
 
 
 class Sums:

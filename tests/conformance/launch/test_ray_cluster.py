@@ -114,7 +114,7 @@ def test_a_killed_node_without_restarts_ends_the_program(cluster):
     job = lp.start(service_program(), "ray")
     os.kill(job.client("service").pid(), signal.SIGKILL)
     with pytest.raises(lp.NodeError, match=r"service-0.*Ray actor"):
-        job.wait(PATIENCE)
+        job.wait(timeout=PATIENCE)
 
 
 def test_a_hung_node_is_found(cluster):
@@ -122,7 +122,7 @@ def test_a_hung_node_is_found(cluster):
     pid = job.client("service").pid()
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(lp.NodeError, match=r"service-0.*no sign of life"):
-        job.wait(PATIENCE)
+        job.wait(timeout=PATIENCE)
 
 
 def dqn_program(directory, steps):
@@ -185,7 +185,7 @@ def test_a_whole_program_survives_the_loss_of_the_machine_of_its_replay(cluster,
         assert job.client("counter").wait_for("env_steps", 500, timeout=PATIENCE)
         cluster.remove_node(doomed, allow_graceful=False)
         cluster.add_node(num_cpus=4, object_store_memory=100 << 20, resources={"replay": 1})
-        result = job.wait(2 * PATIENCE)
+        result = job.wait(timeout=2 * PATIENCE)
         assert result["env_steps"] == 12_000
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
         assert {label for label, count in restarts.items() if count} == {"replay-0"}

@@ -1,0 +1,270 @@
+"""The environment loop: one batched environment driven by one actor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import dm_env
+import numpy as np
+import tree
+
+from framework.actors.observers import EnvironmentLoopObserver
+from framework.core import Actor
+from framework.environments.base import BatchedEnvironment
+from framework.types import FIRST, LAST, Nest
+
+_DURATIONS = ("reset", "select_action", "step", "observe")
+
+
+class Counter(Protocol):
+    """Counts steps and episodes, in this process or elsewhere."""
+
+    def increment(self, **counts: int) -> Any: ...
+
+    def get_counts(self) -> Mapping[str, Any]: ...
+
+
+class Logger(Protocol):
+    """Takes rows of figures."""
+
+    def write(self, row: dict[str, Any]) -> Any: ...
+
+
+class EnvironmentLoop:
+    """Steps an environment with an actor, and keeps the score of every env.
+
+    ::
+
+        loop = EnvironmentLoop(environment, actor, counter, logger)
+        loop.run(num_steps=50_000)         # exactly that many; goes on where the last call stopped
+        loop.run(num_episodes=20)          # whole episodes, from a reset
+        finished = loop.step()             # one batched step, for a caller that drives the loop itself
+
+    A *step* is one transition of one env. The call that begins an env's next episode is no transition
+    and is not counted.
+
+    `run` writes one row per finished episode to the logger: `episode_return` (the sum of the environment's
+    rewards), `episode_length`, `env`, `steps_per_second` (of all envs together, since the last row), the
+    seconds spent since the last row in `reset_duration_sec`, `select_action_duration_sec`,
+    `step_duration_sec` and `observe_duration_sec` (observing and `actor.update()`), what observers measured,
+    and the counter's counts. The counter gets `steps` at each batched step and `episodes` when they end.
+    """
+
+    def __init__(
+        self,
+        environment: BatchedEnvironment,
+        actor: Actor,
+        counter: Counter | None = None,
+        logger: Logger | None = None,
+        observers: Sequence[EnvironmentLoopObserver] = (),
+        *,
+        should_update: bool = True,
+    ):
+        """Makes the loop; nothing is reset before the first step.
+
+        Args:
+          environment: B envs.
+          actor: acts for B envs.
+          counter: None counts nothing outside of the loop.
+          logger: None logs nothing.
+          observers: measure more of each episode.
+          should_update: whether to call `actor.update()` once per batched step.
+        """
+        self._environment = environment
+        self._actor = actor
+        self._counter = counter
+        self._logger = logger
+        self._observers = tuple(observers)
+        self._should_update = should_update
+        self._timestep: dm_env.TimeStep | None = None  # None: reset before the next step
+        self._reward_spec = environment.reward_spec()
+        # float64 [B, *shape] per leaf of the reward spec.
+        self._returns = [
+            np.zeros((environment.num_envs, *leaf.shape)) for leaf in tree.flatten(self._reward_spec)
+        ]
+        self._lengths = np.zeros(environment.num_envs, np.int64)
+        self._seconds = dict.fromkeys(_DURATIONS, 0.0)
+        self._logged = (0, time.perf_counter())  # steps and time at the last row
+        self._num_steps = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Transitions made since the loop was made, over all envs."""
+        return self._num_steps
+
+    def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
+        """One step of every env, after a reset if one is due.
+
+        Args:
+          max_steps: the most transitions to make, at least 1. If fewer than there are envs to step, the
+            envs beyond are handed to the actor as FIRST, which closes their open episode uncounted, and
+            the next call resets all envs.
+
+        Returns:
+          `episode_return` (float64 `[k]`, or a nest like the reward spec), `episode_length` (int64 `[k]`) and
+          `env` (int64 `[k]`) of the k episodes that ended, and what observers measured; None if none ended.
+          `num_steps` tells how many steps were made.
+        """
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
+        clock, seconds = time.perf_counter, self._seconds
+        before = self._reset() if self._timestep is None else self._timestep
+        self._timestep = None  # if anything below fails, begin with a reset
+        start = clock()
+        action = self._actor.select_action(before.observation)
+        chosen = clock()
+        timestep = self._environment.step(action)
+        stepped = clock()
+        moved = timestep.step_type != FIRST
+        num_steps = int(np.count_nonzero(moved))
+        cut = max_steps is not None and num_steps > max_steps
+        if cut and max_steps is not None:
+            timestep, moved = _cut(timestep, moved, max_steps)
+            num_steps = max_steps
+        self._actor.observe(action, timestep)
+        for observer in self._observers:
+            observer.observe(self._environment, timestep, action)
+        if self._should_update:
+            self._actor.update()
+        seconds["select_action"] += chosen - start
+        seconds["step"] += stepped - chosen
+        seconds["observe"] += clock() - stepped
+
+        self._num_steps += num_steps
+        self._lengths += moved
+        for total, reward in zip(self._returns, tree.flatten(timestep.reward), strict=True):
+            total += reward  # FIRST steps have reward 0
+        if not cut:
+            self._timestep = timestep
+        over = timestep.step_type == LAST
+        finished = np.flatnonzero(over) if np.count_nonzero(over) else None
+        if self._counter is not None and num_steps:
+            ended = {} if finished is None else {"episodes": len(finished)}
+            self._counter.increment(steps=num_steps, **ended)
+        return None if finished is None else self._finish(finished)
+
+    def run(self, num_episodes: int | None = None, num_steps: int | None = None) -> int:
+        """Steps until a limit is reached, or without end; returns the number of steps made.
+
+        Args:
+          num_episodes: whole episodes, counted from a reset; see `run_episodes`.
+          num_steps: exactly this many steps, going on where the last call stopped.
+
+        Raises:
+          ValueError: both limits are given, or a negative one.
+        """
+        if num_episodes is not None and num_steps is not None:
+            raise ValueError(f"run: got num_episodes={num_episodes} and num_steps={num_steps}, expected one.")
+        for name, limit in (("num_episodes", num_episodes), ("num_steps", num_steps)):
+            if limit is not None and limit < 0:
+                raise ValueError(f"{name}: got {limit}, expected a number >= 0.")
+        before = self._num_steps
+        if num_episodes is not None:
+            self.run_episodes(num_episodes)
+            return self._num_steps - before
+        while num_steps is None or self._num_steps - before < num_steps:
+            finished = self.step(None if num_steps is None else num_steps - (self._num_steps - before))
+            if finished is not None:
+                self._log(finished)
+        return self._num_steps - before
+
+    def run_episodes(self, num_episodes: int) -> dict[str, Any]:
+        """Plays `num_episodes` whole episodes from a reset and returns their figures, as `step` does.
+
+        Each env plays its share of the episodes, decided beforehand: taking whichever end first would
+        favor short ones. Episodes that an env plays beyond its share while others finish theirs are
+        not among the result and not logged; the next use of the loop starts from a reset.
+        """
+        num_envs = self._environment.num_envs
+        share = np.full(num_envs, num_episodes // num_envs)
+        share[: num_episodes % num_envs] += 1
+        none = np.zeros(0, np.int64)
+        results: list[dict[str, Any]] = []
+        self._timestep = None
+        while share.any():
+            finished = self.step()
+            if finished is None:
+                continue
+            wanted = share[finished["env"]] > 0
+            share[finished["env"][wanted]] -= 1
+            if wanted.any():
+                results.append(tree.map_structure(lambda array, rows=wanted: array[rows], finished))
+                self._log(results[-1])
+        self._timestep = None
+        if not results:
+            return {"episode_return": np.zeros(0), "episode_length": none, "env": none}
+        return tree.map_structure(lambda *parts: np.concatenate(parts), *results)
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds spent in `reset`, `select_action`, `step` and `observe` since the last row or call."""
+        seconds, self._seconds = self._seconds, dict.fromkeys(_DURATIONS, 0.0)
+        return seconds
+
+    def _reset(self) -> dm_env.TimeStep:
+        start = time.perf_counter()
+        timestep = self._environment.reset()
+        made = time.perf_counter()
+        self._actor.observe_first(timestep)
+        for observer in self._observers:
+            observer.observe_first(self._environment, timestep)
+        self._seconds["reset"] += made - start
+        self._seconds["observe"] += time.perf_counter() - made
+        for total in self._returns:
+            total[:] = 0.0
+        self._lengths[:] = 0
+        return timestep
+
+    def _finish(self, envs: np.ndarray) -> dict[str, Any]:
+        """The figures of the episodes of `envs`, which begin again."""
+        result: dict[str, Any] = {
+            "episode_return": tree.unflatten_as(self._reward_spec, [total[envs] for total in self._returns]),
+            "episode_length": self._lengths[envs],
+            "env": envs,
+        }
+        for observer in self._observers:
+            result.update(observer.get_metrics(envs))
+        for total in self._returns:
+            total[envs] = 0.0
+        self._lengths[envs] = 0
+        return result
+
+    def _log(self, finished: dict[str, Any]) -> None:
+        """Writes one row per episode of what `step` returned."""
+        if self._logger is None:
+            return
+        steps, since = self._logged
+        self._logged = (self._num_steps, time.perf_counter())
+        common: dict[str, Any] = {
+            "steps_per_second": (self._num_steps - steps) / max(self._logged[1] - since, 1e-9),
+            **{f"{name}_duration_sec": value for name, value in self.take_seconds().items()},
+        }
+        if self._counter is not None:
+            common.update(self._counter.get_counts())
+        for index in range(len(finished["env"])):
+            row = {key: _number(value, index) for key, value in finished.items()}
+            self._logger.write({**row, **common})
+
+
+def _number(nest: Nest, index: int) -> Any:
+    """Entry `index` of a nest of arrays, as a Python number where it is one."""
+    picked = tree.map_structure(lambda array: array[index], nest)
+    return picked.item() if isinstance(picked, np.generic) else picked
+
+
+def _cut(timestep: dm_env.TimeStep, moved: np.ndarray, limit: int) -> tuple[dm_env.TimeStep, np.ndarray]:
+    """Keeps the first `limit` transitions and makes FIRST steps of the others."""
+    beyond = moved & (np.cumsum(moved) > limit)
+
+    def put(array: np.ndarray, value: float) -> np.ndarray:
+        array = np.array(array)
+        array[beyond] = value
+        return array
+
+    cut = timestep._replace(
+        step_type=put(timestep.step_type, FIRST),
+        reward=tree.map_structure(lambda reward: put(reward, 0), timestep.reward),
+        discount=tree.map_structure(lambda discount: put(discount, 1), timestep.discount),
+    )
+    return cut, moved & ~beyond

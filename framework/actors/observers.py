@@ -1,0 +1,98 @@
+"""Observers: figures of each episode beside return and length, reported by an `EnvironmentLoop`."""
+
+from __future__ import annotations
+
+import abc
+
+import dm_env
+import numpy as np
+import tree
+
+from framework.environments.base import BatchedEnvironment
+from framework.types import FIRST, Nest
+
+
+class EnvironmentLoopObserver(abc.ABC):
+    """Watches all envs of a loop and gives figures of the episodes that end."""
+
+    @abc.abstractmethod
+    def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
+        """Called after `environment.reset()`."""
+
+    @abc.abstractmethod
+    def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
+        """Called after each step; `timestep` is what the environment answered to `action`.
+
+        Envs of `timestep` that are FIRST have just begun an episode; their action was ignored.
+        """
+
+    @abc.abstractmethod
+    def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
+        """Called when the episodes of `envs` (int64 `[k]`) have ended: name to one figure per env."""
+
+
+class _Extremes(EnvironmentLoopObserver):
+    """Minimum, maximum and mean over an episode of each number of a nest, averaged over the numbers."""
+
+    def __init__(self, prefix: str):
+        self._prefix = prefix
+        # [B, width]; made with the first values.
+        self._minimum = self._maximum = self._total = np.zeros((0, 0))
+        self._count = np.zeros(0)
+
+    def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
+        self._begin(np.ones(len(timestep.step_type), np.bool_))
+
+    def _begin(self, envs: np.ndarray) -> None:
+        """Forgets the episodes of `envs`, bool `[B]`."""
+        if len(self._count):
+            self._minimum[envs], self._maximum[envs] = np.inf, -np.inf
+            self._total[envs], self._count[envs] = 0.0, 0.0
+
+    def _add(self, nest: Nest, envs: np.ndarray) -> None:
+        """Counts the numbers of a nest `[B, ...]`, of `envs` (bool `[B]`) only."""
+        leaves = [np.asarray(leaf, np.float64).reshape(len(envs), -1) for leaf in tree.flatten(nest)]
+        values = np.concatenate(leaves, axis=1)
+        if self._total.shape != values.shape:
+            self._minimum, self._maximum = np.full(values.shape, np.inf), np.full(values.shape, -np.inf)
+            self._total, self._count = np.zeros(values.shape), np.zeros(len(envs))
+        chosen = envs[:, None]
+        np.minimum(self._minimum, values, out=self._minimum, where=chosen)
+        np.maximum(self._maximum, values, out=self._maximum, where=chosen)
+        np.add(self._total, values, out=self._total, where=chosen)
+        self._count += envs
+
+    def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
+        count = np.maximum(self._count[envs], 1)[:, None]
+        return {
+            f"{self._prefix}_min": self._minimum[envs].min(axis=1),
+            f"{self._prefix}_max": self._maximum[envs].max(axis=1),
+            f"{self._prefix}_mean": (self._total[envs] / count).mean(axis=1),
+        }
+
+
+class ActionObserver(_Extremes):
+    """`action_min`, `action_max`, `action_mean` over each episode."""
+
+    def __init__(self) -> None:
+        super().__init__("action")
+
+    def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
+        first = timestep.step_type == FIRST
+        self._add(action, ~first)
+        self._begin(first)
+
+
+class ObservationObserver(_Extremes):
+    """`observation_min`, `observation_max`, `observation_mean` over each episode."""
+
+    def __init__(self) -> None:
+        super().__init__("observation")
+
+    def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
+        super().observe_first(environment, timestep)
+        self._add(timestep.observation, np.ones(len(timestep.step_type), np.bool_))
+
+    def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
+        self._begin(timestep.step_type == FIRST)
+        self._add(timestep.observation, np.ones(len(timestep.step_type), np.bool_))

@@ -1,0 +1,78 @@
+"""The command line: ``repertory COMMAND …``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from framework.commands.errors import UsageError
+from framework.programs.run_folder import RunError
+
+# Command: its module in framework.commands, and what it does.
+COMMANDS = {
+    "train": ("train", "train an agent: train AGENT [flags], or train --resume RUN"),
+    "eval": ("evaluate", "play episodes with what a run has learned"),
+    "video": ("video", "film what a run has learned (mp4 or gif)"),
+    "plot": ("plot", "draw the learning curves of runs, with a band over seeds (png)"),
+    "graph": ("graph", "show the program graph of an agent, as text and as svg"),
+    "list": ("listing", "list agents, environments, engines and presets"),
+    "status": ("status", "show how a run is getting on"),
+    "stop": ("stop", "stop a run in good order, with a checkpoint"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+      The exit code: 0, 1 after an error, 2 for a wrong command line, 130 after Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from importlib import metadata
+
+        print(metadata.version("repertory"))
+        return 0
+    command = arguments[0]
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        _complain(f"Unknown command {command!r}; the commands are {', '.join(COMMANDS)}.{hint}")
+        return 2
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for agents and environments of the folder at hand
+    module = importlib.import_module(f"framework.commands.{COMMANDS[command][0]}")
+    try:
+        return module.main(arguments[1:])
+    except RunError as error:
+        _complain(str(error))
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        return 1  # the reader of our output has gone, `repertory list | head`
+
+
+def usage() -> str:
+    """The text of ``repertory --help``."""
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return (
+        "usage: repertory COMMAND ...\n\nReinforcement learning as program graphs.\n\ncommands:\n"
+        f"{lines}\n\n`repertory COMMAND --help` shows the flags of a command."
+    )
+
+
+def _complain(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

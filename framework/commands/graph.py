@@ -1,0 +1,166 @@
+"""``repertory graph``: the program graph of an agent, as text and as SVG."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from framework.commands import building
+from framework.commands.errors import UsageError
+from framework.commands.options import TrainOptions, parse
+from framework.commands.train import find
+from framework.programs.registry import agent_names
+from framework.programs.run_config import RunConfig
+
+_BOX = (150, 46)  # width and height of a box
+_GAP = (36, 64)  # between boxes, and between rows of boxes
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """Shows which nodes make up an agent's program, and which of them call which."""
+
+    environment: str = TrainOptions.environment  # Whose specs the agent is built for.
+    num_actors: int = 2  # Actor nodes.
+    svg: str | None = None  # Also write the picture to this file.
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes of one label.
+
+    Attributes:
+      label: their name.
+      kind: what runs in them.
+      count: how many there are.
+      uses: the labels of the groups that they call.
+    """
+
+    label: str
+    kind: str
+    count: int
+    uses: tuple[str, ...]
+
+
+def main(arguments: Sequence[str]) -> int:
+    arguments = list(arguments)
+    name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+    prog = f"repertory graph {name or 'AGENT'}"
+    options = parse(GraphOptions, arguments, prog=prog)
+    if name is None:
+        raise UsageError(f"graph: which agent? repertory graph AGENT, one of {', '.join(agent_names())}.")
+    make_agent: Any = find(name).load()
+    agent = make_agent()
+    config = RunConfig(num_actors=options.num_actors, directory=str(Path("runs") / name))
+    building.environment_spec(agent, options.environment, config)
+    program = building.build_program(agent, options.environment, config)
+    groups = groups_of(program)
+    print(as_text(program.name, groups))
+    if options.svg is not None:
+        Path(options.svg).write_text(as_svg(program.name, groups), encoding="utf-8")
+        print(f"\nPicture in {options.svg}")
+    return 0
+
+
+def groups_of(program: Any) -> list[Group]:
+    """The groups of a program in order of addition, with the calls between them."""
+    group_of = {}
+    for label, nodes in program.groups.items():
+        for node in nodes:
+            group_of.update({part.node_id: label for part in (node, *node.parts())})
+    groups = []
+    for label, nodes in program.groups.items():
+        handles = [handle for node in nodes for part in (node, *node.parts()) for handle in part.handles()]
+        uses = dict.fromkeys(group_of[handle.node_id] for handle in handles)
+        groups.append(Group(label, nodes[0].description, len(nodes), tuple(uses)))
+    return groups
+
+
+def as_text(name: str, groups: Sequence[Group]) -> str:
+    """A line per group: how many nodes, what they are, whom they call."""
+    titles = [_title(group) for group in groups]
+    kinds = [group.kind for group in groups]
+    wide, wider = max(map(len, titles)), max(map(len, kinds))
+    lines = [f"program {name}"]
+    for title, kind, group in zip(titles, kinds, groups, strict=True):
+        calls = f"  ->  {', '.join(group.uses)}" if group.uses else ""
+        lines.append(f"  {title:<{wide}}  {kind:<{wider}}{calls}".rstrip())
+    return "\n".join(lines)
+
+
+def as_svg(name: str, groups: Sequence[Group]) -> str:
+    """A picture: who calls stands above whom it calls, an arrow for each call."""
+    rows = _rows(groups)
+    width = max(len(row) for row in rows) * (_BOX[0] + _GAP[0]) + _GAP[0]
+    height = len(rows) * (_BOX[1] + _GAP[1]) + _GAP[1]
+    places = {}
+    for number, row in enumerate(rows):
+        left = (width - len(row) * (_BOX[0] + _GAP[0]) + _GAP[0]) / 2
+        for column, group in enumerate(row):
+            places[group.label] = (
+                left + column * (_BOX[0] + _GAP[0]),
+                _GAP[1] + number * (_BOX[1] + _GAP[1]),
+            )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" font-family="sans-serif" font-size="14" text-anchor="middle">',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
+        'orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#567"/></marker></defs>',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{width / 2:g}" y="28" font-size="16" font-weight="bold">{html.escape(name)}</text>',
+    ]
+    for group in groups:
+        parts += [_arrow(places[group.label], places[used]) for used in group.uses if used != group.label]
+    for group in groups:
+        parts += _box(group, *places[group.label])
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _rows(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups by how far they are above those that call nobody; the topmost row first."""
+    by_label = {group.label: group for group in groups}
+    levels: dict[str, int] = {}
+
+    def level(label: str, above: tuple[str, ...]) -> int:
+        if label not in levels:
+            uses = [
+                used for used in by_label[label].uses if used not in (*above, label)
+            ]  # a circle ends here
+            levels[label] = 1 + max((level(used, (*above, label)) for used in uses), default=-1)
+        return levels[label]
+
+    for group in groups:
+        level(group.label, ())
+    highest = max(levels.values())
+    return [[group for group in groups if levels[group.label] == highest - row] for row in range(highest + 1)]
+
+
+def _title(group: Group) -> str:
+    return group.label if group.count == 1 else f"{group.label} x{group.count}"
+
+
+def _box(group: Group, x: float, y: float) -> list[str]:
+    width, height = _BOX
+    middle = x + width / 2
+    shape = f'width="{width}" height="{height}" rx="6" stroke="#567"'
+    behind = [f'<rect x="{x + 5:g}" y="{y - 5:g}" {shape} fill="#e3ecf4"/>']
+    return [
+        *(behind if group.count > 1 else []),
+        f'<rect x="{x:g}" y="{y:g}" {shape} fill="#f2f7fb"/>',
+        f'<text x="{middle:g}" y="{y + 20:g}">{html.escape(_title(group))}</text>',
+        f'<text x="{middle:g}" y="{y + 37:g}" font-size="10" fill="#567">{html.escape(group.kind)}</text>',
+    ]
+
+
+def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
+    width, height = _BOX
+    x1, y1 = start[0] + width / 2, start[1] + height
+    x2, y2 = end[0] + width / 2, end[1]
+    bend = (y2 - y1) / 2
+    return (
+        f'<path d="M{x1:g} {y1:g} C{x1:g} {y1 + bend:g} {x2:g} {y2 - bend:g} {x2:g} {y2:g}" fill="none" '
+        'stroke="#567" marker-end="url(#tip)"/>'
+    )

@@ -1,0 +1,173 @@
+"""``repertory plot``: learning curves of runs, those that differ by their seed as one curve with a band."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from framework.commands.errors import CommandError, UsageError
+from framework.commands.options import parse
+from framework.loggers.jsonl import read_jsonl
+from framework.programs.run_folder import RunFolder
+
+_GRID = 200  # places on the x axis where the curves of several seeds are averaged
+# Settings that do not make it another experiment.
+_NOT_COMPARED = (
+    "seed",
+    "directory",
+    "keep_checkpoints",
+    "checkpoint_period",
+    "checkpoint_minutes",
+    "csv",
+    "tensorboard",
+)
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """Draws the learning curves of runs; runs that differ only in their seed become a mean with a band."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]  # Folders of runs.
+    output: str = "curves.png"  # The picture: png, svg or pdf.
+    metric: str = "episode_return"  # What is drawn against env steps.
+    label: str = "evaluator"  # Whose rows: evaluator, learner, actor.
+
+
+@dataclass(frozen=True)
+class Curve:
+    """``y`` against ``x``, both ``[n]``; x grows."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(PlotOptions, arguments, prog="repertory plot")
+    if not options.runs:
+        raise UsageError("plot: which runs? repertory plot RUN [RUN ...]")
+    groups: dict[str, list[tuple[RunFolder, Curve]]] = {}
+    for path in options.runs:
+        folder = RunFolder.open(path)
+        curve = read_curve(folder, options.label, options.metric)
+        if not len(curve.x):
+            raise CommandError(
+                f"{path} has no {options.metric!r} of {options.label!r} in metrics.jsonl yet; it has "
+                f"{_what_there_is(folder)}."
+            )
+        groups.setdefault(_experiment(folder), []).append((folder, curve))
+    curves = {_name(members, groups): [curve for _, curve in members] for members in groups.values()}
+    draw(curves, options.metric, Path(options.output))
+    print(f"{len(options.runs)} runs in {options.output}")
+    return 0
+
+
+def draw_run(folder: RunFolder) -> Path | None:
+    """Draws ``curve.png`` of one run, greedy and acting; None if it has no returns yet."""
+    curves = {}
+    for name, label in (("greedy", "evaluator"), ("acting", "actor")):
+        curve = read_curve(folder, label, "episode_return")
+        if len(curve.x):
+            curves[name] = [smooth(curve)]
+    if not curves:
+        return None
+    return draw(
+        curves,
+        "episode_return",
+        folder.path / "curve.png",
+        title=f"{folder.agent} in {folder.environment_name}",
+    )
+
+
+def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
+    """The metric of a label's rows against env steps; ``actor`` stands for all actors together."""
+    points: list[tuple[float, float]] = []
+    if folder.metrics.exists():
+        for row in read_jsonl(folder.metrics):
+            of = str(row.get("label", ""))
+            value = row.get(metric)
+            if (of.rpartition("-")[0] != label and of != label) or not isinstance(value, int | float):
+                continue
+            steps = row.get("env_steps")
+            if steps is None and isinstance(row.get("steps"), int):
+                # An actor counts its own steps only; the others are about as far.
+                steps = row["steps"] * (folder.config.num_actors if label == "actor" else 1)  # type: ignore[operator]
+            if isinstance(steps, int | float):
+                points.append((steps, value))
+    points.sort(key=lambda point: point[0])
+    array = np.array(points, dtype=np.float64).reshape(-1, 2)
+    return Curve(array[:, 0], array[:, 1])
+
+
+def smooth(curve: Curve, places: int = 60) -> Curve:
+    """Means over equal stretches of x where there are more points than ``places``; else the curve itself."""
+    if len(curve.x) <= places:
+        return curve
+    edges = np.linspace(curve.x[0], curve.x[-1], places + 1)[1:-1]
+    stretch = np.searchsorted(edges, curve.x, side="right")
+    counts = np.bincount(stretch, minlength=places)
+    there = counts > 0
+    x, y = (np.bincount(stretch, values, places)[there] / counts[there] for values in (curve.x, curve.y))
+    return Curve(x, y)
+
+
+def average(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``(x, mean, standard deviation)`` where all the curves have data."""
+    first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
+    x = np.linspace(first, max(first, last), _GRID)
+    values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
+    return x, values.mean(0), values.std(0)
+
+
+def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str = "") -> Path:
+    """Draws each entry as one curve, with a band of one standard deviation where it has several seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)  # draws without a window, whatever the user's settings say
+    axes = figure.add_subplot()
+    for name, members in curves.items():
+        if len(members) == 1:
+            marker = "o" if len(members[0].x) < 30 else None
+            axes.plot(members[0].x, members[0].y, label=name, marker=marker, markersize=3)
+            continue
+        x, mean, deviation = average(members)
+        (line,) = axes.plot(x, mean, label=f"{name} ({len(members)} seeds)")
+        axes.fill_between(x, mean - deviation, mean + deviation, alpha=0.2, color=line.get_color())
+    axes.set_xlabel("env steps")
+    axes.set_ylabel(metric.replace("_", " "))
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(output, dpi=120)
+    except ValueError as error:
+        raise UsageError(f"--output {output}: {error}") from error
+    return output
+
+
+def _experiment(folder: RunFolder) -> str:
+    """Equal for runs that differ only in what does not matter for learning."""
+    settings = {**asdict(folder), **asdict(folder.config)}
+    del settings["config"]
+    return json.dumps({name: value for name, value in settings.items() if name not in _NOT_COMPARED})
+
+
+def _name(members: list[tuple[RunFolder, Curve]], groups: dict[str, Any]) -> str:
+    folder = members[0][0]
+    name = f"{folder.agent}, {folder.environment_name}"
+    return name if len(groups) == 1 else f"{name}, {folder.path.name}"
+
+
+def _what_there_is(folder: RunFolder) -> str:
+    labels = set()
+    if folder.metrics.exists():
+        labels = {str(row.get("label")).partition("-")[0] for row in read_jsonl(folder.metrics)}
+    return f"rows of {', '.join(sorted(labels))}" if labels else "no rows at all"

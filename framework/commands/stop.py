@@ -1,0 +1,41 @@
+"""``repertory stop``: ends a run from outside, in good order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from framework.commands.errors import CommandError
+from framework.commands.options import parse
+from framework.programs.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class StopOptions:
+    """Stops a run of this machine; it saves a checkpoint first and can be resumed."""
+
+    run: tyro.conf.Positional[str]  # Folder of the run.
+    timeout: float = 60.0  # Seconds to wait for its end.
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(StopOptions, arguments, prog="repertory stop")
+    folder = RunFolder.open(options.run)
+    pid = folder.running_pid()
+    if pid is None:
+        raise CommandError(f"{folder.path} is not running on this machine.")
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except (ProcessLookupError, PermissionError) as error:
+        raise CommandError(f"{folder.path}: process {pid} cannot be stopped: {error.strerror}.") from error
+    if not folder.wait_until_free(options.timeout):
+        raise CommandError(
+            f"{folder.path}: process {pid} has not ended after {options.timeout:g} seconds. Wait longer with "
+            f"--timeout, or end it at once: kill -9 {pid}"
+        )
+    print(f"{folder.path} has stopped. Go on with: repertory train --resume {folder.path}")
+    return 0

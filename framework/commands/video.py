@@ -1,0 +1,88 @@
+"""``repertory video``: films what a run has learned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from framework.commands.errors import CommandError, UsageError
+from framework.commands.options import parse
+from framework.programs.loading import LoadedPolicy, load_policy
+
+_FORMATS = (".mp4", ".gif")
+
+
+@dataclass(frozen=True)
+class VideoOptions:
+    """Films episodes played greedily with what a run has learned."""
+
+    run: tyro.conf.Positional[str]  # Folder of the run.
+    output: str | None = None  # An .mp4 or .gif file; by default video.mp4 in the run's folder.
+    episodes: int = 1  # How many are filmed.
+    max_steps: int = 5_000  # The film ends after so many steps at the latest.
+    fps: int = 30  # Pictures per second.
+    seed: int = 0  # Of the environment and of the policy's random choices.
+    checkpoint: str = "latest"  # Or "best" (as evaluated during the run), "previous", or a step.
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(VideoOptions, arguments, prog="repertory video")
+    output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
+    if output.suffix not in _FORMATS:
+        raise UsageError(f"--output {output}: expected a name that ends in {' or '.join(_FORMATS)}.")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory; it needs no display
+    policy = load_policy(options.run, options.checkpoint)
+    count = write_video(
+        output, frames(policy, options.episodes, options.max_steps, options.seed), options.fps
+    )
+    print(f"{count} pictures in {output}")
+    return 0
+
+
+def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> Iterator[Any]:
+    """The pictures ``[height, width, 3]`` uint8 of whole episodes, the first and the last included."""
+    environment = policy.make_environment(1, seed, render_mode="rgb_array")
+    actor = policy.make_actor(1, seed)
+    try:
+        timestep = environment.reset()
+        actor.observe_first(timestep)
+        yield _picture(environment)
+        for _ in range(max_steps):
+            action = actor.select_action(timestep.observation)
+            timestep = environment.step(action)
+            actor.observe(action, timestep)
+            yield _picture(environment)
+            episodes -= int(timestep.step_type[0] == 2)
+            if episodes == 0:
+                return
+    finally:
+        environment.close()
+
+
+def write_video(output: Path, pictures: Iterator[Any], fps: int) -> int:
+    """Writes an mp4 or a gif and returns the number of pictures."""
+    import imageio.v2 as imageio
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
+    if output.suffix == ".gif":
+        settings = {"duration": 1000 / fps, "loop": 0}
+    count = 0
+    writer: Any = imageio.get_writer(output, **settings)
+    with writer:
+        for picture in pictures:
+            writer.append_data(picture)
+            count += 1
+    return count
+
+
+def _picture(environment: Any) -> Any:
+    try:
+        return environment.render()
+    except NotImplementedError as error:
+        raise CommandError(f"This environment cannot be filmed: {error}") from error

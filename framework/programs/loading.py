@@ -1,0 +1,140 @@
+"""From a run's folder to a policy that acts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+import tree
+
+from framework.actors import PolicyActor
+from framework.checkpoints import CheckpointError, CheckpointReader
+from framework.programs.make import environment_spec, make_environment
+from framework.programs.run_folder import RunError, RunFolder
+
+
+class LoadedPolicy:
+    """What a run has learned, acting greedily.
+
+    ::
+
+        policy = load_policy("runs/cartpole")
+        environment = policy.make_environment(num_envs=1, seed=0)
+        timestep = environment.reset()
+        action = policy(timestep.observation)               # [B, ...] to [B, ...]
+
+    Attributes:
+      agent: as it was configured.
+      spec: the specs of its environment.
+      networks: with the parameters of the checkpoint, on the CPU.
+      step: env steps when the checkpoint was saved.
+      checkpoint: the folder it was read from.
+    """
+
+    def __init__(self, folder: RunFolder, reader: CheckpointReader, best: bool = False):
+        self.agent = folder.make_agent()
+        self._factory, self._config = folder.environment_factory(), folder.config
+        try:
+            self.spec = environment_spec(self.agent, self._factory, folder.config)
+        except (ValueError, TypeError, ImportError) as error:
+            raise RunError(f"{folder.path}: {error}") from error
+        RunFolder.describe(self.agent, self._factory, folder.config, self.spec).check_same()
+        self.networks = self.agent.make_networks(self.spec)
+        self.step, self.checkpoint = reader.step, reader.path
+        if best:
+            self._load_best(reader)
+        else:
+            self._load(reader)
+        if isinstance(self.networks, torch.nn.Module):
+            self.networks.eval()
+        self._policy = self.agent.make_policy(self.networks, evaluation=True)
+        self._state: Any = None
+        self._envs = 0
+
+    def __call__(self, observation: Any) -> Any:
+        """The actions for a nest of ``[B, ...]``. Recurrent ones remember until ``reset``.
+
+        ValueError if a leaf has another shape than its spec says, behind the same B for all.
+        """
+        envs = _envs(observation, self.spec.observations)
+        if self._state is None or envs != self._envs:
+            self._envs, self._state = envs, self._policy.initial_state(envs)
+        action, _, self._state = self._policy.step(observation, self._state)
+        return action
+
+    def reset(self) -> None:
+        """Starts new episodes in all envs."""
+        self._state = None
+
+    def make_actor(self, num_envs: int, seed: int = 0) -> Any:
+        """A ``PolicyActor`` that stores nothing."""
+        return PolicyActor(self._policy, num_envs=num_envs, seed=seed)
+
+    def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
+        """The run's environment."""
+        return make_environment(self.agent, self._factory, self._config, num_envs, seed, render_mode)
+
+    def _load(self, reader: CheckpointReader) -> None:
+        if "learner" in reader.names:
+            learner = self.agent.make_learner(self.networks, self.spec)
+            learner.restore(reader.state("learner")["learner"])
+            for name, state in learner.parameters().items():
+                getattr(self.networks, name).load_state_dict(state)
+
+    def _load_best(self, reader: CheckpointReader) -> None:
+        if "best" not in reader.names:
+            raise RunError(
+                f"{reader.path} holds no best parameters: nothing was evaluated before it was saved. "
+                "Leave --checkpoint out to take the newest."
+            )
+        best = reader.state("best")
+        self.networks.load_state_dict(best["networks"])
+        self.step = int(best["row"]["env_steps"])
+
+
+def _envs(observation: Any, observation_spec: Any) -> int:
+    """B of a nest of ``[B, ...]`` that fits the spec."""
+    shapes = [tuple(np.shape(leaf)) for leaf in tree.flatten(observation)]
+    expected = [tuple(spec.shape) for spec in tree.flatten(observation_spec)]
+    envs = {shape[:1] for shape in shapes}
+    if [shape[1:] for shape in shapes] != expected or len(envs) != 1 or () in envs:
+        came = tree.map_structure(lambda leaf: str(list(np.shape(leaf))), observation)
+        wanted = tree.map_structure(
+            lambda spec: f"[{', '.join(map(str, ('B', *spec.shape)))}]", observation_spec
+        )
+        single = (
+            ""
+            if shapes != expected
+            else (
+                " A single observation needs a batch dimension: observation[None], for each array of a nest."
+            )
+        )
+        raise ValueError(
+            f"observation: got shape {came}, expected {wanted} for B envs, the same B everywhere.{single}"
+        )
+    return shapes[0][0]
+
+
+def load_policy(
+    run: str | os.PathLike[str], checkpoint: str | int | os.PathLike[str] | None = None
+) -> LoadedPolicy:
+    """What the run in the folder ``run`` has learned, ready to act: ``action = policy(observation)``.
+
+    Args:
+      run: the folder of the run.
+      checkpoint: which one: None for the newest, "best" for the parameters of the best evaluation,
+        "previous", a step, or a folder.
+
+    Raises:
+      RunError: the run or its checkpoint cannot be read.
+    """
+    folder = RunFolder.open(run)
+    try:
+        best = checkpoint == "best"
+        reader = folder.checkpointer.restore(None if best else checkpoint)
+        return LoadedPolicy(folder, reader, best)
+    except CheckpointError as error:
+        advice = " Choose another with --checkpoint." if folder.checkpointer.checkpoints() else ""
+        raise RunError(f"{error}{advice}") from error

@@ -1,0 +1,271 @@
+"""What the engines within one process share: nodes that call each other directly."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from launch.batching import BatchedMethod
+from launch.context import Runtime, activate, deactivate, entered
+from launch.engines.base import BackOff, Job, Leaf, Options, Unit, find_leaf, node_error, plan, unserved
+from launch.errors import CallTimeout, LaunchError, ProgramStopped
+from launch.handles import Client, Target
+from launch.nodes import CourierNode, ReplayNode, connect_replay
+from launch.pool import DaemonPool, expire, follow, settle
+from launch.program import Program
+
+
+class Place:
+    """A node of the program and its object.
+
+    Attributes:
+      object: what the constructor made; None before that and for a `PyNode`.
+      state: as in `Job.status()`.
+    """
+
+    def __init__(self, leaf: Leaf, unit: Unit) -> None:
+        self.leaf = leaf
+        self.unit = unit
+        self.object: Any = None
+        self.target: Target | None = None
+        self.built = False
+        self.waits_for: Place | None = None  # the node whose constructor this node's constructor waits for
+        self.state = "starting"
+        self.turns = 0  # on the serial engine
+        self.restarts = 0
+        self.back_off = BackOff()
+        self.error: str | None = None
+
+    @property
+    def label(self) -> str:
+        return self.leaf.context.label
+
+    @property
+    def works(self) -> bool:
+        """Whether the node has work of its own, or only serves."""
+        return self.leaf.node.is_function or self.leaf.node.runs(self.object)
+
+
+class LocalRuntime(Runtime):
+    """One process that holds all nodes.
+
+    Args:
+      job, units: of the program.
+      request_stop: called with the result that a node gives to `stop`.
+      concurrent: whether there are threads. If not, a call to a node without an object makes the object.
+    """
+
+    def __init__(
+        self, job: str, units: list[Unit], request_stop: Callable[[Any], None], *, concurrent: bool
+    ) -> None:
+        super().__init__(job)
+        self.places = {leaf.node.node_id: Place(leaf, unit) for unit in units for leaf in unit.leaves}
+        self._request_stop = request_stop
+        self._concurrent = concurrent
+        self._changed = threading.Condition()
+        self._building = threading.local()
+        self._clients: dict[int, Any] = {}
+        self._pool = DaemonPool("launch-call", limit=1024)
+
+    def request_stop(self, result: Any = None) -> None:
+        self._request_stop(result)
+
+    def begin_stop(self) -> None:
+        super().begin_stop()
+        with self._changed:
+            self._changed.notify_all()
+
+    def build(self, place: Place) -> None:
+        """Calls the node's constructor on this thread."""
+        before = getattr(self._building, "place", None)
+        self._building.place = place
+        try:
+            with entered(self, place.leaf.context):
+                place.object = self._make(place)
+            place.target = Target(place.object, place.label)
+            place.built = True
+        finally:
+            self._building.place = before
+            with self._changed:
+                self._changed.notify_all()
+
+    def _make(self, place: Place) -> Any:
+        node = place.leaf.node
+        if isinstance(node, ReplayNode):
+            return node.serve(embedded=True, concurrent=self._concurrent, address=None, port=None, curve=None)
+        return None if node.is_function else node.call()
+
+    def _wait_until_built(self, place: Place) -> None:
+        """Waits for the node's object. LaunchError if its constructor waits for one of this thread."""
+        if place.built:
+            return
+        caller: Place | None = getattr(self._building, "place", None)
+        if caller is not None:
+            with self._changed:
+                caller.waits_for = place
+                self._check_circle(caller)
+        try:
+            if not self._concurrent:
+                self.build(place)
+            with self._changed:
+                self._changed.wait_for(lambda: place.built or self.stopped.is_set())
+        finally:
+            if caller is not None:
+                caller.waits_for = None
+        if not place.built:
+            raise ProgramStopped(f"node {place.label!r} is not there and the program stops")
+
+    def _check_circle(self, caller: Place) -> None:
+        circle = [caller]
+        while (place := circle[-1].waits_for) is not None and place is not caller:
+            circle.append(place)
+        if place is None:
+            return
+        first = next(i for p in self.places.values() for i, member in enumerate(circle) if member is p)
+        labels = [member.label for member in [*circle[first:], *circle[: first + 1]]]
+        raise LaunchError(
+            f"constructors wait for each other in a circle: {' -> '.join(labels)}. Make the call in run() or "
+            "at first use instead of in the constructor."
+        )
+
+    def client(self, node_id: int) -> Any:
+        client = self._clients.get(node_id)
+        if client is None:
+            client = self._clients[node_id] = self._make_client(node_id)
+        return client
+
+    def _make_client(self, node_id: int) -> Any:
+        place = self.places.get(node_id)
+        if place is None:
+            raise LaunchError(f"the program has no node {node_id}: was the node of this handle added to it?")
+        node = place.leaf.node
+        if isinstance(node, ReplayNode):
+            self._wait_until_built(place)
+            return connect_replay(node.backend, place.object, None, None, None)
+        if not isinstance(node, CourierNode):
+            raise unserved(place.leaf)
+
+        def call(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
+            if timeout is not None and self._concurrent:
+                return submit(name, args, kwargs, timeout).result()
+            return self._invoke(place, name, args, kwargs)
+
+        def submit(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
+            future: Future = Future()
+
+            def work() -> None:
+                try:
+                    result, error = self._invoke(place, name, args, kwargs), None
+                except BaseException as failure:
+                    result, error = None, failure
+                settle(future, result, error)
+
+            method = place.target.find(name) if place.target is not None else None
+            if not self._concurrent:
+                work()
+            elif isinstance(method, BatchedMethod):  # its calls wait for each other: not on a thread each
+                with entered(self, place.leaf.context):
+                    follow(future, method.submit(args, kwargs))
+            else:
+                self._pool.submit(work)
+            if timeout is not None:
+                text = f"{place.label}.{name} was not answered within {timeout} s"
+                expire(future, timeout, CallTimeout(text))
+            return future
+
+        return Client(node_id, call, submit, node.client_options["call_timeout"])
+
+    def _invoke(self, place: Place, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self._wait_until_built(place)
+        assert place.target is not None
+        method = place.target.method(name)
+        with entered(self, place.leaf.context):
+            return method(*args, **kwargs)
+
+    def close(self, place: Place) -> None:
+        """Calls `close()` of the object (`stop()` of a replay server), if it has one."""
+        if not place.built:
+            return
+        failed = place.state == "failed"
+        place.state = "closing"
+        with entered(self, place.leaf.context):
+            place.leaf.node.close(place.object)
+        place.state = "failed" if failed else "closed"
+
+    def end(self) -> None:
+        """Lets go of the threads; nothing is called any more."""
+        self._pool.close()
+
+
+class LocalJob(Job):
+    """A program in the launching process."""
+
+    def __init__(self, program: Program, engine: str, options: Options, *, concurrent: bool) -> None:
+        super().__init__(program, engine, *plan(program, engine, options))
+        self._options = options
+        self._runtime = LocalRuntime(self._job, self._units, self.stop, concurrent=concurrent)
+        self._places = list(self._runtime.places.values())
+        activate(self._runtime)
+
+    def client(self, label: str, index: int = 0) -> Any:
+        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+
+    def state(self) -> str:
+        return "stopping" if self._runtime.stopped.is_set() else "running"
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "label": place.label,
+                "group": place.unit.group,
+                "index": place.unit.index,
+                "state": place.state,
+                "restarts": place.restarts,
+                "pid": os.getpid(),
+                "cpu_seconds": None,
+                "memory_bytes": None,
+                "calls": None,
+                "error": place.error,
+            }
+            for place in self._places
+        ]
+
+    def _may_restart(self, place: Place, error: BaseException) -> bool:
+        """Notes a failure. Whether the node has a restart left; if not, the program ends."""
+        place.error = f"{type(error).__name__}: {error}"
+        if (
+            place.restarts < self._options.restarts.get(place.unit.group, 0)
+            and not self._runtime.stopped.is_set()
+        ):
+            place.restarts += 1
+            place.built = False
+            place.state = "restarting"
+            return True
+        self._fail(place, error)
+        return False
+
+    def _fail(self, place: Place, error: BaseException) -> None:
+        self.outcome.fail(node_error(place.label, error))
+        place.state = "failed"
+        self.stop()
+
+    def _begin_stop(self) -> None:
+        try:
+            self._runtime.begin_stop()
+        except Exception as error:
+            self.outcome.fail(error)
+
+    def _close(self, places: list[Place]) -> None:
+        """Closes the nodes in reverse order of addition and ends the run."""
+        for place in reversed(places):
+            try:
+                self._runtime.close(place)
+            except Exception as error:
+                place.state = "failed"
+                self.outcome.fail(node_error(place.label, error))
+        self._runtime.end()
+        deactivate(self._runtime)
+        self.outcome.end()

@@ -1,0 +1,225 @@
+"""Runs the graph as a real `launchpad.Program`, each node in a process of its own (`local_mp`).
+
+The engine `launchpad_mt` runs it as threads of one process (`local_mt`). Needs dm-launchpad (Python 3.10).
+Launchpad makes the processes: every node is an `lp.PyNode`. The nodes are looked after and talk to each other
+as on the engine `processes` (`launch.engines.supervised.job`). Launchpad restarts no nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from launch.engines.base import Options, Resources, Unit
+from launch.engines.supervised.channel import Channel
+from launch.engines.supervised.job import SupervisedJob
+from launch.engines.supervised.process import Host
+from launch.engines.supervised.runtime import Entry
+from launch.errors import LaunchError
+from launch.program import Program
+from launch.rpc import sockets
+
+_TAIL = 4000  # bytes of Launchpad's log in an error
+_END = 10.0  # seconds that Launchpad has for its end
+
+
+def start(program: Program, options: Options) -> LaunchpadJob:
+    """Starts the program under `lp.launch(..., "local_mp")`."""
+    _check(options)
+    return LaunchpadJob(program, options)
+
+
+def start_threads(program: Program, options: Options) -> LaunchpadThreadsJob:
+    """Starts the program under `lp.launch(..., "local_mt")`."""
+    _check(options)
+    return LaunchpadThreadsJob(program, options)
+
+
+def _check(options: Options) -> None:
+    if importlib.util.find_spec("launchpad") is None:
+        raise LaunchError("the engine launchpad needs dm-launchpad (Python 3.10): see docs/deepmind.md")
+    if any(options.restarts.values()):
+        raise ValueError(f"restarts: got {dict(options.restarts)}; Launchpad does not restart nodes")
+
+
+class LaunchpadJob(SupervisedJob):
+    """A program of Launchpad's processes."""
+
+    engine = "launchpad"
+    launch_type = "local_mp"
+
+    def _open(self) -> tuple[dict[int, Entry], Host]:
+        self._folder = sockets.make_private_directory()
+        try:
+            host = LaunchpadHost(
+                self._program.name, self.launch_type, self._folder, self._units, self._options
+            )
+            return self._local_entries(self._folder), host
+        except BaseException:
+            self._clean_up()
+            raise
+
+    def _clean_up(self) -> None:
+        sockets.remove_private_directory(self._folder)
+
+
+class LaunchpadThreadsJob(LaunchpadJob):
+    """A program of threads of one process that Launchpad makes."""
+
+    engine = "launchpad_mt"
+    launch_type = "local_mt"
+
+
+class LaunchpadHost:
+    """Starts a process that calls `lp.launch` (`launch.engines.launchpad.driver`).
+
+    Each node connects to a socket of this host, says its label and process id, gets its end of its line to
+    the supervisor, and keeps the connection until its end, which it says too.
+    """
+
+    def __init__(self, name: str, launch_type: str, folder: str, units: list[Unit], options: Options) -> None:
+        self._launch_type = launch_type
+        self.line, self._end = socket.socketpair()
+        self._received = b""
+        self._numbers = {unit.label: number for number, unit in enumerate(units, start=1)}
+        self._lines = {unit.label: socket.socketpair() for unit in units}
+        self._pids: dict[int, int] = {}  # of the nodes that live
+        self._closed = False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"{folder}/launchpad")
+        self._listener.listen(len(units))
+        logs = os.path.join(options.directory or folder, "logs")
+        os.makedirs(logs, exist_ok=True)
+        self._log = os.path.join(logs, "launchpad.log")
+        keep_logs = options.directory is not None and launch_type == "local_mp"
+        plan = {
+            "name": name,
+            "launch_type": launch_type,
+            "socket": f"{folder}/launchpad",
+            "units": [
+                [unit.group, unit.label, os.path.join(logs, f"{unit.label}.log") if keep_logs else None]
+                for unit in units
+            ],
+            "environments": {unit.group: _environment(options, unit.group) for unit in units},
+        }
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "LAUNCHPAD_LOGGING_DIR": logs,
+        }
+        with open(self._log, "wb") as log:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "launch.engines.launchpad.driver"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        assert self._driver.stdin is not None
+        self._driver.stdin.write(json.dumps(plan).encode() + b"\n")
+        self._driver.stdin.flush()
+        self._threads = [
+            threading.Thread(target=target, name=f"launchpad-{target.__name__}", daemon=True)
+            for target in (self._listen, self._watch)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
+        ours = self._lines[unit.label][0]
+        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
+        return self._numbers[unit.label], Channel(ours)
+
+    def ready(self, number: int, worker: bool) -> None:
+        return
+
+    def kill(self, number: int) -> None:
+        """Ends the process of a node, or of all nodes where they share one or this one has none yet."""
+        pid = self._pids.get(number)
+        with contextlib.suppress(ProcessLookupError):
+            if pid is None or self._launch_type == "local_mt":
+                os.killpg(self._driver.pid, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGKILL)
+
+    def read(self) -> list[dict[str, Any]]:
+        *lines, self._received = (self._received + self.line.recv(65536)).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._driver.wait(_END)  # all its nodes have ended
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._driver.pid, signal.SIGKILL)
+        self._driver.wait()
+        for thread in self._threads:
+            thread.join()
+        assert self._driver.stdin is not None
+        self._driver.stdin.close()
+        for end in (self.line, self._end, self._listener):
+            end.close()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._end.sendall(json.dumps(message).encode() + b"\n")
+
+    def _watch(self) -> None:
+        """When Launchpad has ended, tells so of the nodes that did not."""
+        code = self._driver.wait()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `_listen`
+        self._threads[0].join()
+        with open(self._log, "rb") as file:
+            tail = file.read()[-_TAIL:].decode(errors="replace")
+        for number in self._numbers.values():
+            self._tell(
+                {"exit": number, "code": -9, "reason": f"Launchpad ended with exit code {code}: {tail}"}
+            )
+
+    def _listen(self) -> None:
+        """Lets the nodes in, and tells of their ends; returns when Launchpad and all nodes have ended."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if key.data is None:
+                        try:
+                            node, _ = self._listener.accept()
+                        except OSError:  # shut down
+                            selector.unregister(self._listener)
+                            continue
+                        selector.register(node, selectors.EVENT_READ, self._admit(node))
+                        continue
+                    end = key.fileobj.recv(1)  # type: ignore[union-attr]
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+                    number = self._numbers.pop(key.data)
+                    self._pids.pop(number, None)
+                    self._tell({"exit": number, "code": end[0] if end else -9})
+
+    def _admit(self, node: socket.socket) -> str:
+        said = json.loads(node.makefile("rb").readline())
+        label, number = said["label"], self._numbers[said["label"]]
+        theirs = self._lines[label][1]
+        socket.send_fds(node, [b"\0"], [theirs.fileno()])
+        theirs.close()
+        self._pids[number] = said["pid"]
+        self._tell({"forked": number, "pid": said["pid"]})
+        return label
+
+
+def _environment(options: Options, group: str) -> dict[str, str]:
+    resources = options.resources.get(group, Resources())
+    variables = {key: str(value) for key, value in resources.env.items()}
+    return {"OMP_NUM_THREADS": str(resources.threads), **variables}

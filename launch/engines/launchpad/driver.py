@@ -1,0 +1,87 @@
+"""The process that calls `lp.launch`.
+
+Launchpad takes over signals, flags and the exit of its process, and kills it when a node is slow to end, so
+this is not the process of the user.
+
+The first line of its standard input says what to launch. The end of the input (the user's process has died)
+ends everything by force.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from launch.engines.supervised import node_process
+from launch.engines.supervised.channel import Channel
+
+
+def run_node(path: str, label: str, log: str | None) -> None:
+    """The function of an `lp.PyNode`: the life of one of our nodes.
+
+    Args:
+      path: socket of the launcher.
+      label: of the node.
+      log: file for what this process prints, or None.
+    """
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as launcher:
+        launcher.connect(path)
+        launcher.sendall(json.dumps({"label": label, "pid": os.getpid()}).encode() + b"\n")
+        _, descriptors, _, _ = socket.recv_fds(launcher, 1, 1)
+        code = node_process.run(Channel(socket.socket(fileno=descriptors[0])))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        launcher.sendall(bytes([code]))
+
+
+def build(plan: dict[str, Any]) -> Any:
+    """The `launchpad.Program`."""
+    import launchpad as lp
+
+    program = lp.Program(plan["name"])
+    for group, label, log in plan["units"]:
+        with program.group(group):
+            program.add_node(lp.PyNode(run_node, plan["socket"], label, log))
+    return program
+
+
+def main() -> None:
+    plan = json.loads(sys.stdin.readline())
+    import launchpad as lp
+    from absl import flags
+
+    flags.FLAGS(["launchpad"])
+    threading.Thread(target=_watch_launcher, name="launch-driver", daemon=True).start()
+    resources = None
+    if plan["launch_type"] == "local_mp":
+        from launchpad.nodes.python.local_multi_processing import PythonProcess
+
+        resources = {group: PythonProcess(env=env) for group, env in plan["environments"].items()}
+    manager = lp.launch(
+        build(plan), launch_type=plan["launch_type"], local_resources=resources, terminal="output_to_files"
+    )
+    manager.wait(raise_error=False)
+    sys.stdout.flush()
+    os._exit(0)  # past Launchpad's exit hooks, which wait for nodes that have ended
+
+
+def _watch_launcher() -> None:
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    # Nodes are pickled: their functions must not be of a module called __main__.
+    from launch.engines.launchpad import driver
+
+    driver.main()

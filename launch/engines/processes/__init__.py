@@ -1,0 +1,43 @@
+"""A process per node on this machine, under a supervisor.
+
+The launcher starts a fork server (`launch.engines.processes.fork_server`), which forks the nodes. They meet
+at `ipc://` sockets in a private directory; see `launch.engines.supervised.job` for how they are looked after.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from launch.engines.base import Options
+from launch.engines.processes.folders import Folders
+from launch.engines.processes.fork_client import ForkServer
+from launch.engines.supervised.job import SupervisedJob
+from launch.engines.supervised.process import Host
+from launch.engines.supervised.runtime import Entry
+from launch.program import Program
+
+
+def start(program: Program, options: Options) -> ProcessesJob:
+    """Starts the program's processes."""
+    return ProcessesJob(program, options)
+
+
+class ProcessesJob(SupervisedJob):
+    """A program of processes on this machine."""
+
+    engine = "processes"
+
+    def _open(self) -> tuple[dict[int, Entry], Host]:
+        self._folders = Folders(self._job)
+        try:
+            preload = self._options.preload
+            if preload is None:
+                preload = ["torch"] if "torch" in sys.modules else []
+            server = ForkServer(preload, self._folders.paths, self._folders.locks, self._options.stop_timeout)
+            return self._local_entries(self._folders.sockets), server
+        except BaseException:
+            self._folders.remove()
+            raise
+
+    def _clean_up(self) -> None:
+        self._folders.remove()

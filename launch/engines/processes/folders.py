@@ -1,0 +1,85 @@
+"""The folders of a run, which do not outlive it.
+
+A run has a folder for sockets and one in shared memory. Each holds a file `owner` that the launcher and all
+processes of the run keep locked (`flock`), so that the lock ends with the last of them, however they end. A
+run removes its folders itself. What a run left that was killed as a whole, the next one of this user removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+
+from launch.context import SHARED_MEMORY
+from launch.rpc import sockets
+
+_OWNER = "owner"
+
+
+class Folders:
+    """The folders of one run.
+
+    Attributes:
+      sockets: for `ipc://` sockets.
+      paths: all of them.
+      locks: descriptors that hold the locks; the fork server inherits them.
+    """
+
+    def __init__(self, job: str) -> None:
+        sweep()
+        self.sockets = sockets.make_private_directory(f"lp-{job}-")
+        self.paths = [self.sockets]
+        self.locks: list[int] = []
+        try:
+            if os.path.isdir(SHARED_MEMORY):
+                os.mkdir(shared := os.path.join(SHARED_MEMORY, f"lp-{job}"), 0o700)
+                self.paths.append(shared)
+            for path in self.paths:
+                self.locks.append(_lock(path))
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Removes the folders with what is in them."""
+        remove(self.paths)
+        for lock in self.locks:
+            os.close(lock)
+        self.locks = []
+
+
+def remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Removes the folders of this user's runs of which no process is alive."""
+    for parent in {SHARED_MEMORY, *sockets.private_parents()}:
+        with contextlib.suppress(OSError), os.scandir(parent) as entries:
+            for entry in entries:
+                if entry.name.startswith("lp-") and entry.is_dir(follow_symlinks=False):
+                    _remove_if_abandoned(entry.path)
+
+
+def _remove_if_abandoned(path: str) -> None:
+    with contextlib.suppress(OSError):  # another user's, in use, being removed, or of something else
+        owner = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(owner).st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(owner)
+
+
+def _lock(path: str) -> int:
+    """Locks a folder; the file gets its name once it is locked, so that no sweep comes in between."""
+    new = os.path.join(path, f".{_OWNER}")
+    owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    os.rename(new, os.path.join(path, _OWNER))
+    return owner

@@ -1,0 +1,206 @@
+"""The process from which all node processes are forked.
+
+It imports the expensive modules once, starts no thread, and is the parent of every node, so it knows their
+exit codes and can end them without meeting a stranger under the same process id. Node processes are leaders
+of their own process groups: what a node started itself ends with it. When the launcher dies, however it
+dies, the line to it breaks. The lines of the nodes break too, so they stop: workers return and save, then the
+fork server closes the services, ends what does not end itself, and removes what the program leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launch.engines.processes.folders import remove
+
+
+def main(descriptor: int) -> None:
+    """Runs on the main thread of a fresh interpreter; ``descriptor`` is the line to the launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the launcher's business
+    line = _Line(socket.socket(fileno=descriptor))
+    requests: list[dict[str, Any]] = []
+    while not requests:
+        requests = line.read()
+    for name in ("launch.engines.supervised.node_process", *requests[0]["preload"]):
+        importlib.import_module(name)
+    _ForkServer(line, requests[0]).serve(requests[1:])
+
+
+class _Line:
+    """Requests of the launcher: one JSON text a line, a descriptor along with some of them."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self.descriptors: list[int] = []
+        self._received = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Reads once: the requests that are complete now. EOFError if the launcher has gone."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 65536, 1)
+        except ConnectionError:
+            data, descriptors = b"", []
+        if not data:
+            raise EOFError
+        self.descriptors += descriptors
+        *complete, self._received = (self._received + data).split(b"\n")
+        return [json.loads(text) for text in complete]
+
+    def tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the launcher has gone; the next read notices
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+class _ForkServer:
+    def __init__(self, line: _Line, settings: dict[str, Any]) -> None:
+        self._line = line
+        self._settings = settings
+        self._children: dict[int, int] = {}  # pid to the launcher's number for the process
+        self._services: set[int] = set()  # the numbers of those that only serve
+        self._wake, wake_end = socket.socketpair()
+        self._wake.setblocking(False)
+        wake_end.setblocking(False)
+        self._wake_end = wake_end
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wake_end.fileno(), warn_on_full_buffer=False)
+
+    def serve(self, requests: list[dict[str, Any]]) -> None:
+        self._line.tell({"ready": os.getpid()})
+        while True:
+            for request in requests:
+                self._obey(request)
+            requests = []
+            readable, _, _ = select.select([self._line.socket, self._wake], [], [])
+            if self._wake in readable:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(4096)
+                self._reap()
+            if self._line.socket in readable:
+                try:
+                    requests = self._line.read()
+                except EOFError:
+                    self._launcher_has_gone()
+                    return
+
+    def _obey(self, request: dict[str, Any]) -> None:
+        if "fork" in request:
+            descriptor = self._line.descriptors.pop(0)
+            pid = os.fork()
+            if pid == 0:
+                self._become_node(request, descriptor)
+            os.close(descriptor)
+            self._children[pid] = request["fork"]
+            self._line.tell({"forked": request["fork"], "pid": pid})
+        elif "service" in request:
+            self._services.add(request["service"])
+        elif "kill" in request:
+            for pid, number in self._children.items():
+                if number == request["kill"]:
+                    _kill_group(pid)
+
+    def _become_node(self, request: dict[str, Any], descriptor: int) -> None:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._line.socket.close()
+            self._wake.close()
+            self._wake_end.close()
+            os.setsid()
+            _die_with_parent()
+            os.environ.update(request["env"])
+            if request["log"] is not None:
+                log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                os.close(log)
+            _reseed()
+            from launch.engines.supervised import node_process
+
+            code = node_process.main(socket.socket(fileno=descriptor), request["threads"])
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            number = self._children.pop(pid, None)
+            if number is not None:
+                _kill_group(pid)  # what it had started itself
+                self._line.tell({"exit": number, "code": os.waitstatus_to_exitcode(status)})
+
+    def _launcher_has_gone(self) -> None:
+        self._wait(lambda number: number not in self._services)
+        for pid, number in reversed(
+            list(self._children.items())
+        ):  # of which each may need those made before it
+            os.kill(pid, signal.SIGTERM)  # close
+            self._wait(number.__eq__)
+        for pid in list(self._children):
+            _kill_group(pid)
+        while self._children:
+            pid, _ = os.waitpid(-1, 0)
+            self._children.pop(pid, None)
+        remove(self._settings["folders"])
+
+    def _wait(self, for_number: Callable[[int], bool]) -> None:
+        """Waits until no such child is left, for the grace at most."""
+        deadline = time.monotonic() + self._settings["grace"]
+        while any(map(for_number, self._children.values())) and time.monotonic() < deadline:
+            select.select([self._wake], [], [], max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(BlockingIOError):
+                self._wake.recv(4096)
+            self._reap()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL) if _is_child(pid) else None
+
+
+def _is_child(pid: int) -> bool:
+    """Whether the process is still ours to kill (it may not have become a group leader yet)."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when the fork server is killed; elsewhere the broken line does that."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def _reseed() -> None:
+    """Forks share the state of global random generators; nodes must not draw the same numbers."""
+    if "random" in sys.modules:
+        sys.modules["random"].seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()

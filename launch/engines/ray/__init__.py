@@ -1,0 +1,298 @@
+"""Nodes as Ray actors, on one machine or a cluster.
+
+Ray finds a machine for each node by its group's resources and carries what the launcher and the node tell
+each other. Among themselves nodes talk over the project's own transport: every node serves at
+``tcp://<its machine>:<a free port>``, encrypted and authenticated by the program's keys (CURVE). The keys and
+the addresses travel through Ray. A node that is restarted may come back on another machine; the others are
+told where. See `launch.engines.supervised.job` for how nodes are looked after: the same as for processes.
+
+::
+
+    import ray
+    ray.init(address="auto")                     # or nothing: then a cluster that is there, or a local one
+    launch.launch(program, engine="ray", resources={"learner": {"num_gpus": 1}, "actor": {"num_cpus": 1}})
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+from launch.engines.base import Options, Resources, Unit
+from launch.engines.ray import actor
+from launch.engines.supervised.channel import Channel
+from launch.engines.supervised.job import SupervisedJob
+from launch.engines.supervised.process import Host
+from launch.engines.supervised.runtime import Entry
+from launch.program import Program
+
+_SILENCE = 1.0  # seconds that a node is listened to at a time
+_PATIENCE = 15.0  # seconds after which we say that a node still waits for a place
+_PLACES = 3  # how often a node is placed anew because a machine was lost before it lived
+_LOCAL_OBJECT_STORE = 100 << 20  # bytes; nodes do not use Ray's object store
+
+_log = logging.getLogger("launch")
+
+
+def start(program: Program, options: Options) -> RayJob:
+    """Starts the program's nodes as Ray actors. ImportError without Ray."""
+    return RayJob(program, options)
+
+
+class RayJob(SupervisedJob):
+    """A program of Ray actors."""
+
+    engine = "ray"
+
+    def _open(self) -> tuple[dict[int, Entry], Host]:
+        self._ray = _import_ray()
+        entries = {
+            leaf.node.node_id: self._entry(leaf, None, None) for unit in self._units for leaf in unit.leaves
+        }
+        self._owns_ray = not self._ray.is_initialized()
+        if self._owns_ray:
+            _connect(self._ray)
+        try:
+            return entries, RayHost(self._ray, self._job, self._units, self._options)
+        except BaseException:
+            self._clean_up()
+            raise
+
+    def _clean_up(self) -> None:
+        if self._owns_ray:
+            self._ray.shutdown()
+
+
+class RayHost:
+    """Makes Ray actors; one thread of the launcher for each of them carries its messages."""
+
+    def __init__(self, ray: Any, job: str, units: list[Unit], options: Options) -> None:
+        self._ray = ray
+        self._job = job
+        self.line, self._end = socket.socketpair()
+        self._telling = threading.Lock()
+        self._received = b""
+        self._lives: dict[int, _Life] = {}
+        self._names = itertools.count(1)
+        self._groups: dict[str, Any] = {}
+        self._actor_class = ray.remote(
+            concurrency_groups=actor.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
+        )(actor.Host)
+        members = Counter(unit.group for unit in units)
+        self._bundles: dict[str, int] = {}
+        number_in_group: Counter[str] = Counter()
+        for unit in units:
+            self._bundles[unit.label] = number_in_group[unit.group]
+            number_in_group[unit.group] += 1
+        for group, resources in options.resources.items():
+            if resources.strategy is not None:
+                self._groups[group] = ray.util.placement_group(
+                    [_needs(resources, bundle=True)] * members[group], strategy=resources.strategy
+                )
+
+    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
+        number = len(self._lives) + 1
+        self._lives[number] = _Life(self, number, unit, resources, theirs)
+        return number, Channel(ours)
+
+    def ready(self, number: int, worker: bool) -> None:
+        return
+
+    def kill(self, number: int) -> None:
+        self._lives[number].kill()
+
+    def read(self) -> list[dict[str, Any]]:
+        *lines, self._received = (self._received + self.line.recv(65536)).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        for life in self._lives.values():
+            life.kill()
+        for life in self._lives.values():
+            life.join()
+        for group in self._groups.values():
+            self._ray.util.remove_placement_group(group)
+        self.line.close()
+        self._end.close()
+
+    # For the lives.
+
+    def place(self, unit: Unit, resources: Resources) -> Any:
+        """Asks Ray for the actor of a node; it need not be there yet."""
+        options: dict[str, Any] = {"name": f"launch-{self._job}-{unit.label}-{next(self._names)}"}
+        group = self._groups.get(unit.group)
+        needs = _needs(resources, bundle=group is not None)
+        if needs:  # else Ray's own rule holds: a core to be placed, none while it runs
+            options["num_cpus"] = needs.pop("CPU", 0)
+        if "GPU" in needs:
+            options["num_gpus"] = needs.pop("GPU")
+        options["resources"] = needs
+        if group is not None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=self._bundles[unit.label]
+            )
+        env = {key: str(value) for key, value in resources.env.items()}
+        return self._actor_class.options(**options).remote(unit.label, sys.path, env, resources.threads)
+
+    def end_process(self, born: dict[str, Any]) -> None:
+        """Has the machine of a node kill its process."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(born["machine"], soft=False)
+        task = self._ray.remote(actor.end_process)
+        task.options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(
+            born["pid"], born["created"]
+        )
+
+    def tell(self, message: dict[str, Any]) -> None:
+        with self._telling:
+            self._end.sendall(json.dumps(message).encode() + b"\n")
+
+
+class _Life:
+    """One life of a node: its actor, and the threads that carry its messages."""
+
+    def __init__(
+        self, host: RayHost, number: int, unit: Unit, resources: Resources, line: socket.socket
+    ) -> None:
+        self._host, self._number, self._unit, self._resources = host, number, unit, resources
+        self._line = line
+        self._ray = host._ray
+        self._actor: Any = None
+        self._born: dict[str, Any] | None = None
+        self._killed = threading.Event()
+        self._over = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"ray-{unit.label}", daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        """Ends the node by force, also one that hangs."""
+        with self._lock:
+            if self._over:
+                return
+            self._killed.set()
+            if self._actor is None:
+                return
+            self._ray.kill(self._actor)
+            if self._born is not None:
+                self._host.end_process(self._born)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        code, reason = -9, None
+        try:
+            code = self._carry()
+        except self._ray.exceptions.RayError as error:  # the actor died, or its machine
+            text = str(error).strip()
+            reason = "its Ray actor ended: " + " ".join(text.split())
+        except Exception as error:
+            reason = f"Ray could not run it: {type(error).__name__}: {error}"
+        with self._lock:
+            self._over = True
+            if self._actor is not None:
+                with contextlib.suppress(self._ray.exceptions.RayError):
+                    self._ray.kill(self._actor)
+                self._actor = None
+        self._host.tell({"exit": self._number, "code": code, "reason": reason if code else None})
+        self._line.close()
+
+    def _carry(self) -> int:
+        ray = self._ray
+        actor = self._find_place()
+        if actor is None:
+            return -9
+        assert self._born is not None
+        self._host.tell({"forked": self._number, "pid": self._born["pid"]})
+        life = actor.live.options(concurrency_group="life").remote()
+        threading.Thread(target=self._give, args=(actor,), daemon=True).start()
+        while True:
+            data = ray.get(actor.take.options(concurrency_group="out").remote(_SILENCE))
+            if data:
+                self._line.sendall(data)
+            elif ray.wait([life], timeout=0)[0]:
+                return ray.get(life)
+
+    def _find_place(self) -> Any:
+        """The actor, once it has its process; None if the node was killed before that."""
+        ray = self._ray
+        for left in reversed(range(_PLACES)):
+            with self._lock:
+                if self._killed.is_set():
+                    return None
+                actor = self._actor = self._host.place(self._unit, self._resources)
+            born = actor.born.remote()
+            while not ray.wait([born], timeout=_PATIENCE)[0]:
+                _log.warning(
+                    "node %r waits for a machine with %s; free in the cluster: %s",
+                    self._unit.label,
+                    _needs(self._resources, bundle=False) or "a place",
+                    ray.available_resources(),
+                )
+            try:
+                self._born = ray.get(born)
+                return actor
+            except ray.exceptions.RayActorError:
+                # The machine was lost before the node lived: that is no failure of the node.
+                if not left and not self._killed.is_set():
+                    raise
+        return None
+
+    def _give(self, actor: Any) -> None:
+        """Brings the node what the supervisor says, in order, until the line is closed."""
+        with contextlib.suppress(OSError, self._ray.exceptions.RayError):
+            while data := self._line.recv(1 << 16):
+                self._ray.get(actor.give.options(concurrency_group="in").remote(data))
+
+
+def _needs(resources: Resources, *, bundle: bool) -> dict[str, float]:
+    """What Ray has to find; a bundle of a placement group has to need something."""
+    needs: dict[str, float] = dict(resources.custom)
+    if resources.num_gpus:
+        needs["GPU"] = resources.num_gpus
+    if resources.num_cpus is not None:
+        needs["CPU"] = resources.num_cpus
+    elif bundle:
+        needs["CPU"] = 1
+    if bundle and not any(needs.values()):
+        needs["CPU"] = 0.001
+    return needs
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.util
+    except ImportError as error:
+        raise ImportError('engine "ray" needs Ray: pip install "repertory[ray]"') from error
+    return ray
+
+
+def _connect(ray: Any) -> None:
+    """Joins the cluster that RAY_ADDRESS names or that runs here; starts one on this machine if none does."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told that it was used
+    try:
+        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.WARNING)
+    except ConnectionError:
+        if "RAY_ADDRESS" in os.environ:
+            raise
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            object_store_memory=_LOCAL_OBJECT_STORE,
+        )

@@ -1,0 +1,117 @@
+"""The Ray actor that is the process of a node.
+
+It holds one end of a socket pair whose other end the node's `NodeProcess` has, as any other process of a node
+has a line to its launcher; the launcher fetches and brings the bytes of that line by calls of this actor. The
+methods run on three threads: one for the node's life, one for each direction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+from typing import Any
+
+from launch.engines.supervised import node_process
+from launch.engines.supervised.channel import Channel
+
+_PIECE = 1 << 16
+#: Methods by the thread that they run on.
+CONCURRENCY_GROUPS = {"life": 1, "out": 1, "in": 1}
+
+
+class Host:
+    """One node, or one colocation of them.
+
+    Args:
+      label: of the node; Ray puts it before each line of output.
+      path: the launcher's ``sys.path``.
+      env: environment variables.
+      threads: for OpenMP, BLAS and torch.
+    """
+
+    def __init__(self, label: str, path: list[str], env: dict[str, str], threads: int) -> None:
+        self._label = label
+        self._threads = threads
+        os.environ.update(env)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        sys.path += [entry for entry in path if entry not in sys.path and os.path.isdir(entry or ".")]
+        self._ours, theirs = socket.socketpair()
+        self._channel = Channel(theirs)
+
+    def __repr__(self) -> str:
+        return self._label
+
+    def born(self) -> dict[str, Any]:
+        """The process id, when the process began (so that no stranger is killed for it), Ray's machine."""
+        import psutil
+        import ray
+
+        return {
+            "pid": os.getpid(),
+            "created": psutil.Process().create_time(),
+            "machine": ray.get_runtime_context().get_node_id(),
+        }
+
+    def live(self) -> int:
+        """The node's whole life; its exit code."""
+        import ray
+
+        output = _Output(self._channel)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(self._threads)
+        address = ray.util.get_node_ip_address()
+        code = node_process.run(self._channel, f"[{address}]" if ":" in address else address)
+        output.close()
+        return code
+
+    def take(self, timeout: float) -> bytes:
+        """What the node says next; nothing after ``timeout`` seconds of silence."""
+        readable, _, _ = select.select([self._ours], [], [], timeout)
+        return self._ours.recv(_PIECE) if readable else b""
+
+    def give(self, data: bytes) -> None:
+        """Brings the node what the launcher says."""
+        self._ours.sendall(data)
+
+
+class _Output:
+    """Sends what this process prints to the launcher too, for the node's log; Ray gets it as before."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._before = [os.dup(1), os.dup(2)]
+        self._read, write = os.pipe()
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        os.close(write)
+        self._thread = threading.Thread(target=self._copy, name="launch-output", daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        while data := os.read(self._read, _PIECE):
+            os.write(self._before[0], data)
+            with contextlib.suppress(OSError):
+                self._channel.send(("log", data))
+
+    def close(self) -> None:
+        """Sends the rest, and lets Ray have the output alone again."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os.dup2(self._before[0], 1)
+        os.dup2(self._before[1], 2)
+        self._thread.join(2.0)  # a process that the node started may hold the pipe open
+
+
+def end_process(pid: int, created: float) -> None:
+    """Kills a process of this machine, for one that hangs and no longer listens to Ray."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.create_time() == created:
+            process.kill()

@@ -1,0 +1,279 @@
+"""What happens inside the process of a node."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import errno
+import os
+import pickle
+import queue
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import zmq
+
+from launch import context
+from launch.context import entered
+from launch.engines.base import Leaf, Unit, ended_normally
+from launch.engines.supervised.channel import Channel
+from launch.engines.supervised.runtime import RemoteRuntime, Setup
+from launch.errors import LaunchError
+from launch.nodes import CourierNode, ReplayNode
+from launch.rpc import wire
+from launch.rpc.server import Server
+
+
+class _Living:
+    """One node of this process: its object and, if it serves, its server."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.leaf = leaf
+        self.object: Any = None
+        self.server: Server | None = None
+
+    @property
+    def is_worker(self) -> bool:
+        return self.leaf.node.is_function or self.leaf.node.runs(self.object)
+
+    @property
+    def messages(self) -> int:
+        """Calls taken in; of a replay server the messages, if its back end counts them."""
+        if self.server is not None:
+            return self.server.calls
+        return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ReplayNode) else 0
+
+
+class NodeProcess:
+    """Makes the objects of a unit, serves them, runs its workers, and closes them when told.
+
+    Args:
+      channel: line to the launcher.
+      setup: what the launcher said first.
+
+    Attributes:
+      close: set when the objects shall be closed.
+    """
+
+    def __init__(self, channel: Channel, setup: Setup) -> None:
+        self._channel = channel
+        self._setup = setup
+        unit: Unit = pickle.loads(setup.unit)
+        self._living = [_Living(leaf) for leaf in unit.leaves]
+        job = unit.leaves[0].context.job
+        self._runtime = RemoteRuntime(job, setup.entries, setup.keys, self._ask_for_stop)
+        if len(self._living) == 1:
+            self._runtime.only_context = self._living[0].leaf.context
+        self.close = threading.Event()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._unbuilt = len(self._living)
+
+    def run(self) -> int:
+        """The whole life; returns the exit code."""
+        context.activate(self._runtime)
+        threading.Thread(target=self._listen, name="launch-control", daemon=True).start()
+        if self._setup.heartbeat is not None:
+            threading.Thread(target=self._beat, name="launch-heartbeat", daemon=True).start()
+        try:
+            self._live_all()
+            self._tell("returned")
+            if any(living.server is not None or not living.is_worker for living in self._living):
+                self.close.wait()
+            for living in reversed(self._living):
+                with entered(self._runtime, living.leaf.context):
+                    living.leaf.node.close(living.object)
+                    if living.server is not None:
+                        living.server.close()
+            self._runtime.close()
+        except BaseException as error:
+            self._tell("failed", wire.describe_error(error))
+            return 1
+        finally:
+            context.deactivate(self._runtime)
+        self._ended.set()
+        self._tell("alive", self._usage())  # what it used in all
+        self._tell("closed")
+        return 0
+
+    def _live_all(self) -> None:
+        """Returns when all nodes are made and all workers have returned, or raises the first error.
+
+        A node alone runs on the main thread. Several have a thread each, so that the constructor of one may
+        wait for another one.
+        """
+        if len(self._living) == 1:
+            return self._live(self._living[0])
+        ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def live(living: _Living) -> None:
+            try:
+                self._live(living)
+                ends.put(None)
+            except BaseException as error:
+                ends.put(error)
+
+        for living in self._living:
+            name = living.leaf.context.label
+            threading.Thread(target=live, args=(living,), name=name, daemon=True).start()
+        for _ in self._living:
+            error = ends.get()
+            if error is not None:
+                raise error
+
+    def _live(self, living: _Living) -> None:
+        """Makes the object of a node, and runs it if it is a worker."""
+        with entered(self._runtime, living.leaf.context):
+            self._build(living)
+            with self._lock:
+                self._unbuilt -= 1
+                last = self._unbuilt == 0
+            if last:
+                self._tell("ready", any(living.is_worker for living in self._living))
+            try:
+                if living.leaf.node.is_function:
+                    living.leaf.node.call()
+                elif living.is_worker:
+                    living.object.run()
+            except BaseException as error:
+                if not ended_normally(error, self._runtime.stopped.is_set()):
+                    raise
+
+    def _build(self, living: _Living) -> None:
+        node, entry = living.leaf.node, self._setup.entries[living.leaf.node.node_id]
+        if isinstance(node, ReplayNode):
+            living.object = self._serve_at(
+                node.node_id,
+                lambda address: node.serve(
+                    embedded=False,
+                    concurrent=True,
+                    address=address,
+                    port=entry.port,
+                    curve=self._setup.keys,
+                ),
+            )
+            return
+        living.object = None if node.is_function else node.call()
+        if isinstance(node, CourierNode):
+            leaf, options = living.leaf, node.server_options
+            living.server = self._serve_at(
+                node.node_id,
+                lambda address: Server(
+                    living.object,
+                    address,
+                    self._setup.keys,
+                    name=leaf.context.label,
+                    enter=lambda: context.enter(self._runtime, leaf.context),
+                    **options,
+                ),
+            ).start()
+
+    def _serve_at(self, node_id: int, make: Callable[[str], Any]) -> Any:
+        """``make(address)``, where the address is the node's, its last one, or a free port that is told."""
+        fixed = self._setup.entries[node_id].address
+        if fixed is not None:
+            return make(fixed)
+        interface, former = self._setup.interface, self._setup.former.get(node_id)
+        tries = [f"tcp://{interface}:{_free_port(interface)}" for _ in range(3)]
+        if former is not None and former.rpartition(":")[0] == f"tcp://{interface}":
+            tries.insert(0, former)
+        for address in tries:
+            try:
+                served = make(address)
+            except (OSError, zmq.ZMQError) as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            self._tell("serving", {node_id: address})
+            return served
+        raise LaunchError(f"no free port on {interface}: tried {tries}")
+
+    def _ask_for_stop(self, result: Any) -> None:
+        self._tell("stop", None if result is None else cloudpickle.dumps(result))
+
+    def _listen(self) -> None:
+        """Obeys the launcher. When the line breaks the launcher is dead: then this process ends itself."""
+        context.enter(self._runtime, self._runtime.only_context)
+        with contextlib.suppress(EOFError):
+            while True:
+                command = self._channel.receive()
+                if command == "stop":
+                    self._begin_stop()
+                elif command == "close":
+                    self.close.set()
+                elif command[0] == "where":
+                    self._runtime.move(command[1])
+        self._begin_stop()
+        if not any(living.is_worker for living in self._living):
+            # Workers may still need this service to save what they have.
+            self.close.wait(self._setup.stop_timeout)
+        self.close.set()
+        if not self._ended.wait(self._setup.stop_timeout):
+            os._exit(1)
+
+    def _begin_stop(self) -> None:
+        try:
+            self._runtime.begin_stop()
+        except Exception as error:
+            self._tell("failed", wire.describe_error(error))
+
+    def _beat(self) -> None:
+        interval = min(1.0, (self._setup.heartbeat or 4.0) / 4)
+        while True:
+            self._tell("alive", self._usage())
+            if self._ended.wait(interval):
+                return
+
+    def _usage(self) -> dict[str, Any]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        calls = sum(living.messages for living in self._living)
+        memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
+            memory = int(file.read().split()[1]) * resource.getpagesize()
+        return {"cpu_seconds": usage.ru_utime + usage.ru_stime, "memory_bytes": memory, "calls": calls}
+
+    def _tell(self, what: str, value: Any = None) -> None:
+        with contextlib.suppress(OSError):  # the launcher is dead; the listening thread ends this process
+            self._channel.send((what, value))
+
+
+def _free_port(interface: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in interface else socket.AF_INET) as probe:
+        probe.bind((interface.strip("[]"), 0))
+        return probe.getsockname()[1]
+
+
+def main(line: socket.socket, threads: int) -> int:
+    """Called by the fork server in a new process."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    code = run(Channel(line), close_on_sigterm=True)
+    atexit._run_exitfuncs()
+    return code
+
+
+def run(channel: Channel, interface: str = "", *, close_on_sigterm: bool = False) -> int:
+    """The life of a node at the end of a line from its launcher; returns the exit code.
+
+    Args:
+      channel: the line.
+      interface: where nodes without a fixed address serve.
+      close_on_sigterm: SIGTERM closes a service; a worker closes when its work has returned.
+    """
+    try:
+        process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))
+        if close_on_sigterm:
+            signal.signal(signal.SIGTERM, lambda *_: process.close.set())
+            os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        return process.run()
+    except BaseException as error:
+        channel.send(("failed", wire.describe_error(error)))
+        return 1

@@ -1,0 +1,146 @@
+"""A process's view of a program whose nodes are in other processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from launch.context import Runtime, entered
+from launch.errors import LaunchError, ProgramStopped
+from launch.handles import Client
+from launch.nodes import connect_replay
+from launch.rpc.client import Connection
+from launch.rpc.sockets import CurveKeys
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to reach a node.
+
+    Attributes:
+      serves: as `launch.nodes.Node.serves`.
+      address: None if it is not known yet; it is told later, by the order "where".
+      port: a loopback port, for replay back ends that know nothing of our sockets.
+      options: of the client; or the name of the replay back end.
+    """
+
+    label: str
+    description: str
+    serves: str | None
+    address: str | None
+    port: int | None
+    options: Any
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything a node's process needs to know; sent over its private line."""
+
+    unit: bytes  # pickled `Unit`; apart, so that its code is imported only once the line is in use
+    entries: dict[int, Entry]
+    keys: CurveKeys
+    heartbeat: float | None
+    stop_timeout: float
+    former: dict[int, str]  # where the last life of these nodes was
+    interface: str = ""  # where nodes without a fixed address serve: the name or number of this machine
+
+
+class RemoteRuntime(Runtime):
+    """The view of a process in which some of the program's nodes live, or none (the launcher)."""
+
+    def __init__(
+        self, job: str, entries: dict[int, Entry], keys: CurveKeys, request_stop: Callable[[Any], None]
+    ) -> None:
+        super().__init__(job)
+        self._entries = entries
+        self._keys = keys
+        self._request_stop = request_stop
+        self._lock = threading.Lock()
+        self._clients: dict[int, Any] = {}
+        self._connections: dict[int, Any] = {}  # replay clients too
+        self._moved = threading.Condition()
+
+    def request_stop(self, result: Any = None) -> None:
+        self._request_stop(result)
+
+    def client(self, node_id: int) -> Any:
+        entry = self._entries.get(node_id)
+        if entry is not None and entry.serves == "replay" and entry.address is None:
+            self._wait_for_address(node_id)  # before the lock: others may need their clients meanwhile
+        with self._lock:
+            client = self._clients.get(node_id)
+            if client is None:
+                client = self._clients[node_id] = self._connect(node_id)
+            return client
+
+    def _connect(self, node_id: int) -> Any:
+        entry = self._entries.get(node_id)
+        if entry is None:
+            raise LaunchError(f"the program has no node {node_id}: was the node of this handle added to it?")
+        if entry.serves == "replay":
+            address = self._wait_for_address(node_id)
+            with entered(self, self.only_context):
+                client = connect_replay(entry.options, None, address, entry.port, self._keys)
+            self._connections[node_id] = client
+            return client
+        if entry.serves is None:
+            raise LaunchError(
+                f"node {entry.label!r} is a {entry.description}, which serves nothing: use a CourierNode"
+            )
+        with self._moved:
+            connection = Connection(
+                self._entries[node_id].address,
+                self._keys,
+                name=entry.label,
+                max_in_flight=entry.options["max_in_flight"],
+                stopped=self.stopped,
+                repeat_lost=entry.options["repeat_lost"],
+            )
+            self._connections[node_id] = connection
+        return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
+
+    def move(self, addresses: dict[int, str | None]) -> None:
+        """Nodes are somewhere else from now on, or nowhere (None)."""
+        with self._moved:
+            for node_id, address in addresses.items():
+                self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
+            moving: list[tuple[Any, str | None]] = [
+                (self._connections.get(node_id), address) for node_id, address in addresses.items()
+            ]
+            self._moved.notify_all()
+        for client, address in moving:
+            if hasattr(client, "move"):  # a replay back end may not know how
+                client.move(address)
+
+    def begin_stop(self) -> None:
+        try:
+            super().begin_stop()
+        finally:
+            with self._moved:
+                connections = list(self._connections.values())
+                self._moved.notify_all()
+            for connection in connections:
+                if isinstance(connection, Connection):
+                    connection.stop()
+
+    def _wait_for_address(self, node_id: int) -> str:
+        """Where a node is, as soon as it is somewhere. ProgramStopped if the program stops first."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._entries[node_id].address is not None or self.stopped.is_set())
+            address = self._entries[node_id].address
+        if address is None:
+            label = self._entries[node_id].label
+            raise ProgramStopped(f"node {label!r} is not there and the program stops")
+        return address
+
+    def close(self) -> None:
+        """Closes every client of this process."""
+        with self._lock:
+            connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            close = getattr(connection, "close", None)
+            if close is not None:
+                close()

@@ -1,0 +1,283 @@
+"""The environment loop: exact limits, per-env figures, counters, logs and observers."""
+
+import dm_env
+import numpy as np
+import pytest
+
+from framework import core, environments
+from framework.actors import EnvironmentLoop, observers
+from framework.environments import FIRST, LAST, testing
+
+
+class RecordingActor(core.Actor):
+    """Chooses action 1 everywhere and keeps all that it is told."""
+
+    def __init__(self):
+        self.firsts = []
+        self.steps = []
+        self.num_updates = 0
+
+    def select_action(self, observation):
+        return np.ones(len(observation), np.int64)
+
+    def observe_first(self, timestep):
+        self.firsts.append(_copy(timestep))
+
+    def observe(self, action, next_timestep):
+        self.steps.append(_copy(next_timestep))
+
+    def update(self, wait=False):
+        self.num_updates += 1
+
+    def transitions(self):
+        return sum(int((timestep.step_type != FIRST).sum()) for timestep in self.steps)
+
+
+class Counter:
+    def __init__(self):
+        self.counts = {}
+
+    def increment(self, **counts):
+        for key, value in counts.items():
+            self.counts[key] = self.counts.get(key, 0) + value
+        return self.counts
+
+    def get_counts(self):
+        return dict(self.counts)
+
+
+class Logger:
+    def __init__(self):
+        self.rows = []
+
+    def write(self, row):
+        self.rows.append(row)
+
+
+def _copy(timestep):
+    return dm_env.TimeStep(*[np.array(field) for field in timestep])
+
+
+def _make(num_envs=1, episode_length=5, **options):
+    environment = environments.make(
+        testing.EchoEnvironment, num_envs=num_envs, options={"episode_length": episode_length, **options}
+    )
+    actor, counter, logger = RecordingActor(), Counter(), Logger()
+    return EnvironmentLoop(environment, actor, counter, logger), actor, counter, logger
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 4, 64])
+@pytest.mark.parametrize("num_steps", [0, 1, 7, 15, 64, 101])
+def test_step_limits_are_exact(num_envs, num_steps):
+    loop, actor, counter, _ = _make(num_envs)
+    assert loop.run(num_steps=num_steps) == num_steps
+    assert loop.num_steps == num_steps == actor.transitions()
+    assert counter.counts.get("steps", 0) == num_steps
+
+
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_limits_stay_exact_over_many_calls(num_envs):
+    loop, actor, counter, logger = _make(num_envs)
+    rng = np.random.default_rng(0)
+    total = 0
+    for _ in range(50):
+        limit = int(rng.integers(1, 12))
+        total += limit
+        assert loop.run(num_steps=limit) == limit
+    assert loop.num_steps == actor.transitions() == counter.counts["steps"] == total
+    assert len(logger.rows) == counter.counts["episodes"]
+    # Every finished episode is whole.
+    assert {row["episode_length"] for row in logger.rows} == {5}
+
+
+def test_envs_beyond_the_limit_are_closed_by_first_and_reset_later():
+    loop, actor, _, _ = _make(num_envs=4)
+    loop.run(num_steps=6)
+    last = actor.steps[-1]
+    assert last.step_type.tolist() == [1, 1, FIRST, FIRST]
+    assert last.reward[2:].tolist() == [0, 0] and last.discount[2:].tolist() == [1, 1]
+    assert len(actor.firsts) == 1
+    loop.run(num_steps=4)
+    assert len(actor.firsts) == 2
+
+
+def test_a_limit_that_the_envs_meet_needs_no_reset():
+    loop, actor, _, logger = _make(num_envs=4)
+    for _ in range(3):
+        loop.run(num_steps=8)
+    assert len(actor.firsts) == 1
+    assert len(logger.rows) == 4  # the episodes of 5 steps went on over the calls
+
+
+def test_a_run_of_fifteen_steps_of_episodes_of_ten_updates_fifteen_times():
+    loop, actor, _, logger = _make(episode_length=10)
+    assert loop.run(num_steps=15) == 15
+    assert len(logger.rows) == 1
+    # The call that begins the second episode is no transition, but the actor may update at it.
+    assert actor.num_updates == 16
+
+
+def test_run_of_ten_episodes():
+    loop, actor, counter, logger = _make(episode_length=10)
+    assert loop.run(num_episodes=10) == 100
+    assert counter.counts == {"steps": 100, "episodes": 10}
+    assert len(logger.rows) == 10
+    assert actor.transitions() == 100
+
+
+def test_returns_and_lengths_are_per_env():
+    # Env i observes 0, 1, 2 ...; reward = 100 * observation + 1.
+    loop, _, _, _ = _make(num_envs=3, episode_length=3)
+    finished = None
+    while finished is None:
+        finished = loop.step()
+    assert finished["episode_length"].tolist() == [3, 3, 3]
+    assert finished["episode_return"].tolist() == [1 + 101 + 201] * 3
+    assert finished["env"].tolist() == [0, 1, 2]
+    finished = None
+    while finished is None:
+        finished = loop.step()
+    # The second episode starts at observation 4 and its score does not hold the first one's.
+    assert finished["episode_return"].tolist() == [401 + 501 + 601] * 3
+
+
+class Uneven(testing.EchoEnvironment):
+    """Env 0 has episodes of 2 steps, env 1 of 20."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__(episode_length=2 if Uneven.made % 2 == 0 else 20)
+        Uneven.made += 1
+
+
+def test_run_episodes_does_not_favour_short_episodes():
+    Uneven.made = 0
+    environment = environments.make(Uneven, num_envs=2)
+    logger = Logger()
+    loop = EnvironmentLoop(environment, RecordingActor(), logger=logger)
+    result = loop.run_episodes(6)
+    assert sorted(result["episode_length"].tolist()) == [2, 2, 2, 20, 20, 20]
+    assert sorted(row["episode_length"] for row in logger.rows) == [2, 2, 2, 20, 20, 20]
+
+
+def test_run_episodes_starts_from_a_reset_and_with_fewer_episodes_than_envs():
+    loop, actor, _, _ = _make(num_envs=4)
+    loop.run(num_steps=8)
+    result = loop.run_episodes(3)
+    assert len(actor.firsts) == 2
+    assert result["env"].tolist() == [0, 1, 2]
+    assert len(loop.run_episodes(0)["episode_return"]) == 0
+
+
+def test_rows_hold_figures_timings_and_counts():
+    loop, _, _, logger = _make(num_envs=2)
+    loop.run(num_steps=10)
+    assert len(logger.rows) == 2
+    row = logger.rows[1]
+    assert row["env"] == 1 and row["episode_length"] == 5
+    assert isinstance(row["episode_return"], float) and isinstance(row["env"], int)
+    assert row["steps"] == 10 and row["episodes"] == 2
+    assert row["steps_per_second"] > 0
+    for name in ("reset", "select_action", "step", "observe"):
+        assert row[f"{name}_duration_sec"] > 0
+
+
+def test_both_limits_or_a_negative_one_are_errors():
+    loop, _, _, _ = _make()
+    with pytest.raises(ValueError, match="num_episodes=1 and num_steps=2"):
+        loop.run(num_episodes=1, num_steps=2)
+    with pytest.raises(ValueError, match="num_steps: got -1"):
+        loop.run(num_steps=-1)
+    with pytest.raises(ValueError, match="max_steps: got 0"):
+        loop.step(max_steps=0)
+
+
+def test_without_updates():
+    environment = environments.make(testing.EchoEnvironment)
+    actor = RecordingActor()
+    EnvironmentLoop(environment, actor, should_update=False).run(num_steps=20)
+    assert actor.num_updates == 0
+
+
+class Enough(Exception):
+    pass
+
+
+class StopAt(observers.EnvironmentLoopObserver):
+    """Ends the loop after some steps; notes the calls."""
+
+    def __init__(self, at):
+        self.at = at
+        self.calls = []
+
+    def observe_first(self, environment, timestep):
+        self.calls.append("first")
+
+    def observe(self, environment, timestep, action):
+        self.calls.append("step")
+        if self.calls.count("step") == self.at:
+            raise Enough
+
+    def get_metrics(self, envs):
+        self.calls.append("metrics")
+        return {"seen": np.full(len(envs), len(self.calls))}
+
+
+def test_run_without_a_limit_goes_on_until_an_error():
+    observer = StopAt(8)
+    environment = environments.make(testing.EchoEnvironment)
+    logger = Logger()
+    loop = EnvironmentLoop(environment, RecordingActor(), logger=logger, observers=[observer])
+    with pytest.raises(Enough):
+        loop.run()
+    assert loop.num_steps == 6  # 5 steps, the start of an episode, 1 step
+    assert observer.calls == ["first", *["step"] * 5, "metrics", "step", "step", "step"]
+    assert logger.rows[0]["seen"] == 7
+    assert loop.run(num_steps=3) == 3  # from a reset
+
+
+def test_observers_measure_each_env_and_episode():
+    environment = environments.make(testing.EchoEnvironment, num_envs=2, options={"episode_length": 3})
+    watching = [observers.ActionObserver(), observers.ObservationObserver()]
+    logger = Logger()
+    EnvironmentLoop(environment, RecordingActor(), logger=logger, observers=watching).run(num_steps=12)
+    assert [row["observation_min"] for row in logger.rows] == [0, 0, 4, 4]
+    assert [row["observation_max"] for row in logger.rows] == [3, 3, 7, 7]
+    assert [row["observation_mean"] for row in logger.rows] == [1.5, 1.5, 5.5, 5.5]
+    assert all(row["action_min"] == row["action_max"] == row["action_mean"] == 1 for row in logger.rows)
+
+
+def test_nested_rewards_give_nested_returns():
+    from framework import specs
+
+    spec = testing.make_spec(
+        rewards={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},
+        discounts={"a": specs.Array((2,), np.float32), "b": specs.Array((), np.float32)},
+    )
+    environment = environments.make(testing.FakeEnvironment, num_envs=2, seed=0, options={"spec": spec})
+    actor = RecordingActor()
+    actor.observe = lambda action, timestep: actor.steps.append(np.array(timestep.reward["a"]))
+    actor.observe_first = lambda timestep: None
+    loop = EnvironmentLoop(environment, actor)
+    result = loop.run_episodes(2)
+    np.testing.assert_allclose(result["episode_return"]["a"], np.sum(actor.steps, axis=0), atol=1e-5)
+    assert result["episode_return"]["b"].shape == (2,)
+
+
+def test_a_fault_of_the_environment_leaves_the_loop():
+    environment = environments.make(testing.FaultyEnvironment, options={"fault": "raise", "at": 4})
+    actor = RecordingActor()
+    loop = EnvironmentLoop(environment, actor)
+    with pytest.raises(environments.EnvironmentFault, match="env 0"):
+        loop.run(num_steps=10)
+    assert loop.num_steps == 3
+    assert loop.run(num_steps=2) == 2  # from a reset
+    assert len(actor.firsts) == 2
+
+
+def test_last_steps_reach_the_actor():
+    loop, actor, _, _ = _make(num_envs=2, truncate=True)
+    loop.run(num_steps=20)
+    lasts = [timestep for timestep in actor.steps if (timestep.step_type == LAST).any()]
+    assert len(lasts) == 2 and all((timestep.discount == 1).all() for timestep in lasts)

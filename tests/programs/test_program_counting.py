@@ -1,0 +1,164 @@
+"""The counter: a budget that comes out exact whatever the actors do."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework.programs.counting import Counter
+
+
+def test_ten_threads():
+    counter = Counter()
+    barrier = threading.Barrier(10)
+
+    def work():
+        barrier.wait(10)
+        for _ in range(100):
+            counter.increment(foo=1)
+
+    threads = [threading.Thread(target=work) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert counter.get_counts() == {"foo": 1000}
+
+
+def test_save_and_restore_in_another_counter():
+    counter = Counter(max_steps=10)
+    counter.increment(foo=3)
+    counter.grant("a", 6)
+    counter.grant("a", 2, spent=4)
+    state = counter.save()
+    counter.increment(foo=1)  # the snapshot does not see this
+    other = Counter(max_steps=10)
+    other.restore(state)
+    assert other.get_counts() == {"foo": 3, "env_steps": 4}
+    assert other.grant("a", 100) == 6  # the open grant of 2 is not part of the state
+
+
+class TestBudget:
+    def test_is_handed_out_once(self):
+        counter = Counter(max_steps=10)
+        assert counter.grant("a", 6) == 6
+        assert counter.grant("b", 6) == 4
+        assert counter.grant("b", 6, spent=4) == 0
+        assert counter.grant("a", 6, spent=6) == 0
+        assert counter.get_counts() == {"env_steps": 10}
+        assert counter.remaining() == 0
+
+    def test_unspent_steps_come_back(self):
+        counter = Counter(max_steps=10)
+        counter.grant("a", 8)
+        assert counter.grant("a", 8) == 8  # restarted in the middle of its grant
+        assert counter.grant("a", 0, spent=3) == 0
+        assert counter.remaining() == 7
+        assert counter.grant("b", 99) == 7
+
+    def test_without_a_limit(self):
+        counter = Counter()
+        assert counter.grant("a", 1000) == 1000
+        assert counter.grant("a", 5, spent=1000) == 5
+        assert counter.remaining() is None
+        assert counter.get_counts() == {"env_steps": 1000}
+
+    BAD = {
+        "more than granted": (lambda c: c.grant("a", 1, spent=3), "spent 3 steps but holds a grant of 2"),
+        "negative": (lambda c: c.grant("a", -1), "got n=-1"),
+        "negative limit": (lambda c: Counter(max_steps=-1), "max_steps: got -1"),
+    }
+
+    @pytest.mark.parametrize("call, text", BAD.values(), ids=BAD)
+    def test_bad_calls(self, call, text):
+        counter = Counter(max_steps=10)
+        counter.grant("a", 2)
+        with pytest.raises(ValueError, match=text):
+            call(counter)
+        assert counter.grant("a", 0, spent=2) == 0  # a refused call changed nothing
+
+    @given(
+        st.integers(0, 200),
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.floats(0, 1)), max_size=60),
+    )
+    def test_is_exact_whatever_the_actors_do(self, limit, calls):
+        counter, held, spent_by_all = Counter(max_steps=limit), dict.fromkeys("abc", 0), 0
+        for who, wanted, share in calls:
+            spent = int(held[who] * share)
+            spent_by_all += spent
+            held[who] = counter.grant(who, wanted, spent)
+            assert held[who] <= wanted
+            assert spent_by_all + sum(held.values()) <= limit
+            assert counter.remaining() == limit - spent_by_all
+        for who in "abc":  # everybody spends what it has, then takes the rest
+            held[who] = counter.grant(who, limit, held[who])
+            counter.grant(who, 0, held[who])
+        assert counter.get_counts().get("env_steps", 0) == limit
+
+    def test_threads_stop_exactly(self):
+        counter = Counter(max_steps=1003)
+        barrier = threading.Barrier(4)
+        taken = [0] * 4
+
+        def act(index):
+            barrier.wait(10)
+            granted = counter.grant(f"actor-{index}", 7)
+            while granted:
+                taken[index] += granted
+                granted = counter.grant(f"actor-{index}", 7, spent=granted)
+
+        threads = [threading.Thread(target=act, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert sum(taken) == 1003 == counter.get_counts()["env_steps"]
+
+
+class TestWaitFor:
+    def wait_in_thread(self, counter, *args):
+        result = []
+        thread = threading.Thread(target=lambda: result.append(counter.wait_for(*args)))
+        thread.start()
+        return thread, result
+
+    def test_is_woken_by_the_increment(self):
+        counter = Counter()
+        thread, result = self.wait_in_thread(counter, "foo", 2)
+        counter.increment(foo=1)
+        counter.increment(foo=1)
+        thread.join(10)
+        assert result == [True]
+
+    def test_is_woken_by_a_grant(self):
+        counter = Counter()
+        thread, result = self.wait_in_thread(counter, "env_steps", 3)
+        counter.grant("a", 3)
+        counter.grant("a", 0, spent=3)
+        thread.join(10)
+        assert result == [True]
+
+    def test_zero_polls_and_a_timeout_is_false(self):
+        counter = Counter()
+        assert counter.wait_for("foo", 0, timeout=0) is True
+        assert counter.wait_for("foo", 1, timeout=0) is False
+        assert counter.wait_for("foo", 1, timeout=0.01) is False
+
+    def test_interrupt_ends_every_wait(self):
+        counter = Counter()
+        thread, result = self.wait_in_thread(counter, "foo", 1)
+        counter.interrupt()
+        thread.join(10)
+        assert result == [False]
+        assert counter.wait_for("foo", 1) is False
+
+
+def test_a_grant_adds_other_counts_in_the_same_call():
+    counter = Counter(max_steps=10)
+    assert counter.grant("a", 4) == 4
+    assert counter.grant("a", 0, spent=3, actor_episodes=2) == 0
+    assert counter.get_counts() == {"env_steps": 3, "actor_episodes": 2}
+    with pytest.raises(ValueError, match="holds a grant of 0"):
+        counter.grant("a", 0, spent=1, actor_episodes=1)
+    assert counter.get_counts()["actor_episodes"] == 2
