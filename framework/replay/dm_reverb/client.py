@@ -260,9 +260,7 @@ class _Source:
         self._client = client
         self._interrupted = False
 
-    def draw(
-        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> _Drawn:
+    def draw(self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool) -> _Drawn:
         sample, samples = self._client.draw(table, n, timeout, out, pad, lambda: self._interrupted)
         return _Drawn(sample, (table, samples))
 
