@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -248,11 +248,6 @@ class Client:
         self._tables.interrupt(close=True)
 
 
-class _Drawn(NamedTuple):
-    sample: ReplaySample | PaddedSample
-    kept: tuple[str, list[Any]]
-
-
 class _Source:
     """See `contracts.Source`. The client's next reader gets what is given back."""
 
@@ -260,13 +255,11 @@ class _Source:
         self._client = client
         self._interrupted = False
 
-    def draw(self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool) -> _Drawn:
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> tuple[ReplaySample | PaddedSample, tuple[str, list[Any]]]:
         sample, samples = self._client.draw(table, n, timeout, out, pad, lambda: self._interrupted)
-        return _Drawn(sample, (table, samples))
-
-    def settle(self, drawn: Sequence[_Drawn], handed_out: bool) -> None:
-        for each in () if handed_out else drawn:
-            self.give_back(each.kept)
+        return sample, (table, samples)
 
     def release(self, drawn: tuple[str, list[Any]]) -> None:
         return
