@@ -9,9 +9,9 @@ from typing import Any
 
 import launch
 from framework import core, specs
-from framework.counting import Counter
 from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
+from framework.programs.counting import Counter
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica

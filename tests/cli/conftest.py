@@ -39,7 +39,7 @@ def make_run(tmp_path):
         folder = RunFolder.describe(made, environment, config, spec)
         folder.save()
         for step in steps:
-            parts = {"counter": torch_part({"counts": {"env_steps": step}, "cache": {}})}
+            parts = {"counter": torch_part({"counts": {"env_steps": step}})}
             folder.checkpointer.save(step, parts)
         if returns:
             with JSONLLogger(folder.metrics) as log:

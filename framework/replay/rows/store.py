@@ -46,6 +46,9 @@ class Allocator(Protocol):
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         """Makes sure that bytes ``[begin, end)`` of the column can be written; StoreFullError if not."""
 
+    def free(self, stream: str, column: str) -> None:
+        """Frees a column, if it was allocated."""
+
     def close(self) -> None:
         """Frees what was allocated."""
 
@@ -70,6 +73,9 @@ class MemoryAllocator:
         return np.frombuffer(memory, dtype, count=int(np.prod(shape))).reshape(shape)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
+        return None
+
+    def free(self, stream: str, column: str) -> None:
         return None
 
     def close(self) -> None:
@@ -139,22 +145,39 @@ class Stream:
                 bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
                 if self._reserved:
                     self._store.account(self.name, bytes_per_row * self._reserved)
-                array = self._store.allocator.allocate(self.name, name, (self.capacity, *shape), dtype)
-                if self._reserved:
-                    self._store.allocator.reserve(self.name, name, 0, bytes_per_row * self._reserved)
+                try:
+                    array = self._store.allocator.allocate(self.name, name, (self.capacity, *shape), dtype)
+                    if self._reserved:
+                        self._store.allocator.reserve(self.name, name, 0, bytes_per_row * self._reserved)
+                except BaseException:
+                    self._store.account(self.name, -bytes_per_row * self._reserved)
+                    self._store.allocator.free(self.name, name)
+                    raise
                 self._row_bytes += bytes_per_row
                 self.columns[name] = array
 
-    def claim(self, columns: Mapping[str, ColumnSpec]) -> bool:
-        """Declares ``columns`` if there are none yet; whether the stream has each of them as it is given."""
-        if not self.columns:
-            self.add_columns(columns)
+    def has(self, columns: Mapping[str, ColumnSpec]) -> bool:
+        """Whether the stream has all of these columns, with these shapes and dtypes."""
         return all(
             name in self.columns
-            and self.columns[name].shape[1:] == tuple(shape)
-            and self.columns[name].dtype == np.dtype(dtype)
+            and (self.columns[name].shape[1:], self.columns[name].dtype) == (tuple(shape), np.dtype(dtype))
             for name, (shape, dtype) in columns.items()
         )
+
+    def claim(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
+        """Columns with these shapes and dtypes, added where there are none: `{the writer's name: column}`.
+
+        The two names differ if another writer has a different column of that name.
+        """
+        names = {}
+        for name, spec in columns.items():
+            column, number = name, 1
+            while column in self.columns and not self.has({column: spec}):
+                number += 1
+                column = f"{name}~{number}"
+            self.add_columns({column: spec})
+            names[name] = column
+        return names
 
     def lease(self, n: int) -> np.ndarray:
         """``n`` rows for a writer, int64 ``[n]``; StoreFullError if there is no room, and then none."""
@@ -270,10 +293,10 @@ class RowStore:
         self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self._bytes = 0
-        self._finding = threading.Lock()
         #: Writers that were dropped without `close`; the next writer or reader ends them.
         self.dropped_writers: collections.deque[Any] = collections.deque()
         self._lock = threading.Lock()
+        self._claims = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
@@ -292,15 +315,31 @@ class RowStore:
             stream.add_columns(columns)
         return stream
 
-    def find(self, name: str, columns: Mapping[str, ColumnSpec]) -> Stream:
-        """A stream that has these columns: ``name``, or ``name~2`` and so on where ``name`` has others."""
-        with self._finding:
-            stream = self.stream(name)
-            number = 1
-            while not stream.claim(columns):
+    def claim(
+        self, name: str, columns: Mapping[str, ColumnSpec], stream: str | None = None
+    ) -> tuple[Stream, dict[str, str]]:
+        """A stream for a writer that calls it `name`, with the writer's columns.
+
+        Streams belong to writers: two that use one name for different columns get different streams, and
+        two that agree share one.
+
+        Args:
+          name: the writer's name of the stream.
+          columns: `{the writer's name: (shape of one row, dtype)}`.
+          stream: the stream that the writer has already, to which the columns are added; None for any.
+
+        Returns:
+          The stream, and the columns in it: `{the writer's name: column}`.
+        """
+        with self._claims:
+            if stream is not None:
+                found = self.streams[stream]
+                return found, found.claim(columns)
+            found, number = self.stream(name), 1
+            while found.columns and not found.has(columns):
                 number += 1
-                stream = self.stream(f"{name}~{number}")
-            return stream
+                found = self.stream(f"{name}~{number}")
+            return found, found.claim(columns)
 
     def compresses(self, column: str) -> bool:
         """Whether the rows of ``column`` are kept compressed."""
