@@ -70,7 +70,16 @@ setup(
             "numpy<1.24",
         ],
     },
-    entry_points={"console_scripts": ["repertory=agents.cli:main"]},
+    entry_points={
+        "console_scripts": ["repertory=framework.commands.cli:main"],
+        "repertory.agents": [
+            "dqn=agents.dqn:DQN",
+            "impala=agents.impala:IMPALA",
+            "ppo=agents.ppo:PPO",
+            "random_actions=agents.random_actions:RandomActions",
+            "sac=agents.sac:SAC",
+        ],
+    },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3",

@@ -18,10 +18,10 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
-from agents.presets import Preset
 from framework import config_checks as check
 from framework import losses, networks, replay
 from framework.learners import LossContext, LossOutput, schedules
+from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest

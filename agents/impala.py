@@ -21,10 +21,10 @@ import torch
 import tree
 from torch import nn
 
-from agents.presets import Preset
 from framework import config_checks as check
 from framework import environments, losses, networks
 from framework.learners import LossContext, LossOutput
+from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy

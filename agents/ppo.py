@@ -11,10 +11,10 @@ import torch
 import tree
 from torch import nn
 
-from agents.presets import Preset
 from framework import config_checks as check
 from framework import learners, losses, networks
 from framework.learners import LossContext, LossOutput, Prepared, schedules
+from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy

@@ -11,10 +11,10 @@ import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
-from agents.presets import Preset
 from framework import adders, core, replay, specs
 from framework import config_checks as check
 from framework.datasets import Dataset
+from framework.programs.presets import Preset
 from framework.types import StepResult
 
 

@@ -21,10 +21,10 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
-from agents.presets import Preset
 from framework import config_checks as check
 from framework import learners, losses, networks
 from framework.learners import LossContext, LossOutput
+from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy

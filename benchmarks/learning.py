@@ -91,7 +91,7 @@ def run(command: list[str]) -> float:
 def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any]:
     """Trains and evaluates one seed; returns its numbers."""
     directory = folder / f"{name}-{seed}"
-    command = [sys.executable, "-m", "agents"]
+    command = [sys.executable, "-m", "framework.commands"]
     begin = time.monotonic()
     seconds = run(
         [
@@ -197,7 +197,7 @@ def make_row(name: str, seeds: list[int], folder: pathlib.Path, peers: dict[str,
     folders = [folder / f"{name}-{each['seed']}" for each in result["runs"]]
     if folders and all(each.exists() for each in folders):
         picture = str(folder / f"{name}.png")
-        run([sys.executable, "-m", "agents", "plot", *map(str, folders), "--output", picture])
+        run([sys.executable, "-m", "framework.commands", "plot", *map(str, folders), "--output", picture])
     return result
 
 

@@ -172,18 +172,17 @@ def instrument(sections: Sections) -> None:
 
 def measure(row: Row, sections: Sections, options: argparse.Namespace) -> dict[str, Any]:
     """Microseconds per env step by section."""
-    import agents
     import launch
-    from agents import presets
-    from framework.programs import RunConfig, make_program
+    from framework.programs import Preset, RunConfig, make_agent, make_program
+    from framework.programs.presets import presets_of
 
-    preset = presets.find(row.agent, row.environment)
+    preset = presets_of(type(make_agent(row.agent))).get(row.environment, Preset())
     kinds = {"num_actors", "envs_per_actor", "publish_period", "stepping"}
     run = {key: value for key, value in preset.run.items() if key in kinds}
     run = {"stepping": options.stepping, **run, **row.program}
     if options.envs:
         run["envs_per_actor"] = options.envs
-    agent = agents.make(row.agent, **{**preset.agent, **row.config})
+    agent = make_agent(row.agent, **{**preset.agent, **row.config})
     program = make_program(agent, row.environment, RunConfig(evaluate_period=None, log_period=10**9, **run))
     with launch.start(program, "serial") as job:
         counts = {}

@@ -161,12 +161,11 @@ def measure_ours(row: Ours, window: Window) -> None:
     """Runs the program in this process (or from it) until the window has closed."""
     import torch
 
-    import agents
     import launch
-    from framework.programs import RunConfig, make_program
+    from framework.programs import RunConfig, make_agent, make_program
 
     torch.set_num_threads(1)
-    agent = agents.make(row.agent, **row.config)
+    agent = make_agent(row.agent, **row.config)
     program = make_program(
         agent, row.environment, RunConfig(evaluate_period=None, log_period=10**9, **row.program)
     )

@@ -6,5 +6,5 @@
 - ``replay``, ``datasets``: the Reverb-style server, and its items as batches.
 - ``learners``, ``losses``, ``networks``: batches as parameters.
 - ``programs``: agents as program graphs, for ``launch``.
-- ``counting``, ``checkpointing``, ``loggers``: what a run keeps.
+- ``checkpoints``, ``loggers``, ``commands``: what a run keeps, and the command line.
 """

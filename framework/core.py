@@ -25,10 +25,19 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+import launch
 from framework.types import Nest, StepResult
 
 if TYPE_CHECKING:
+    import dm_env
+    import torch
     from typing_extensions import Self
+
+    from framework.adders import Adder
+    from framework.datasets import Dataset
+    from framework.learners.distributed import LearnerGroup
+    from framework.replay import ReplaySample, Table
+    from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
 
@@ -41,11 +50,11 @@ class Actor(abc.ABC):
         """Chooses one action per env: nest of ``[B, ...]`` to nest of ``[B, ...]``."""
 
     @abc.abstractmethod
-    def observe_first(self, timestep: Any) -> None:
+    def observe_first(self, timestep: dm_env.TimeStep) -> None:
         """Takes the time step of ``environment.reset()``; every env is FIRST."""
 
     @abc.abstractmethod
-    def observe(self, action: Nest, next_timestep: Any) -> None:
+    def observe(self, action: Nest, next_timestep: dm_env.TimeStep) -> None:
         """Takes what the environment answered to ``action``.
 
         Envs whose ``next_timestep`` is FIRST have just been reset: their action was ignored by the
@@ -131,17 +140,17 @@ class Learner(Saveable):
     env_steps: int = 0
 
     @abc.abstractmethod
-    def step(self, batch: Any) -> StepResult:
+    def step(self, batch: ReplaySample) -> StepResult:
         """One update from a ``ReplaySample`` whose leaves are ``[N, ...]`` or ``[N, T, ...]``."""
 
     @abc.abstractmethod
-    def parameters(self) -> dict[str, dict[str, Any]]:
+    def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
         """The tensors of each variable: child of the networks to its state dict.
 
         They are the learner's own, on its device: copy them before the next `step`.
         """
 
-    def distribute(self, group: Any) -> None:
+    def distribute(self, group: LearnerGroup) -> None:
         """Learns together with the other processes of a ``framework.learners.LearnerGroup`` from now on."""
         raise NotImplementedError(
             f"{type(self).__name__} cannot learn in several processes; use num_learners=1."
@@ -161,8 +170,6 @@ class Worker(abc.ABC):
 
     def run(self) -> None:
         """Steps until the program is stopped."""
-        import launch
-
         stopped = launch.stop_event()
         while not stopped.is_set():
             self.step()
@@ -188,7 +195,7 @@ class Agent(abc.ABC):
     rank: int = 0  # of the learner in this node
 
     @abc.abstractmethod
-    def make_networks(self, spec: Any) -> Any:
+    def make_networks(self, spec: EnvironmentSpec) -> Any:
         """The torch module that holds all of the agent's parameters, on the CPU."""
 
     @abc.abstractmethod
@@ -196,19 +203,19 @@ class Agent(abc.ABC):
         """The policy that acts with ``networks``: exploring, or greedy if ``evaluation``."""
 
     @abc.abstractmethod
-    def make_tables(self, spec: Any) -> list[Any]:
+    def make_tables(self, spec: EnvironmentSpec) -> list[Table]:
         """The ``replay.Table``s of this agent; their rate limiters set the replay ratio."""
 
     @abc.abstractmethod
-    def make_adder(self, client: Any, spec: Any) -> Any:
+    def make_adder(self, client: Any, spec: EnvironmentSpec) -> Adder:
         """What turns the experience of B envs into items of the tables."""
 
     @abc.abstractmethod
-    def make_dataset(self, client: Any) -> Any:
+    def make_dataset(self, client: Any) -> Dataset:
         """An iterator of ``ReplaySample`` on the learner's device."""
 
     @abc.abstractmethod
-    def make_learner(self, networks: Any, spec: Any) -> Learner:
+    def make_learner(self, networks: Any, spec: EnvironmentSpec) -> Learner:
         """The learner that updates ``networks``."""
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:

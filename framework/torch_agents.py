@@ -65,9 +65,8 @@ class OffPolicyConfig(AgentConfig):
     max_replay_size: int = 100_000  # Items kept; the oldest go first.
     min_replay_size: int = 1_000  # Items there before learning begins.
     batch_size: int = 128  # Items per learner step.
-    samples_per_insert: float = (
-        16.0  # Times an item is drawn on average: learner steps per item, times batch.
-    )
+    # Times an item is drawn on average: learner steps per item, times batch.
+    samples_per_insert: float = 16.0
     insert_burst: int = 256  # Items that actors may be ahead or behind of it; each has as many on its way.
     target_update_period: int = 1  # Learner steps between updates of the target networks.
     target_update_rate: float = 0.02  # 1 copies the online networks, less moves towards them.

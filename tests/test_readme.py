@@ -33,9 +33,9 @@ def test_make_targets_of_the_readme_exist():
 
 
 def test_commands_of_the_readme_exist():
-    import agents.cli
+    from framework.commands import cli
 
-    text = pathlib.Path(agents.cli.__file__).read_text(encoding="utf-8")
+    text = pathlib.Path(cli.__file__).read_text(encoding="utf-8")
     for command in set(re.findall(r"repertory (\w+)", README)):
         assert command in text, command
 

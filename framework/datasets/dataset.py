@@ -13,19 +13,13 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
+from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import Transfer
-from framework.replay.batches import join
+from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
-from framework.replay.types import SampleInfo
-
-# Where the number of the table is kept in the keys of mixed batches: bits 56 to 60 belong to shards.
-_TABLE_SHIFT = 61
-MAX_TABLES = 8
 
 
 class Dataset:
@@ -39,23 +33,25 @@ class Dataset:
 
     Args:
       client: any client of replay.
-      table: a name, or ``{name: weight}`` to put batches together from several tables. The shares of a batch
-        are the weights', rounded so that they hold exactly in the long run; the items of the first table
-        come first. Use `update_priorities` of the dataset then.
+      table: a name, or ``{name: weight}`` to put batches together from several tables: see `Mixture`. Use
+        `update_priorities` of the dataset then.
       batch_size: N.
-      max_in_flight: at most so many items are drawn and not handed out; fixes ``prefetch`` if that is not
+      max_in_flight: at most this many items are drawn and not handed out; fixes ``prefetch`` if that is not
         given.
-      rate_limiter_timeout: seconds without a batch after which the iteration ends; None waits for ever.
+      rate_limiter_timeout: seconds without a batch after which the iteration ends; None waits without limit.
       device: None for numpy arrays, else tensors on this torch device; through pinned memory to a GPU.
       prefetch: batches fetched ahead by a thread; 0 for no thread. No thread either if the client is not
         concurrent.
       ragged: items of different lengths are an ``"error"``, or zero-padded with ``"pad"``: then
         `PaddedSample`s come, with the lengths.
+
+    Raises:
+      ValueError: an argument is out of range.
     """
 
     def __init__(
         self,
-        client: Any,
+        client: Client,
         table: str | Mapping[str, float],
         batch_size: int,
         *,
@@ -79,33 +75,17 @@ class Dataset:
             prefetch = min(prefetch, max_in_flight // batch_size)
         if prefetch < 0:
             raise ValueError(f"prefetch: got {prefetch}, expected 0 or more batches")
-        weights = {table: 1.0} if isinstance(table, str) else {str(k): float(v) for k, v in table.items()}
-        if (
-            not weights
-            or len(weights) > MAX_TABLES
-            or not all(0 < v < float("inf") for v in weights.values())
-        ):
-            raise ValueError(
-                f"table: got {table!r}, expected a name or 1 to {MAX_TABLES} names with weights > 0"
-            )
         self._client = client
-        self._tables = list(weights)
-        self._shares = np.array(list(weights.values())) / sum(weights.values()) * batch_size
-        self._owed = np.zeros(len(weights))
+        self._mixture = None if isinstance(table, str) else Mixture(client, table)
+        self._source: Source = self._mixture or client.source()
+        self._table = table if isinstance(table, str) else ""
         self._batch_size = batch_size
         self._timeout = rate_limiter_timeout
         self._pad = ragged == "pad"
-        self._prefetch = prefetch if client.concurrent else 0
-        self._source = client.source()
         self._transfer = None if device is None else Transfer(device)
-        self._changed = threading.Condition()
-        self._batches: collections.deque[tuple[Any, list[Any]]] = collections.deque()
-        self._waiting = False
+        self._fetcher = _Fetcher(self._fetch, prefetch) if prefetch and client.concurrent else None
         self._ended = False
-        self._error: BaseException | None = None
         self._closed = False
-        self._thread: threading.Thread | None = None
-        self._out: list[Any] | None = None
 
     def __iter__(self) -> Dataset:
         return self
@@ -113,57 +93,43 @@ class Dataset:
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
-        batch = self._take() if self._prefetch else self._fetch()
-        if batch is None:
-            raise StopIteration
-        sample, reservations = batch
-        self._source.settle(reservations, True)
-        if self._transfer is not None:
-            sample = self._transfer.receive(sample)
-        return sample
+        try:
+            sample, drawn = self._fetch() if self._fetcher is None else self._fetcher.take()
+        except DeadlineExceededError:
+            self._ended = True
+            raise StopIteration from None
+        except ServerLost:
+            raise
+        except ServerClosed:
+            self._ended = True
+            raise StopIteration from None
+        self._source.release(drawn)
+        return sample if self._transfer is None else self._transfer.receive(sample)
 
     def ready(self) -> bool:
         """Whether ``next()`` would go through, or end, without blocking."""
         if self._closed or self._ended:
             return True
-        if not self._prefetch:
-            if len(self._tables) == 1:
-                return bool(self._source.can_sample(self._tables[0], self._batch_size))
-            counts = self._counts(commit=False)
-            return all(
-                self._source.can_sample(t, int(n)) for t, n in zip(self._tables, counts, strict=True) if n
-            )
-        with self._changed:
-            self._start()
-            return bool(self._batches or self._ended)
+        if self._fetcher is None:
+            return self._source.can_sample(self._table, self._batch_size)
+        return self._fetcher.ready()
 
     def update_priorities(self, keys: Any, priorities: Any) -> None:
         """New priorities for items of batches of this dataset; keys and priorities ``[N]``."""
-        if len(self._tables) == 1:
-            self._client.update_priorities(self._tables[0], keys, priorities)
-            return
-        keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
-        numbers = keys >> np.uint64(_TABLE_SHIFT)
-        plain = keys & np.uint64((1 << _TABLE_SHIFT) - 1)
-        for number, table in enumerate(self._tables):
-            mine = numbers == number
-            if mine.any():
-                self._client.update_priorities(table, plain[mine], priorities[mine])
+        if self._mixture is None:
+            self._client.update_priorities(self._table, keys, priorities)
+        else:
+            self._mixture.update_priorities(keys, priorities)
 
     def close(self) -> None:
         """Ends the iteration; gives back what was fetched and not handed out."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._changed.notify_all()
+        if self._closed:
+            return
+        self._closed = True
         self._source.interrupt()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        left = [each for _, reservations in self._batches for each in reservations]
-        self._batches.clear()
-        if left:
-            self._source.settle(left, False)
+        if self._fetcher is not None:
+            for _, drawn in self._fetcher.close():
+                self._source.give_back(drawn)
         self._source.close()
 
     def __enter__(self) -> Dataset:
@@ -172,107 +138,90 @@ class Dataset:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    # Fetching.
+    def _fetch(self) -> _Batch:
+        """Draws one batch, and starts its way to the device."""
+        out = None if self._transfer is None or self._pad else self._transfer.buffers()
+        sample, drawn = self._source.draw(self._table, self._batch_size, self._timeout, out, self._pad)
+        try:
+            return sample if self._transfer is None else self._transfer.send(sample, out is not None), drawn
+        except BaseException:
+            self._source.give_back(drawn)
+            raise
+
+
+_Batch = tuple[Any, Any]  # the sample, and what its source calls it
+
+
+class _Fetcher:
+    """A thread that keeps a few batches ready.
+
+    Args:
+      fetch: makes a batch; DeadlineExceededError if there was none in time.
+      ahead: how many batches are kept.
+    """
+
+    def __init__(self, fetch: Callable[[], _Batch], ahead: int) -> None:
+        self._fetch = fetch
+        self._ahead = ahead
+        self._changed = threading.Condition()
+        self._batches: collections.deque[_Batch] = collections.deque()
+        self._waiting = False  # the consumer waits for a batch
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> _Batch:
+        """The next batch; raises the error that has ended the thread instead, once there is none."""
+        with self._changed:
+            self._start()
+            self._waiting = True
+            try:
+                while not (self._batches or self._error is not None or self._closed):
+                    self._changed.wait()
+            finally:
+                self._waiting = False
+            if self._batches:
+                self._changed.notify_all()
+                return self._batches.popleft()
+            raise self._error or ServerClosed("the dataset was closed")
+
+    def ready(self) -> bool:
+        """Whether `take` would return or raise at once."""
+        with self._changed:
+            self._start()
+            return bool(self._batches) or self._error is not None
+
+    def close(self) -> list[_Batch]:
+        """Ends the thread, which must not be waiting in `fetch`; the batches that were not taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        return list(self._batches)
 
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="replay-dataset", daemon=True)
             self._thread.start()
 
-    def _take(self) -> tuple[Any, list[Any]] | None:
-        with self._changed:
-            self._start()
-            self._waiting = True
-            try:
-                while not (self._batches or self._ended or self._closed):
-                    self._changed.wait()
-            finally:
-                self._waiting = False
-            if self._batches:
-                batch = self._batches.popleft()
-                self._changed.notify_all()
-                return batch
-            if self._error is not None:
-                raise self._error
-            return None
-
     def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            while True:
-                with self._changed:
-                    while len(self._batches) >= self._prefetch and not self._closed:
-                        self._changed.wait()
-                    if self._closed:
-                        return
-                batch = self._fetch(ahead=True)
-                with self._changed:
-                    if batch is None:
-                        if not (self._waiting and not self._batches) and not self._ended:
-                            continue  # nobody has waited for it
-                        return
-                    self._batches.append(batch)
-                    self._changed.notify_all()
-        except BaseException as raised:
-            error = raised
-        finally:
+        while True:
             with self._changed:
-                self._error = error
-                self._ended = True
+                while len(self._batches) >= self._ahead and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+            batch = error = None
+            try:
+                batch = self._fetch()
+            except BaseException as raised:  # raised by `take`
+                error = raised
+            with self._changed:
+                if batch is not None:
+                    self._batches.append(batch)
+                elif not isinstance(error, DeadlineExceededError) or (self._waiting and not self._batches):
+                    self._error = error  # time that ran out before the consumer waits does not count
                 self._changed.notify_all()
-
-    def _fetch(self, ahead: bool = False) -> tuple[Any, list[Any]] | None:
-        """One batch, gathered; None if the time is over or the server was stopped."""
-        reservations: list[Any] = []
-        counts = self._counts(commit=False)
-        out = None if self._transfer is None or self._pad else self._transfer.buffers()
-        begin = 0
-        try:
-            for table, n in zip(self._tables, counts.tolist(), strict=True):
-                if not n:
-                    continue
-                part = None if out is None else [array[begin : begin + n] for array in out]
-                reservations.append(self._source.draw(table, n, self._timeout, part, self._pad))
-                begin += n
-            sample = self._join(reservations, counts, out)
-            if self._transfer is not None:
-                sample = self._transfer.send(sample, out is not None)
-        except BaseException as error:
-            if reservations:
-                self._source.settle(reservations, False)
-            if isinstance(error, DeadlineExceededError):
-                self._ended |= not ahead
-                return None
-            if isinstance(error, ServerClosed) and not isinstance(error, ServerLost):
-                self._ended = True
-                return None
-            raise
-        self._counts(commit=True)
-        return sample, reservations
-
-    def _counts(self, commit: bool) -> np.ndarray:
-        """How many items of each table make the next batch: what is owed to the weights, largest debts
-        first."""
-        if len(self._tables) == 1:
-            return np.array([self._batch_size])
-        owed = self._owed + self._shares
-        counts = np.maximum(np.floor(owed), 0).astype(np.int64)
-        missing = self._batch_size - int(counts.sum())
-        counts[np.argsort(counts - owed, kind="stable")[:missing]] += 1
-        if commit:
-            self._owed = owed - counts
-        return counts
-
-    def _join(self, reservations: list[Any], counts: np.ndarray, out: list[Any] | None) -> Any:
-        samples = [each.sample for each in reservations]
-        if len(self._tables) == 1:
-            return samples[0]
-        keys = [
-            sample.info.key | (np.uint64(number) << np.uint64(_TABLE_SHIFT))
-            for sample, number in zip(samples, np.flatnonzero(counts).tolist(), strict=True)
-        ]
-        rest = [
-            np.concatenate(arrays) for arrays in zip(*[sample.info[1:] for sample in samples], strict=True)
-        ]
-        info = SampleInfo(np.concatenate(keys), *rest)
-        return join(samples, info, out)
+                if self._error is not None:
+                    return

@@ -99,8 +99,7 @@ class MinibatchLearner(SGDLearner):
         Metrics hold what the three functions gave, and ``loss``, ``gradient_norm`` (before clipping; both of
         the last minibatch), ``learning_rate`` and ``rows``.
         """
-        self._set_learning_rates()
-        context = self._context()
+        context = self._begin_step()
         with torch.no_grad():
             prepared = self._prepare_fn(self.networks, batch, context)
         rows, count, before = prepared.rows, len(tree.flatten(prepared.data)[0]), 0

@@ -186,9 +186,9 @@ class SGDLearner(core.Learner):
         ``learning_rate``. They stay on the device, so that a step waits for nothing; priorities come to the
         CPU.
         """
-        self._set_learning_rates()
+        context = self._begin_step()
         with self._precision():
-            output = self._loss_fn(self.networks, batch, self._context())
+            output = self._loss_fn(self.networks, batch, context)
         norm = self._descend(output)
         self._finish_step()
         metrics = {name: value.detach() for name, value in output.metrics.items()}
@@ -237,15 +237,14 @@ class SGDLearner(core.Learner):
         self._group = group
         self._loss_fn = group.averaged(self.networks, self._loss_fn, self._partial_gradients)
 
-    def _context(self) -> LossContext:
-        steps, env_steps = torch.tensor(self.steps), torch.tensor(self.env_steps)
-        return LossContext(self.targets, steps, env_steps, self._generator, group=self._group)
-
-    def _set_learning_rates(self) -> None:
+    def _begin_step(self) -> LossContext:
+        """Sets the learning rates of this step; returns the context of its loss."""
         if self._schedule is not None:
             factor = self._schedule(self.env_steps)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
+        steps, env_steps = torch.tensor(self.steps), torch.tensor(self.env_steps)
+        return LossContext(self.targets, steps, env_steps, self._generator, group=self._group)
 
     def _descend(self, output: LossOutput) -> torch.Tensor:
         """One optimizer step against ``output.loss``; returns the norm of the gradient before clipping."""
@@ -254,7 +253,13 @@ class SGDLearner(core.Learner):
         self._scaler.scale(output.loss).backward()
         self._scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = _global_norm(gradients, self._small)
+        # As nn.utils.get_total_norm, all being on one device.
+        if not gradients:
+            norm = torch.zeros(())
+        elif self._small:  # a copy costs less than a call for each
+            norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
+        else:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         limit = self._max_gradient_norm
         # A scaler skips steps whose gradients overflowed, and tries again with a smaller scale.
         if self.device.type == "cpu":
@@ -266,9 +271,8 @@ class SGDLearner(core.Learner):
                 # By a tensor: a Python number would be made a tensor for each gradient.
                 torch._foreach_mul_(gradients, torch.tensor(limit / (length + 1e-6)))
         else:
-            self._unchecked.append(
-                (self.steps, (output.loss if self._scaler.is_enabled() else output.loss + norm).detach())
-            )
+            value = output.loss if self._scaler.is_enabled() else output.loss + norm
+            self._unchecked.append((self.steps, value.detach()))
             if len(self._unchecked) >= self._check_period:
                 self._raise_if_unsound()
             if limit is not None and gradients:
@@ -307,15 +311,6 @@ class SGDLearner(core.Learner):
             f"Learner step {step}: the loss or its gradient is not finite{seen}. Look for NaN in "
             "observations and rewards, then try a smaller learning rate or max_gradient_norm."
         )
-
-
-def _global_norm(gradients: list[torch.Tensor], small: bool) -> torch.Tensor:
-    """The norm of all of them as one vector; as ``nn.utils.get_total_norm``, all being on one device."""
-    if not gradients:
-        return torch.zeros(())
-    if small:  # a copy costs less than a call for each
-        return torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
 def _to_cpu(value: Any) -> Any:

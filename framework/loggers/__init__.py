@@ -6,12 +6,9 @@
         log.write({"label": "learner", "learner_steps": 100, "loss": 0.25, "time/steps_per_second": 812.0})
 """
 
-from framework.loggers.aggregate import Aggregator as Aggregator
-from framework.loggers.aggregate import aggregate as aggregate
 from framework.loggers.base import TIME_PREFIX as TIME_PREFIX
 from framework.loggers.base import Dispatcher as Dispatcher
 from framework.loggers.base import InMemoryLogger as InMemoryLogger
-from framework.loggers.base import LabelledLogger as LabelledLogger
 from framework.loggers.base import Logger as Logger
 from framework.loggers.base import to_scalars as to_scalars
 from framework.loggers.base import without_times as without_times

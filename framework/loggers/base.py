@@ -74,23 +74,6 @@ class InMemoryLogger(Logger):
         self.rows.append(to_scalars(row))
 
 
-class LabelledLogger(Logger):
-    """Adds constant entries, the label of a node for instance, to every row."""
-
-    def __init__(self, logger: Logger, **constants: Scalar):
-        self._logger = logger
-        self._constants = constants
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        self._logger.write({**self._constants, **row})
-
-    def flush(self) -> None:
-        self._logger.flush()
-
-    def close(self) -> None:
-        self._logger.close()
-
-
 def to_scalars(row: Mapping[str, Any]) -> Row:
     """The row with plain Python values. ValueError names the entry that is no scalar."""
     return {name: _to_scalar(name, value) for name, value in row.items()}

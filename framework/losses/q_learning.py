@@ -26,11 +26,7 @@ def q_learning_errors(
         may be anything, even NaN.
       next_values: ``[N, A]`` values of the actions in the next state, usually of a target network.
     """
-    check_alike(actions=actions, rewards=rewards, discounts=discounts)
-    _check_values(actions, values=values, next_values=next_values)
-    next_value = next_values.max(-1).values
-    target = rewards + discounted(discounts, next_value)
-    return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+    return double_q_errors(values, actions, rewards, discounts, next_values, next_values)
 
 
 def double_q_errors(
@@ -48,21 +44,17 @@ def double_q_errors(
       next_selector: ``[N, A]`` values of the online network in the next state, which choose the action.
     """
     check_alike(actions=actions, rewards=rewards, discounts=discounts)
-    _check_values(actions, values=values, next_values=next_values, next_selector=next_selector)
+    check_alike(values=values, next_values=next_values, next_selector=next_selector)
+    # gather() takes rows and columns too many without a word.
+    if values.shape[:-1] != actions.shape:
+        raise ValueError(
+            f"values: got shape {tuple(values.shape)}, expected [*actions, A], where actions has "
+            f"{tuple(actions.shape)}."
+        )
     best = next_selector.argmax(-1, keepdim=True)
     next_value = next_values.gather(-1, best).squeeze(-1)
     target = rewards + discounted(discounts, next_value)
     return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
-
-
-def _check_values(actions: torch.Tensor, values: torch.Tensor, **others: torch.Tensor) -> None:
-    """All must be ``[*actions, A]``: gather() takes rows and columns too many without a word."""
-    check_alike(values=values, **others)
-    if values.shape[:-1] != actions.shape:
-        raise ValueError(
-            f"values has shape {tuple(values.shape)}; expected [*actions, A], and actions has "
-            f"{tuple(actions.shape)}."
-        )
 
 
 def huber(errors: torch.Tensor, delta: float = 1.0) -> torch.Tensor:

@@ -61,7 +61,8 @@ class Acting:
 
     Args:
       halves: two, or one with all envs. With two, the actors are `InferenceActor`s.
-      versioned: its ``version`` is that of the parameters that acted last; None without parameters.
+      versioned: its ``version`` is that of the parameters that acted last; None without parameters. An
+        attribute, too.
       hold_period: actions are not computed ahead for the step with this number and each multiple of it. (An
         unroll begins there, for which parameters may have to be awaited.) None always computes ahead.
       close: called last by `close`.
@@ -70,35 +71,29 @@ class Acting:
     def __init__(
         self,
         halves: Sequence[Half],
-        versioned: Any = None,
+        versioned: VariableClient | Port | None = None,
         hold_period: int | None = None,
         close: Callable[[], None] = lambda: None,
     ):
         self.halves = list(halves)
         self._next = self.halves[0]
         self._askers = [half.actor for half in halves if isinstance(half.actor, InferenceActor)]
-        self._versioned = versioned
+        self.versioned = versioned
         self._hold_period = hold_period
         self._close = close
         self._steps = 0
-
-    @property
-    def version(self) -> int | None:
-        """Of the parameters that acted last; None without parameters."""
-        return None if self._versioned is None else self._versioned.version
-
-    @property
-    def num_steps(self) -> int:
-        """Transitions made, over all envs."""
-        return sum(half.loop.num_steps for half in self.halves)
 
     def ready(self) -> bool:
         """Whether the half whose turn it is could add a step without waiting."""
         adder = self._next.actor.adder
         return adder is None or adder.ready()
 
-    def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
-        """One batched step of the half whose turn it is; see ``EnvironmentLoop.step``."""
+    def step(self, max_steps: int | None = None) -> tuple[int, dict[str, Any] | None]:
+        """One batched step of the half whose turn it is.
+
+        Returns:
+          The transitions made, and what ``EnvironmentLoop.step`` returns.
+        """
         half = self._next
         if len(self._askers) > 1:
             self._askers[self._steps % 2].request()  # nothing, if that was done ahead
@@ -106,7 +101,9 @@ class Acting:
             self._next = self.halves[self._steps % 2]
             if self._hold_period is None or self._steps % self._hold_period:
                 self._askers[self._steps % 2].request()  # is computed while this half steps
-        return half.loop.step(max_steps)
+        before = half.loop.num_steps
+        finished = half.loop.step(max_steps)
+        return half.loop.num_steps - before, finished
 
     def update(self) -> None:
         """Takes the newest parameters over, for all envs."""

@@ -6,16 +6,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import launch
 from framework import core, specs
 from framework.programs.acting import make_acting
 from framework.programs.limiter_state import describe_room
 from framework.programs.lockstep import Lockstep
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
-from framework.programs.statistics import EpisodeStatistics
+from framework.programs.statistics import summarize
 from framework.programs.worker import ProgramWorker
-from framework.replay.errors import ServerLost
+from framework.replay.errors import ServerClosed, ServerLost
 
 # Batched steps that are asked of the counter at a time: at first few, so that short programs are shared among
 # their actors too; later a share of what was made, for each question is a message and a wait.
@@ -85,8 +84,8 @@ class ActorWorker(ProgramWorker):
         self._started = False
         self._batched_steps = 0  # with two halves, two of them are a step of all envs
         self._granted = self._spent = 0  # env steps of the current grant, and those of them that are made
-        self._episodes = EpisodeStatistics()
-        self._counted_episodes = 0
+        self._episodes = self._counted_episodes = 0  # that ended
+        self._ended: list[dict[str, Any]] = []  # since the last row
         self._dropped = 0  # items that were on their way when the program stopped
         self._lost = 0  # items that were on their way when a replay server was lost
         self._replaced_at = -1  # own steps when the adder was replaced last
@@ -97,13 +96,9 @@ class ActorWorker(ProgramWorker):
             self._acting.restore(state["actor"])
 
     def ready(self) -> bool:
-        return not self._finished and self._acting.ready() and self._may_step()
-
-    def _may_step(self) -> bool:
-        if self._lockstep is None or not self._started:
-            return True
-        needed = self._lockstep.needed_version(self._batched_steps)
-        return self._lockstep.may_step(needed, self._acting.version or 0)
+        if self._finished or not self._acting.ready():
+            return False
+        return self._lockstep is None or self._lockstep.may_step(self._batched_steps, self._version())
 
     def why_not_ready(self) -> str:
         """What the serial engine prints if nothing can go on."""
@@ -117,35 +112,33 @@ class ActorWorker(ProgramWorker):
         return f"waits for version {self._lockstep.needed_version(self._batched_steps)} of the parameters"
 
     def step(self) -> None:
-        try:
-            self._step()
-        except ServerLost:
-            if launch.stop_event().is_set() or self._steps == self._replaced_at:
-                raise  # the end, or a server that does not come back
-            self._replaced_at = self._steps
-            self._lost += self._acting.replace_adders(self._make_adder)
-
-    def _step(self) -> None:
         if not self._started:  # not in the constructor: the learner may not be up yet
             self._start()
         if self._lockstep is not None and not self._begin_unroll(self._lockstep):
             return  # the caller looks whether the program is being stopped, and calls again
         # Before the grant is too small for a step of all envs: that would cut their episodes short.
         if self._granted - self._spent < self._config.envs_per_actor:
-            self._granted = self._report(self._wanted_steps())
+            self._report(ask=True)
             if self._granted == 0:
                 self._finish()
                 return
-        before = self._acting.num_steps
-        finished = self._acting.step(self._granted - self._spent)
-        made = self._acting.num_steps - before
+        made, finished = self._acting.step(self._granted - self._spent)
         self._spent += made
         self._steps += made
         self._batched_steps += 1
         if finished is not None:
-            self._episodes.add(finished["episode_return"], finished["episode_length"])
+            self._ended.append(finished)
+            self._episodes += len(finished["episode_length"])
         if self._steps - self._logged_at >= self._config.log_period:
             self._log()
+
+    def recover(self, error: ServerClosed) -> bool:
+        """Goes on with new adders, unless the server does not come back, or was stopped."""
+        if not isinstance(error, ServerLost) or self._steps == self._replaced_at:
+            return False
+        self._replaced_at = self._steps
+        self._lost += self._acting.replace_adders(self._make_adder)
+        return True
 
     def close(self) -> None:
         """Counts what was done, leaves the state for the last checkpoint and closes the environment."""
@@ -161,36 +154,35 @@ class ActorWorker(ProgramWorker):
         self._acting.update()
         self._started = True
         if self._lockstep is not None:
-            self._lockstep.start(self._acting.version or 0)
+            self._lockstep.start(self._version())
+
+    def _version(self) -> int:
+        return -1 if self._acting.versioned is None else self._acting.versioned.version
 
     def _begin_unroll(self, lockstep: Lockstep) -> bool:
         """Takes the newest parameters where an unroll begins; False if those that it needs are not there."""
         needed = lockstep.needed_version(self._batched_steps)
         if needed is None:
             return True
-        if not lockstep.wait(needed, self._acting.version or 0, lambda: self._acting.flush(timeout=0)):
+        if not lockstep.wait(needed, self._version(), lambda: self._acting.flush(timeout=0)):
             return False
         self._acting.update()
         return True
 
-    def _wanted_steps(self) -> int:
-        """The env steps to ask the counter for."""
-        envs = self._config.envs_per_actor
-        wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs
-        if self._lockstep is None:
-            return wanted
-        # No more than its unroll takes: what others need for theirs would be missing at the end.
-        left = self._lockstep.steps_left(self._batched_steps) * envs // len(self._acting.halves)
-        return min(wanted, max(1, left))
-
-    def _report(self, wanted: int) -> int:
-        """Counts the steps made of the last grant and asks for ``wanted`` more; returns those given."""
-        episodes = self._episodes.total - self._counted_episodes
+    def _report(self, ask: bool) -> None:
+        """Counts the steps made of the last grant and, if ``ask``, asks for the next grant."""
+        envs, wanted = self._config.envs_per_actor, 0
+        if ask:
+            wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs
+        if ask and self._lockstep is not None:
+            # No more than its unroll takes: what others need for theirs would be missing at the end.
+            left = self._lockstep.steps_left(self._batched_steps) * envs // len(self._acting.halves)
+            wanted = min(wanted, max(1, left))
+        episodes = self._episodes - self._counted_episodes
         counts = {"actor_episodes": episodes} if episodes else {}
-        granted: int = self._counter.grant(self._name, wanted, spent=self._spent, **counts)
+        self._granted = self._counter.grant(self._name, wanted, spent=self._spent, **counts)
         self._spent = 0
-        self._counted_episodes += episodes
-        return granted
+        self._counted_episodes = self._episodes
 
     def _finish(self) -> None:
         self._finished = True
@@ -198,7 +190,7 @@ class ActorWorker(ProgramWorker):
         self._dropped = self._acting.close_adders(timeout=0.2)
         if self._lockstep is not None:
             self._lockstep.wait_for_last(self._batched_steps)
-        self._granted = self._report(0)
+        self._report(ask=False)
         self._log()
         ends_program = self._config.evaluate_period is None  # otherwise the evaluator does
         if ends_program and self._counter.remaining() == 0:
@@ -214,15 +206,17 @@ class ActorWorker(ProgramWorker):
         row: dict[str, Any] = {
             "steps": self._steps,
             "env_steps": self._counter.get_counts().get("env_steps", 0) + self._spent,
-            **self._episodes.summary(),
+            "episodes": self._episodes,
+            **summarize(self._ended),
         }
         if self._dropped:
             row["dropped_items"] = self._dropped
         if self._lost:
             row["lost_items"] = self._lost
-        if self._acting.version is not None:
-            row["variables_version"] = self._acting.version
+        if self._acting.versioned is not None:
+            row["variables_version"] = self._acting.versioned.version
         row.update({f"time/{name}_s": seconds for name, seconds in self._acting.take_seconds().items()})
+        self._ended.clear()
         self._monitor.write(self._name, row)
 
 

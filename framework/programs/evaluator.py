@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from framework import core
 from framework.actors import PolicyActor
 from framework.actors.environment_loop import EnvironmentLoop
 from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
+from framework.programs.statistics import summarize
 from framework.programs.worker import ProgramWorker
 from framework.variables import VariableClient
 
@@ -85,15 +84,11 @@ class Evaluator(ProgramWorker):
         counts = self._counter.get_counts()
         self._actor.update(wait=True)
         played = self._loop.run_episodes(self._num_episodes)
-        returns, lengths = played["episode_return"], played["episode_length"]
         row = {
             "env_steps": counts.get("env_steps", 0),
             "learner_steps": counts.get("learner_steps", 0),
-            "episodes": len(returns),
-            "episode_return": float(np.mean(returns)),
-            "episode_return_min": float(np.min(returns)),
-            "episode_return_max": float(np.max(returns)),
-            "episode_length": float(np.mean(lengths)),
+            "episodes": len(played["episode_length"]),
+            **summarize([played]),
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
         self._monitor.write("evaluator", row)

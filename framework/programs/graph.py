@@ -9,9 +9,9 @@ from typing import Any
 
 import launch
 from framework import core, specs
-from framework.counting import Counter
 from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
+from framework.programs.counting import Counter
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
@@ -19,6 +19,7 @@ from framework.programs.learner_worker import LearnerWorker
 from framework.programs.monitor import Monitor
 from framework.programs.run_checkpointer import RunCheckpointer, replay_checkpointer, saved_part
 from framework.programs.run_config import RunConfig
+from framework.programs.run_folder import RunFolder
 from framework.programs.seeding import derive_seed
 
 MakeEnvironment = Callable[[int, int], Any]  # (num_envs, seed) -> BatchedEnvironment
@@ -66,14 +67,16 @@ class Graph:
 
     def add_services(
         self,
+        run: RunFolder | None,
         logger_factory: Callable[[], Logger | None] | None = None,
         on_write: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """Adds the counter, the monitor and, with a directory, the checkpointer."""
+        """Adds the counter, the monitor, which records `run`, and with a directory the checkpointer."""
         counter = self._services["counter"] = self._add("counter", _make_counter, self._config)
         self._services["monitor"] = self._add(
             "monitor",
             _make_monitor,
+            run,
             logger_factory or functools.partial(make_logger, self._config),
             on_write,
             replay=self._replay,
@@ -194,5 +197,9 @@ def _make_counter(config: RunConfig) -> Counter:
     return counter
 
 
-def _make_monitor(logger_factory: Any, on_write: Any, *, replay: Any, counter: Any) -> Monitor:
+def _make_monitor(
+    run: RunFolder | None, logger_factory: Any, on_write: Any, *, replay: Any, counter: Any
+) -> Monitor:
+    if run is not None:
+        run.record()
     return Monitor(logger_factory(), on_write=on_write, replay=replay, counter=counter)

@@ -64,12 +64,11 @@ class LearnerWorker(ProgramWorker):
         self._uncounted = 0
         self._waited_s = 0.0  # for the dataset, since the last row
         self._times_sampled = 0.0
-        self._table_size = 0
         self._metrics: dict[str, Any] | None = None  # of the last step
         self._checkpointed = (0, time.monotonic())  # env steps and clock at the last checkpoint
         self._published = threading.Condition()
         self._waits_for_data = False
-        self._stall_detector = StallDetector(config.num_actors)
+        self._stall_detector = StallDetector(config.num_actors) if agent.max_policy_lag is not None else None
         self._block = VariableBlock(self._learner.parameters(), shared_path())
         self._restore()
         self._others = FirstLearner(self._learner, config.num_learners) if config.num_learners > 1 else None
@@ -92,7 +91,9 @@ class LearnerWorker(ProgramWorker):
         with self._published:
             if self._published.wait_for(lambda: self._block.version >= version, timeout):
                 return True
-            if actor is None or not self._waits_for_data or not self._stall_detector.asked(actor):
+            if actor is None or self._stall_detector is None or not self._waits_for_data:
+                return False
+            if not self._stall_detector.asked(actor):
                 return False
             _LOG.warning(
                 "all actors wait for version %d of the parameters and the learner for their data, of which "
@@ -148,7 +149,9 @@ class LearnerWorker(ProgramWorker):
         limit = self._config.max_learner_steps
         last = limit is not None and self._steps >= limit
         if last or self._steps % self._publish_period == 0:
-            self._checkpoint_if_due(self._publish())
+            counts = self._publish()
+            if self._checkpointer is not None:
+                self._checkpoint_if_due(counts)
         if last or self._steps % self._config.learner_log_period == 0:
             self._log(result.metrics)
         if last:
@@ -197,13 +200,12 @@ class LearnerWorker(ProgramWorker):
         self._learner.env_steps = counts.get("env_steps", 0)
         with self._published:
             self._block.publish(self._steps, self._learner.parameters(), self._learner.env_steps)
-            self._stall_detector.moved()
+            if self._stall_detector is not None:
+                self._stall_detector.moved()
             self._published.notify_all()
         return counts
 
     def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
-        if self._checkpointer is None:
-            return
         period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes
         made, now = counts.get("env_steps", 0), time.monotonic()
         since = made - self._checkpointed[0], now - self._checkpointed[1]

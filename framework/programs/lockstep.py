@@ -50,8 +50,9 @@ class Lockstep:
         """Steps until the unroll ends."""
         return self._unroll_length - steps % self._unroll_length
 
-    def may_step(self, needed: int | None, version: int) -> bool:
-        """Whether ``version``, or the learner's newest, is enough; does not wait."""
+    def may_step(self, steps: int, version: int) -> bool:
+        """Whether ``version``, or the learner's newest, is enough after ``steps`` steps; does not wait."""
+        needed = self.needed_version(steps)
         return needed is None or version >= needed or self._is_available(needed, 0.0, None)
 
     def wait(self, needed: int, version: int, flush: Callable[[], None]) -> bool:

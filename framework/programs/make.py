@@ -11,6 +11,7 @@ from framework import core, environments, specs
 from framework.loggers import Logger
 from framework.programs.graph import Graph
 from framework.programs.run_config import RunConfig
+from framework.programs.run_folder import RunFolder
 
 
 def make_program(
@@ -41,18 +42,23 @@ def make_program(
 
     Raises:
       ValueError: the agent does not fit the environment or the config.
+      RunError: the directory holds a run of another agent or environment.
     """
     config = config or RunConfig()
-    make_environment = functools.partial(_make_environment, agent, environment_factory, config)
-    spec = _spec_of(make_environment, config.seed)
+    spec = environment_spec(agent, environment_factory, config)
+    run = None
+    if config.directory is not None:
+        run = RunFolder.describe(agent, environment_factory, config, spec)
+        run.check_same()
+    make_envs = functools.partial(make_environment, agent, environment_factory, config)
     agent = agent.for_program(config.num_envs, config.num_learners)
     learns = bool(agent.make_tables(spec))
 
     program = launch.Program(name or type(agent).__name__.lower())
-    graph = Graph(program, agent, make_environment, spec, config)
+    graph = Graph(program, agent, make_envs, spec, config)
     if learns:
         graph.add_replay()
-    graph.add_services(logger_factory, on_write)
+    graph.add_services(run, logger_factory, on_write)
     if learns:
         graph.add_learners()
     if config.inference.endswith("server"):
@@ -63,19 +69,31 @@ def make_program(
     return program
 
 
-def _spec_of(make_environment: Callable[[int, int], Any], seed: int) -> specs.EnvironmentSpec:
-    environment = make_environment(1, seed)
+def environment_spec(
+    agent: core.Agent, factory: str | Callable[..., Any], config: RunConfig
+) -> specs.EnvironmentSpec:
+    """The spec of one env as ``agent`` sees it; makes the environment and closes it."""
+    environment = make_environment(agent, factory, config, 1, config.seed)
     try:
         return specs.make_environment_spec(environment)
     finally:
         environment.close()
 
 
-def _make_environment(agent: core.Agent, factory: Any, config: RunConfig, num_envs: int, seed: int) -> Any:
+def make_environment(
+    agent: core.Agent,
+    factory: str | Callable[..., Any],
+    config: RunConfig,
+    num_envs: int,
+    seed: int,
+    render_mode: str | None = None,
+) -> Any:
+    """The environment of ``num_envs`` envs with the agent's wrappers."""
     return environments.make(
         factory,
         num_envs=num_envs,
         seed=seed,
-        stepping=config.stepping,
+        stepping="inline" if render_mode else config.stepping,
+        render_mode=render_mode,
         wrappers=agent.environment_wrappers(),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import launch
 from framework import core
+from framework.replay.errors import ServerClosed
 
 
 class ProgramWorker(core.Worker):
@@ -16,13 +18,16 @@ class ProgramWorker(core.Worker):
 
     def run(self) -> None:
         """Steps until the work is done or the program is stopped, which ends a wait on replay too."""
-        import launch
-        from framework.replay import ServerClosed
-
         stopped = launch.stop_event()
-        try:
-            while not (stopped.is_set() or self._finished):
+        while not (stopped.is_set() or self._finished):
+            try:
                 self.step()
-        except ServerClosed:
-            if not stopped.is_set():
-                raise
+            except ServerClosed as error:
+                if stopped.is_set():
+                    return
+                if not self.recover(error):
+                    raise
+
+    def recover(self, error: ServerClosed) -> bool:
+        """Whether stepping can go on after a replay server was lost in the middle of a step."""
+        return False

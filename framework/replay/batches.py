@@ -12,12 +12,21 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 
 def join(
-    samples: Sequence[Any], info: SampleInfo, out: list[Any] | None = None
+    samples: Sequence[ReplaySample | PaddedSample], out: list[Any] | None = None
 ) -> ReplaySample | PaddedSample:
-    """One batch from the batches ``samples`` of the same structure; shorter sequences are padded with zeros.
+    """One batch of several with the same structure; shorter sequences are padded with zeros.
 
-    With ``out`` the leaves are there already and only get their structure.
+    Args:
+      samples: the batches, at least one.
+      out: the leaves, if the batches lie in them already, one after another.
+
+    Raises:
+      ValueError: the structures differ.
     """
+    first = samples[0]
+    if len(samples) == 1:
+        return first
+    info = SampleInfo(*map(np.concatenate, zip(*[sample.info for sample in samples], strict=True)))
     flat = [nests.flatten(sample.data) for sample in samples]
     if any(structure != flat[0][1] for _, structure in flat):
         raise ValueError(f"tables with items of different structure cannot be mixed: {[s for _, s in flat]}")
@@ -25,9 +34,9 @@ def join(
     if out is not None:
         return ReplaySample(info, pack(out))
     leaves = [_stack(arrays) for arrays in zip(*[leaves for leaves, _ in flat], strict=True)]
-    if not isinstance(samples[0], PaddedSample):
+    if not isinstance(first, PaddedSample):
         return ReplaySample(info, pack(leaves))
-    lengths = [nests.flatten(sample.lengths)[0] for sample in samples]
+    lengths = [nests.flatten(sample.lengths)[0] for sample in samples if isinstance(sample, PaddedSample)]
     joined = [None if each[0] is None else np.concatenate(each) for each in zip(*lengths, strict=True)]
     return PaddedSample(info, pack(leaves), pack(joined))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from framework.replay.rows.layout import Slice
+from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 from framework.types import Nest
 
 # Items that may wait for room in their tables unless a writer is told otherwise.
@@ -125,4 +126,131 @@ class Writer(Protocol):
         Returns:
           How many items were dropped because they did not get into their tables.
         """
+        ...
+
+
+class Source(Protocol):
+    """What a `Dataset` draws from. One thread draws; another may release, interrupt and ask.
+
+    Samples count when they are drawn. What was drawn is released when it has been used, or given back when it
+    has not, as if it had never been drawn.
+    """
+
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> tuple[ReplaySample | PaddedSample, Any]:
+        """Draws and gathers `n` samples of a table.
+
+        Args:
+          table: name.
+          n: at least 1.
+          timeout: seconds to wait for them; None waits without limit.
+          out: arrays `[n, ...]` to gather into, one for each leaf of the flattened nest; None for new ones.
+          pad: items of different lengths become a `PaddedSample`; without it they are a ValueError.
+
+        Returns:
+          The samples, and what `release` or `give_back` is called with.
+
+        Raises:
+          DeadlineExceededError: the timeout is over. Nothing was drawn.
+          ServerClosed: the server was stopped, or the source interrupted.
+        """
+        ...
+
+    def release(self, drawn: Any) -> None:
+        """The samples were used: their rows may be used again, and items without a turn left are gone."""
+        ...
+
+    def give_back(self, drawn: Any) -> None:
+        """The samples were not used: as if they had never been drawn. No thread may be in `draw`."""
+        ...
+
+    def can_sample(self, table: str, n: int) -> bool:
+        """Whether a draw would not wait."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ends a draw that waits, and every later one that would."""
+        ...
+
+    def close(self) -> None:
+        """Ends the source. No thread may be in `draw`."""
+        ...
+
+
+class Client(Protocol):
+    """The way to the tables of a server, or of several. Any thread may call."""
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether other threads or processes use the tables; if not, a call that would wait is an error."""
+        ...
+
+    def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
+        """A writer for B envs.
+
+        Args:
+          max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
+        """
+        ...
+
+    def source(self) -> Source:
+        """What a `Dataset` draws from."""
+        ...
+
+    def sample_batch(
+        self,
+        table: str,
+        batch_size: int,
+        timeout: float | None = None,
+        out: list[Any] | None = None,
+        pad: bool = False,
+    ) -> ReplaySample | PaddedSample:
+        """Draws `batch_size` samples: `SampleInfo` of arrays `[N]`, and the data, leaves `[N, ...]`.
+
+        Args:
+          table: name.
+          batch_size: N.
+          timeout: seconds to wait; None waits without limit, 0 not at all.
+          out: arrays for the leaves, in the order of the flattened nest; None for new ones.
+          pad: items of different lengths become a `PaddedSample`; without it they are a ValueError.
+
+        Raises:
+          DeadlineExceededError: the timeout is over. Nothing was drawn.
+          ServerClosed: the server was stopped, or the client interrupted.
+        """
+        ...
+
+    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; keys that are gone are ignored."""
+        ...
+
+    def mutate_priorities(
+        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
+    ) -> None:
+        """Deletes items, then sets priorities."""
+        ...
+
+    def can_sample(self, table: str, n: int = 1) -> bool:
+        """Whether `n` samples can be had now without waiting."""
+        ...
+
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        """Whether `n` items can be inserted now without waiting."""
+        ...
+
+    def reset(self, table: str) -> None:
+        """Removes every item of a table and sets its counters to 0."""
+        ...
+
+    def server_info(self, timeout: float | None = None) -> Mapping[str, TableInfo]:
+        """Describes each table; DeadlineExceededError after `timeout` seconds without an answer."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ends every call of this client that waits, and every later one that would, with `ServerClosed`."""
+        ...
+
+    def close(self) -> None:
+        """Ends this client and its writers, without waiting for room."""
         ...

@@ -1,42 +1,158 @@
-"""Loops over a request's items, compiled by numba where it is installed (extra ``fast``).
+"""Loops over the rows and items of a request: numpy calls, or loops that numba compiles (extra `fast`).
 
-What numpy does in ten calls over 256 numbers costs mostly the calls. Everything works without numba; results
-are the same but for the order in which sums of weights are added up, which is the rounding of the last digit.
-``REPERTORY_COMPILED=0`` in the environment does without in any case.
-
-::
-
-    compiled = kernels.load()          # None without numba
-    if compiled is not None:
-        compiled.tree_set(flat, starts, leaves, weights)
-
-The functions here are plain Python; ``load`` compiles them, for the types in ``_signatures`` only, and numba
-keeps the result in its cache for later processes.
+`load` gives the one set of `Kernels` of this process. What numpy does in ten calls over 256 numbers costs
+mostly the calls, so compiled loops pay where a table is the bottleneck. The results are the same but for the
+order in which sums of weights are added up, which is the rounding of the last digit. `REPERTORY_COMPILED=0`
+in the environment does without numba in any case.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
-import types
+from collections.abc import Callable
 from typing import Any
 
-#: Children of a node of the sum tree: 2 ** SHIFT.
+import numpy as np
+
+#: Children of a node of the sum tree: `2 ** SHIFT`.
 SHIFT = 4
+FANOUT = 1 << SHIFT
+
+_ONES = np.ones(FANOUT)
+_RUNNING = np.triu(np.ones((FANOUT, FANOUT)))  # block @ this = its running sums
 
 
-def tree_set(flat: Any, starts: Any, leaves: Any, weights: Any) -> bool:
-    """Sets ``leaves`` in order and computes the sums above them anew; level l begins at ``starts[l]``. False,
-    and nothing done, if the tree is too small for one of them."""
-    size = starts[1] if len(starts) > 1 else len(flat)
-    for leaf in leaves:
-        if leaf >= size:
-            return False
+class Kernels:
+    """The plain form, which the compiled one is tested against.
+
+    A sum tree is a float64 array `flat` of all levels, leaves first; level l begins at `starts[l]`, an int64
+    array with one entry more than levels. Each node is the sum of `FANOUT` nodes of the level below.
+    """
+
+    def tree_set(self, flat: np.ndarray, starts: np.ndarray, leaves: np.ndarray, weights: np.ndarray) -> None:
+        """Sets `leaves` in order and computes the sums above them from their children."""
+        flat[leaves] = weights
+        nodes = leaves
+        for level in range(len(starts) - 2):
+            nodes = nodes >> SHIFT
+            below = flat[starts[level] : starts[level + 1]].reshape(-1, FANOUT)
+            flat[starts[level + 1] + nodes] = below.take(nodes, 0) @ _ONES
+
+    def tree_descend(
+        self, flat: np.ndarray, starts: np.ndarray, sums: np.ndarray, mass: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The leaf in whose share of the running sum each of `mass` falls, and its weight.
+
+        `sums` are the running sums of the highest level. Rounding can end a descent at a leaf of weight 0.
+        """
+        order = mass.argsort()  # a search for ascending values is twice as fast, sorting included
+        mass = mass.take(order)
+        nodes = sums.searchsorted(mass, side="right")
+        begins = np.arange(0, FANOUT * len(mass), FANOUT)
+        above, blocks, at = flat[starts[-2] : starts[-1]], sums, nodes
+        for level in range(len(starts) - 3, -1, -1):
+            # What lies before the chosen node: the running sum up to and with it, less itself.
+            mass = mass - blocks.take(at, mode="clip")
+            mass += above.take(nodes, mode="clip")
+            above = flat[starts[level] : starts[level + 1]]
+            blocks = above.reshape(-1, FANOUT).take(nodes, 0, mode="clip") @ _RUNNING
+            # The first child whose running sum is above; 0 if none is, by rounding.
+            at = (blocks <= mass[:, None]).argmin(1)
+            nodes = nodes * FANOUT + at
+            at += begins
+        leaves = np.empty_like(nodes)
+        leaves[order] = np.minimum(nodes, len(above) - 1)
+        return leaves, above.take(leaves)
+
+    def count(self, times: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Adds 1 to `times` of each slot, one after another; what each addition came to, int32 `[n]`."""
+        counts = times.take(slots)
+        np.add.at(times, slots, np.int32(1))
+        counts += 1
+        repeated = np.flatnonzero(times.take(slots) != counts)
+        seen: dict[int, int] = {}
+        for at, slot in zip(repeated.tolist(), slots[repeated].tolist(), strict=True):
+            seen[slot] = earlier = seen.get(slot, -1) + 1
+            counts[at] += earlier
+        return counts
+
+    def acquire(self, counts: np.ndarray, rows: np.ndarray) -> None:
+        """Adds 1 to `counts` of each row; IndexError, and nothing done, if one is out of range."""
+        _check_range(counts, rows)
+        np.add.at(counts, rows, np.int32(1))
+
+    def drop(self, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Subtracts 1; the rows that come to 0, ascending. IndexError as for `acquire`."""
+        _check_range(counts, rows)
+        np.subtract.at(counts, rows, np.int32(1))
+        free = np.sort(rows[counts.take(rows) == 0])
+        return free if len(free) < 2 else free[np.append(True, free[1:] != free[:-1])]
+
+
+class CompiledKernels(Kernels):
+    """Compiled by numba, for the types below only. Arguments may be read-only and of any stride, as what came
+    with a message is; what belongs to a table is contiguous."""
+
+    def __init__(self, compile_function: Callable[[Any, Callable[..., Any]], Callable[..., Any]], types: Any):
+        def given(kind: Any) -> Any:
+            return types.Array(kind, 1, "A", readonly=True)
+
+        def own(kind: Any) -> Any:
+            return types.Array(kind, 1, "C")
+
+        i4, i8, f8 = types.int32, types.int64, types.float64
+        self._tree_set = compile_function(types.void(own(f8), own(i8), given(i8), given(f8)), _tree_set)
+        self._tree_descend = compile_function(
+            types.void(own(f8), own(i8), own(f8), own(f8), own(i8), own(f8)), _tree_descend
+        )
+        self._count = compile_function(types.void(own(i4), given(i8), own(i4)), _count)
+        self._acquire = compile_function(types.boolean(own(i4), given(i8)), _acquire)
+        self._drop = compile_function(i8(own(i4), given(i8), own(i8)), _drop)
+
+    def tree_set(self, flat: np.ndarray, starts: np.ndarray, leaves: np.ndarray, weights: np.ndarray) -> None:
+        self._tree_set(flat, starts, leaves, weights)
+
+    def tree_descend(
+        self, flat: np.ndarray, starts: np.ndarray, sums: np.ndarray, mass: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        leaves, weights = np.empty(len(mass), np.int64), np.empty(len(mass))
+        self._tree_descend(flat, starts, sums, mass, leaves, weights)
+        return leaves, weights
+
+    def count(self, times: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        counts = np.empty(len(slots), np.int32)
+        self._count(times, slots, counts)
+        return counts
+
+    def acquire(self, counts: np.ndarray, rows: np.ndarray) -> None:
+        if not self._acquire(counts, rows):
+            _check_range(counts, rows)
+
+    def drop(self, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        free = np.empty(len(rows), np.int64)
+        n = self._drop(counts, rows, free)
+        if n < 0:
+            _check_range(counts, rows)
+        free = free[:n]
+        free.sort()
+        return free
+
+
+def _check_range(counts: np.ndarray, rows: np.ndarray) -> None:
+    # Negative ones are huge as unsigned numbers.
+    if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):
+        raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
+
+
+# What is compiled.
+
+
+def _tree_set(flat: Any, starts: Any, leaves: Any, weights: Any) -> None:
     for at in range(len(leaves)):
         flat[leaves[at]] = weights[at]
-    for level in range(1, len(starts)):
+    for level in range(1, len(starts) - 1):
         below, above, shift = starts[level - 1], starts[level], SHIFT * level
         last = -1
         for at in range(len(leaves)):
@@ -44,34 +160,23 @@ def tree_set(flat: Any, starts: Any, leaves: Any, weights: Any) -> bool:
             if node != last:
                 first = below + (node << SHIFT)
                 total = 0.0
-                for child in range(first, first + (1 << SHIFT)):
+                for child in range(first, first + FANOUT):
                     total += flat[child]
                 flat[above + node] = total
                 last = node
-    return True
 
 
-def running_sum(values: Any, out: Any) -> None:
-    """``out[i]`` is the sum of ``values[: i + 1]``."""
-    total = 0.0
-    for at in range(len(values)):
-        total += values[at]
-        out[at] = total
-
-
-def tree_descend(flat: Any, starts: Any, root: Any, mass: Any, leaves: Any, weights: Any) -> int:
-    """The leaf in whose share of the running sum each of ``mass`` falls, and its weight; ``root`` holds the
-    running sums of the highest level. How many leaves of weight 0 came out, by rounding."""
+def _tree_descend(flat: Any, starts: Any, sums: Any, mass: Any, leaves: Any, weights: Any) -> None:
     # One level after another for all of them, without branches: the reads of several overlap.
     for at in range(len(mass)):
-        node, size = 0, len(root)
+        node, size = 0, len(sums)
         while size > 1:
             half = size >> 1
-            node += half * (root[node + half - 1] <= mass[at])
+            node += half * (sums[node + half - 1] <= mass[at])
             size -= half
         leaves[at] = node
-        weights[at] = mass[at] - (root[node - 1] if node > 0 else 0.0)
-    for level in range(len(starts) - 2, -1, -1):
+        weights[at] = mass[at] - (sums[node - 1] if node > 0 else 0.0)
+    for level in range(len(starts) - 3, -1, -1):
         begin = starts[level]
         # Past the last that weighs anything, by rounding, there may be nodes without children.
         highest = ((starts[level + 1] - begin) >> SHIFT) - 1
@@ -79,64 +184,24 @@ def tree_descend(flat: Any, starts: Any, root: Any, mass: Any, leaves: Any, weig
             node = min(leaves[at], highest)
             first = begin + (node << SHIFT)
             chosen, running, before = 0, 0.0, 0.0
-            for child in range(first, first + (1 << SHIFT) - 1):
+            for child in range(first, first + FANOUT - 1):
                 running += flat[child]
                 after = running <= weights[at]
                 chosen += after
                 before = running if after else before
             weights[at] -= before
             leaves[at] = (node << SHIFT) + chosen
-    empty = 0
     for at in range(len(mass)):
         weights[at] = flat[leaves[at]]
-        empty += not weights[at] > 0.0
-    return empty
 
 
-def draw(slots: Any, times: Any, keys: Any, priorities: Any, out_times: Any, out_keys: Any, out: Any) -> None:
-    """Counts one more sample of each slot and copies what a sample says of it; ``out`` are priorities."""
+def _count(times: Any, slots: Any, counts: Any) -> None:
     for at in range(len(slots)):
-        slot = slots[at]
-        times[slot] += 1
-        out_times[at] = times[slot]
-        out_keys[at] = keys[slot]
-        out[at] = priorities[slot]
+        times[slots[at]] += 1
+        counts[at] = times[slots[at]]
 
 
-def sum_at(values: Any, places: Any) -> int:
-    """The sum of ``values`` at ``places``."""
-    total = 0
-    for place in places:
-        total += values[place]
-    return total
-
-
-def find(wanted: Any, keys: Any, mask: Any, slots: Any) -> int:
-    """The slot of each key, -1 for those that are not where their number says; how many are not."""
-    missing = 0
-    for at in range(len(wanted)):
-        slot = wanted[at] & mask
-        if slot < len(keys) and keys[slot] == wanted[at]:
-            slots[at] = slot
-        else:
-            slots[at] = -1
-            missing += 1
-    return missing
-
-
-def bounds(values: Any) -> tuple[float, float]:
-    """The smallest and the largest; two NaN if one is NaN."""
-    low, high = math.inf, -math.inf
-    for value in values:
-        if math.isnan(value):
-            return value, value
-        low = min(low, value)
-        high = max(high, value)
-    return low, high
-
-
-def acquire(counts: Any, rows: Any) -> bool:
-    """One more for each row; False, and nothing done, if one is out of range."""
+def _acquire(counts: Any, rows: Any) -> bool:
     for row in rows:
         if row < 0 or row >= len(counts):
             return False
@@ -145,105 +210,45 @@ def acquire(counts: Any, rows: Any) -> bool:
     return True
 
 
-def drop(counts: Any, rows: Any, free: Any) -> int:
-    """One less for each row; those that come to 0 into ``free``. How many; -1 - that if they do not ascend.
-
-    ``-len(rows) - 2``, and nothing done, if a row is out of range.
-    """
+def _drop(counts: Any, rows: Any, free: Any) -> int:
     for row in rows:
         if row < 0 or row >= len(counts):
-            return -len(rows) - 2
-    n, last, ascending = 0, -1, True
+            return -1
+    n = 0
     for row in rows:
         counts[row] -= 1
         if counts[row] == 0:
             free[n] = row
             n += 1
-            ascending = ascending and row > last
-            last = row
-    return n if ascending else -1 - n
-
-
-def consecutive(rows: Any) -> bool:
-    """Whether each is the one before plus 1."""
-    same = True
-    for at in range(1, len(rows)):
-        same = same and rows[at] == rows[at - 1] + 1
-    return same
-
-
-def let_go(held: Any, rows: Any) -> bool:
-    """Clears ``held`` of each row; False, and nothing done, if one is not set or out of range."""
-    for row in rows:
-        if row < 0 or row >= len(held) or not held[row]:
-            return False
-    for row in rows:
-        held[row] = False
-    return True
-
-
-def _signatures(t: Any) -> dict[str, Any]:
-    """What each function takes; ``t`` is ``numba.types``. Inputs may be of any layout and read-only, as what
-    came with a message is; what belongs to a table is contiguous."""
-
-    def given(kind: Any) -> Any:
-        return t.Array(kind, 1, "A", readonly=True)
-
-    def own(kind: Any) -> Any:
-        return t.Array(kind, 1, "C")
-
-    i8, i4, u8, f8 = t.int64, t.int32, t.uint64, t.float64
-    return {
-        "tree_set": t.boolean(own(f8), own(i8), given(i8), given(f8)),
-        "running_sum": t.void(own(f8), own(f8)),
-        "tree_descend": i8(own(f8), own(i8), own(f8), own(f8), own(i8), own(f8)),
-        "draw": t.void(given(i8), own(i4), own(u8), own(f8), own(i4), own(u8), own(f8)),
-        "sum_at": i8(own(i8), given(i8)),
-        "find": i8(given(u8), own(u8), u8, own(i8)),
-        "bounds": t.UniTuple(f8, 2)(given(f8)),
-        "acquire": t.boolean(own(i4), given(i8)),
-        "drop": i8(own(i4), given(i8), own(i8)),
-        "consecutive": t.boolean(given(i8)),
-        "let_go": t.boolean(own(t.boolean), given(i8)),
-    }
+    return n
 
 
 @functools.lru_cache(maxsize=1)
-def load() -> Any:
-    """The compiled functions by their names here, or None. The first time on a machine takes some seconds.
+def load() -> Kernels:
+    """The kernels of this process. With numba, the first time on a machine takes some seconds.
 
     Raises:
-      RuntimeError: ``REPERTORY_COMPILED=1`` asks for numba and it is not there.
+      RuntimeError: `REPERTORY_COMPILED=1` asks for numba, which does not load.
     """
     asked = os.environ.get("REPERTORY_COMPILED", "")
     if asked == "0":
-        return None
+        return Kernels()
     try:
         import numba
-    except ImportError as error:  # not installed, or too old for the numpy that is here
+    except ImportError as error:  # not installed, or too old for this numpy
         if asked == "1":
             raise RuntimeError(
                 f"REPERTORY_COMPILED=1 asks for numba, which does not load: {error}; install the extra 'fast'"
             ) from error
-        return None
-    signatures = _signatures(numba.types)
+        return Kernels()
     try:
-        return _compile(numba, signatures, cache=True)
+        return CompiledKernels(lambda signature, f: numba.njit(signature, cache=True)(f), numba.types)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
         logging.getLogger(__name__).warning(
-            "no place to keep compiled functions, so each process compiles them for some seconds; set "
-            "NUMBA_CACHE_DIR to a folder that can be written, or REPERTORY_COMPILED=0 (%s)",
+            "numba finds no folder for compiled functions, so each process compiles them for some seconds. "
+            "Set NUMBA_CACHE_DIR to a folder that can be written, or REPERTORY_COMPILED=0. (%s)",
             error,
         )
-        return _compile(numba, signatures, cache=False)
-
-
-def _compile(numba: Any, signatures: dict[str, Any], cache: bool) -> types.SimpleNamespace:
-    return types.SimpleNamespace(
-        **{
-            name: numba.njit(signature, cache=cache)(globals()[name])
-            for name, signature in signatures.items()
-        }
-    )
+        return CompiledKernels(lambda signature, f: numba.njit(signature, cache=False)(f), numba.types)

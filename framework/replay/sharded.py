@@ -23,9 +23,10 @@ import numpy as np
 
 from framework.replay.batches import join
 from framework.replay.client import Client
+from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api.client import ReverbApi
-from framework.replay.types import CallStats, SampleInfo, TableInfo
+from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo
 from launch.rpc.sockets import CurveKeys
 
 _SHIFT = np.uint64(56)  # keys carry the number of their server in bits 56 to 60
@@ -77,9 +78,9 @@ class ShardedClient(ReverbApi):
         with self._lock:
             source = self._sources.pop() if self._sources else self.source()
         try:
-            drawn = source.draw(table, batch_size, timeout, out, pad)
-            source.settle([drawn], True)
-            return drawn.sample
+            sample, drawn = source.draw(table, batch_size, timeout, out, pad)
+            source.release(drawn)
+            return sample
         finally:
             with self._lock:
                 self._sources.append(source)
@@ -184,33 +185,28 @@ class ShardedWriter:
         return self._writer.create_items(table, trajectory, priorities, episodes, timeout) | self._mark
 
 
-class Drawn:
-    """A batch and the reservations behind it, ``[(source, reservation)]``."""
-
-    __slots__ = ("parts", "sample")
-
-    def __init__(self, sample: Any, parts: list[tuple[Any, Any]]) -> None:
-        self.sample = sample
-        self.parts = parts
+_Part = tuple[Source, Any]  # the source of one server, and what it drew
 
 
 class ShardedSource:
-    """Draws batches from all servers; the interface of `EmbeddedSource`."""
+    """Draws batches from all servers; see `contracts.Source`."""
 
     def __init__(self, client: ShardedClient, seed: int | None) -> None:
         self._client = client
-        self._sources: list[Any] = [each.source() for each in client.shards]
+        self._sources: list[Source] = [each.source() for each in client.shards]
         self._rng = np.random.default_rng(seed)
         self._checked: set[str] = set()  # tables whose samplers are known to be alike
 
-    def draw(self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool) -> Drawn:
-        """``n`` samples, those of the first server first; given back as a whole if a server's share fails."""
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> tuple[ReplaySample | PaddedSample, list[_Part]]:
+        """Samples of all servers, those of the first server first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         weights = self._look(table, deadline)
         share = weights / weights.sum()
         counts = self._rng.multinomial(n, share)
-        parts: list[tuple[Any, Any]] = []
-        infos = []
+        drawn: list[_Part] = []
+        samples = []
         begin = 0
         try:
             for shard in np.flatnonzero(counts).tolist():
@@ -218,40 +214,36 @@ class ShardedSource:
                 piece = None if out is None else [array[begin : begin + count] for array in out]
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 source = self._sources[shard]
-                drawn = source.draw(table, count, left, piece, pad)
-                parts.append((source, drawn))
-                info = drawn.sample.info
-                infos.append(
-                    info._replace(
-                        key=info.key | (np.uint64(shard) << _SHIFT),
-                        probability=np.asarray(info.probability) * share[shard],
-                    )
+                sample, part = source.draw(table, count, left, piece, pad)
+                drawn.append((source, part))
+                info = sample.info
+                info = info._replace(
+                    key=info.key | (np.uint64(shard) << _SHIFT),
+                    probability=np.asarray(info.probability) * share[shard],
                 )
+                samples.append(sample._replace(info=info))
                 begin += count
         except BaseException:
-            self.settle([Drawn(None, parts)], False)
+            self.give_back(drawn)
             raise
-        info = SampleInfo(*[np.concatenate(arrays) for arrays in zip(*infos, strict=True)])
-        samples = [drawn.sample for _, drawn in parts]
-        return Drawn(samples[0]._replace(info=info) if len(samples) == 1 else join(samples, info, out), parts)
+        return join(samples, out), drawn
 
-    def settle(self, drawn: Sequence[Drawn], handed_out: bool) -> None:
-        """Commits batches or gives them back."""
-        for each in drawn:
-            for source, reservation in each.parts:
-                source.settle([reservation], handed_out)
+    def release(self, drawn: list[_Part]) -> None:
+        for source, part in drawn:
+            source.release(part)
+
+    def give_back(self, drawn: list[_Part]) -> None:
+        for source, part in drawn:
+            source.give_back(part)
 
     def can_sample(self, table: str, n: int) -> bool:
-        """Whether a draw would not wait."""
         return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
-        """Ends a draw that waits."""
         for source in self._sources:
             source.interrupt()
 
     def close(self) -> None:
-        """What was drawn and not settled is given back."""
         for source in self._sources:
             source.close()
 
@@ -266,12 +258,12 @@ class ShardedSource:
             left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
             source = self._sources[shard]
             try:
-                probe = source.draw(table, 1, left, None, True)
+                _, probe = source.draw(table, 1, left, None, True)
             except DeadlineExceededError:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
             else:
-                source.settle([probe], False)
+                source.give_back(probe)
             weights = self._ask(table)
         raise AssertionError("there is at least one server")
 

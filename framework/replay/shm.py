@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import math
 import mmap
 import os
@@ -66,9 +67,14 @@ class Column:
         self.path = path
         size = max(1, math.prod(shape) * dtype.itemsize)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._file, size)
-        self.array = _map(self._file, size, shape, dtype)
         self._reserved = 0
+        try:
+            os.ftruncate(self._file, size)
+            self.array = _map(self._file, size, shape, dtype)
+        except BaseException:
+            self.close()
+            os.unlink(path)
+            raise
 
     def reserve(self, begin: int, end: int) -> None:
         """Backs the bytes ``[begin, end)`` with memory; StoreFullError if the machine has not got it."""
@@ -96,6 +102,7 @@ class SharedMemory:
         remove_stale(root)
         self._lock = threading.Lock()
         self._columns: dict[tuple[str, str], Column] = {}
+        self._numbers = itertools.count()
         self._private = MemoryAllocator()
         with _owned_lock:  # nobody looks for stale directories between mkdtemp and the lock
             self.directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)  # mode 0700
@@ -115,7 +122,7 @@ class SharedMemory:
         with self._lock:
             if not self._finalizer.alive:
                 raise ServerClosed("the server was stopped; its shared memory is gone")
-            made = Column(os.path.join(self.directory, str(len(self._columns))), shape, np.dtype(dtype))
+            made = Column(os.path.join(self.directory, str(next(self._numbers))), shape, np.dtype(dtype))
             self._columns[stream, column] = made
         return made.array
 
@@ -129,6 +136,14 @@ class SharedMemory:
             if not self._finalizer.alive:
                 raise ServerClosed("the server was stopped; its shared memory is gone")
             self._columns[stream, column].reserve(begin, end)
+
+    def free(self, stream: str, column: str) -> None:
+        """Removes the file of a column, if there is one."""
+        with self._lock:
+            made = self._columns.pop((stream, column), None)
+        if made is not None:
+            made.close()
+            os.unlink(made.path)
 
     def path(self, stream: str, column: str) -> str:
         """The file of a column."""

@@ -22,9 +22,11 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import zmq
 
 from framework.replay import errors
 
+PROTOCOL = 2  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
 _ZERO_COPY_BYTES = 65536  # below this, ZeroMQ is quicker if it copies
@@ -99,10 +101,16 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     return message
 
 
-def send(socket: Any, frames: Sequence[Any], flags: int = 0) -> None:
-    """Sends the frames of `encode`; large arrays without a copy, so they must not change afterwards."""
-    large = any(len(frame) >= _ZERO_COPY_BYTES for frame in frames)
-    socket.send_multipart(frames, flags, copy=not large)
+def send(socket: zmq.Socket, frames: Sequence[Any], flags: int = 0) -> zmq.MessageTracker | None:
+    """Sends the frames of `encode`.
+
+    Large arrays are not copied: they must not change until the tracker that is returned is done, which it is
+    when the operating system has taken the message.
+    """
+    if all(len(frame) < _ZERO_COPY_BYTES for frame in frames):
+        socket.send_multipart(frames, flags)
+        return None
+    return socket.send_multipart(frames, flags, copy=False, track=True)
 
 
 def pack_error(error: BaseException) -> list[str]:

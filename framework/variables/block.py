@@ -114,15 +114,15 @@ class VariableBlock:
         Raises:
           ValueError: the version is not greater, or the tensors are not those of the constructor.
         """
-        if version <= self.version:
-            raise ValueError(
-                f"version: got {version}, expected more than {self.version}. Versions only grow."
-            )
-        number = int(self._header[_DONE]) + 1
-        self._header[_BEGUN] = number
-        copy_variables(parameters, self._slots[number % 2])
-        self._header[_SLOTS + 2 * (number % 2) :][:2] = version, env_steps
-        self._header[_DONE] = number
+        done = int(self._header[_DONE])
+        newest = self._header[_SLOTS + 2 * (done % 2)]
+        if done and version <= newest:
+            raise ValueError(f"version: got {version}, expected more than {newest}. Versions only grow.")
+        slot = (done + 1) % 2
+        self._header[_BEGUN] = done + 1
+        copy_variables(parameters, self._slots[slot])
+        self._header[_SLOTS + 2 * slot :][:2] = version, env_steps
+        self._header[_DONE] = done + 1
 
     def read(self, targets: Parameters, newer_than: int = -1) -> Progress | None:
         """Copies the variables that ``targets`` names into its tensors.

@@ -66,39 +66,40 @@ class VariableClient:
         if due and not self._is_connected:
             self._block = self._answer(self._source.futures.variable_block())
             self._is_connected = True
+        progress = None
         if self._block is None:
-            return self._is_connected and self._exchange(due, wait)
-        if not due:
-            return False
-        self._calls = 0
-        progress = self._block.read(self._targets, self.version)
-        return progress is not None and self._set(progress)
-
-    def _exchange(self, due: bool, wait: bool) -> bool:
-        """Takes the answer of the node if it has come, and asks the next question if that is due."""
-        changed = False
-        if self._request is not None and (wait or self._request.done()):
-            changed = self._take()  # with wait, an answer to an old question may be too old: ask again
-        if self._request is None and due:
+            progress = self._exchange(due, wait)
+        elif due:
             self._calls = 0
-            self._request = self._source.futures.get_variables(tuple(self._targets), newer_than=self.version)
-            if wait or self._request.done():
-                changed = self._take() or changed
-        return changed
-
-    def _take(self) -> bool:
-        request, self._request = self._request, None
-        variables: Variables | None = self._answer(request)
-        if variables is None or variables.version <= self.version:
+            progress = self._block.read(self._targets, self.version)
+        if progress is None:
             return False
-        copy_variables(variables.values, self._targets)
-        return self._set(core.Progress(variables.version, variables.env_steps))
-
-    def _set(self, progress: core.Progress) -> bool:
         self.version = progress.version
         if self._policy is not None:
             self._policy.progress = progress
         return True
+
+    def _exchange(self, due: bool, wait: bool) -> core.Progress | None:
+        """Takes the answer of the node if it has come, and asks the next question if that is due."""
+        progress = None
+        if self._request is not None and (wait or self._request.done()):
+            progress = self._take(self.version)
+        if self._is_connected and self._request is None and due:
+            # With `wait` even if an answer has just come: the question may be older than the caller's wish.
+            self._calls = 0
+            known = self.version if progress is None else progress.version
+            self._request = self._source.futures.get_variables(tuple(self._targets), newer_than=known)
+            if wait or self._request.done():
+                progress = self._take(known) or progress
+        return progress
+
+    def _take(self, known: int) -> core.Progress | None:
+        request, self._request = self._request, None
+        variables: Variables | None = self._answer(request)
+        if variables is None or variables.version <= known:
+            return None
+        copy_variables(variables.values, self._targets)
+        return core.Progress(variables.version, variables.env_steps)
 
     def _answer(self, future: Any) -> Any:
         concurrent.futures.wait([future], self._timeout)

@@ -34,6 +34,7 @@ class Place:
         self.built = False
         self.waits_for: Place | None = None  # the node whose constructor this node's constructor waits for
         self.state = "starting"
+        self.turns = 0  # on the serial engine
         self.restarts = 0
         self.back_off = BackOff()
         self.error: str | None = None

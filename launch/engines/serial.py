@@ -1,5 +1,7 @@
 """One thread steps the workers in the order in which they were added; for debugging and exact repetition.
 
+Within a group, the worker that has had the fewest turns goes first.
+
 Each pass asks every worker ``ready()`` and calls ``step()`` if so; replay and services are called directly.
 No decision depends on a clock. A worker may offer ``finished()``: once it is true the worker is not asked
 again. A pass in which nobody was ready cannot be followed by a better one, as nothing else runs: that is a
@@ -32,6 +34,7 @@ class SerialJob(LocalJob):
         super().__init__(program, "serial", options, concurrent=False)
         self._runtime.stopped = _StopEvent()
         self._workers: list[Place] = []  # those that take turns
+        self._groups: list[str] = []  # of them
         self._started = False
 
     def stop(self, result: Any = None) -> None:
@@ -58,6 +61,7 @@ class SerialJob(LocalJob):
             for place in self._places:
                 self._guard(place, self._begin)
             self._workers = [place for place in self._places if place.works and place.state == "running"]
+            self._groups = list(dict.fromkeys(place.leaf.context.group for place in self._workers))
         while not self._runtime.stopped.is_set():
             if ended():
                 return
@@ -89,6 +93,8 @@ class SerialJob(LocalJob):
     def _pass(self) -> bool:
         """One turn for everybody. False if all workers have finished. DeadlockError if nobody could move."""
         working, moved = [], False
+        # Who had the fewest turns goes first in its group: else the first actor takes all the room in replay.
+        self._workers.sort(key=lambda place: (self._groups.index(place.leaf.context.group), place.turns))
         for place in self._workers:
             if place.state != "running":
                 continue
@@ -111,6 +117,7 @@ class SerialJob(LocalJob):
             if ready is not None and not ready():
                 return False
             place.object.step()
+            place.turns += 1
             return True
 
     def _guard(self, place: Place, action: Any) -> Any:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import agents
+from framework.programs import make_agent
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -21,7 +21,7 @@ def test_names_a_program(group, label):
     if isinstance(row, throughput.Peer):
         assert row.row in throughput_peers.ROWS
         return
-    config = agents.make(row.agent, **row.config).config  # which checks its fields
+    config = make_agent(row.agent, **row.config).config  # which checks its fields
     envs = row.program["envs_per_actor"]
     if row.agent == "impala":
         assert (config.queue_batches - 1) * config.batch_size >= envs, "an actor could not add its unrolls"

@@ -4,14 +4,11 @@ import dataclasses
 
 import pytest
 
-import agents
-from agents import cli
-from agents.commands import building
-from agents.commands.options import TrainOptions
-from agents.commands.run_folder import RunFolder
 from framework.checkpoints import torch_part
+from framework.commands import building, cli
 from framework.loggers import JSONLLogger
-from framework.programs import RunConfig
+from framework.programs import RunConfig, make_agent
+from framework.programs.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -35,12 +32,14 @@ def make_run(tmp_path):
     """Makes the folder of a run, with returns of evaluations and a checkpoint for each of ``steps``."""
 
     def make(name="run", steps=(), returns=(), agent="random_actions", **settings):
-        options = TrainOptions(environment=settings.pop("environment", "gymnasium:CartPole-v1"))
+        environment = settings.pop("environment", "gymnasium:CartPole-v1")
         config = RunConfig(**{"max_env_steps": 1000, "directory": str(tmp_path / name), **settings})
-        spec = building.environment_spec(options.environment, config.seed, agents.make(agent))
-        folder = RunFolder.create(tmp_path / name, agent, agents.make_config(agent), options, config, spec)
+        made = make_agent(agent)
+        spec = building.environment_spec(made, environment, config)
+        folder = RunFolder.describe(made, environment, config, spec)
+        folder.save()
         for step in steps:
-            parts = {"counter": torch_part({"counts": {"env_steps": step}, "cache": {}})}
+            parts = {"counter": torch_part({"counts": {"env_steps": step}})}
             folder.checkpointer.save(step, parts)
         if returns:
             with JSONLLogger(folder.metrics) as log:

@@ -1,7 +1,6 @@
 """What the commands print and write, on run folders made by hand."""
 
 import dataclasses
-import importlib
 import json
 import re
 import signal
@@ -12,15 +11,14 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-import agents
-from agents import cli, presets
-from agents.commands import plot, train
-from agents.commands.errors import CommandError
-from agents.commands.graph import Group, as_svg, as_text
-from agents.commands.options import TrainOptions
-from agents.commands.run_folder import RunFolder, from_plain
 from framework import config_checks
-from framework.programs import RunConfig
+from framework.commands import cli, plot, train
+from framework.commands.graph import Group, as_svg, as_text
+from framework.commands.options import TrainOptions
+from framework.programs import Preset, RunConfig, make_agent
+from framework.programs.presets import presets_of
+from framework.programs.registry import agent_names, find_agent
+from framework.programs.run_folder import RunError, RunFolder, from_plain
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -36,9 +34,9 @@ def test_general_help(repertory):
         assert command in out
 
 
-@pytest.mark.parametrize("name", agents.REGISTRY)
+@pytest.mark.parametrize("name", agent_names())
 def test_flags_of_every_agent_have_help(repertory, name):
-    _, config = agents.find(name).load()
+    config = type(find_agent(name).make_config())
     code, out, _ = repertory("train", name, "--help")
     assert code == 0
     for field in dataclasses.fields(config):
@@ -49,38 +47,35 @@ def test_flags_of_every_agent_have_help(repertory, name):
     )  # flags without a help text
 
 
-@pytest.mark.parametrize("name", agents.REGISTRY)
+@pytest.mark.parametrize("name", agent_names())
 def test_no_field_of_a_config_hides_a_setting_of_the_run(name):
-    _, config = agents.find(name).load()
+    config = type(find_agent(name).make_config())
     fields = {field.name for field in dataclasses.fields(config)}
     for cls in (RunConfig, TrainOptions):
         assert not fields & {field.name for field in dataclasses.fields(cls)}
 
 
-@pytest.mark.parametrize("agent, environment", presets.PRESETS)
-def test_presets_name_real_fields(agent, environment):
-    preset = presets.find(agent, environment)
-    config = agents.make_config(agent, **preset.agent)
+PRESETS = [
+    pytest.param(name, preset, id=f"{name}-{environment}")
+    for name in agent_names()
+    for environment, preset in presets_of(find_agent(name).load()).items()
+]
+
+
+@pytest.mark.parametrize("agent, preset", PRESETS)
+def test_presets_name_real_fields(agent, preset):
+    config = find_agent(agent).make_config(**preset.agent)
     run = RunConfig(**preset.run)
     assert {name: getattr(config, name) for name in preset.agent} == preset.agent
     assert {name: getattr(run, name) for name in preset.run} == preset.run
 
 
-def test_presets_are_in_the_files_of_their_agents():
-    for name in agents.REGISTRY:
-        module = importlib.import_module(agents.find(name).module)
-        own = {place: preset for (agent, place), preset in presets.PRESETS.items() if agent == name}
-        assert own == module.PRESETS and own
-        assert all(presets.find(name, place) is preset for place, preset in own.items())
-    assert presets.find("dqn", "gymnasium:Pendulum-v1") == presets.Preset()
-    with pytest.raises(ValueError, match=r"Unknown agent 'ddqn'"):
-        presets.find("ddqn", "gymnasium:CartPole-v1")
-    with pytest.raises(AttributeError, match="PRESET'"):
-        presets.PRESET  # noqa: B018
+def test_an_agent_without_presets_has_none():
+    assert presets_of(Preset) == {}
 
 
 def test_flags_override_the_preset_which_overrides_the_default():
-    preset = presets.find("dqn", "gymnasium:CartPole-v1")
+    preset = presets_of(find_agent("dqn").load())["gymnasium:CartPole-v1"]
     _, options, run, config = train.parse_new(
         "dqn", ["--envs-per-actor", "3", "--n-step", "7", "--seed", "5"]
     )
@@ -92,12 +87,13 @@ def test_flags_override_the_preset_which_overrides_the_default():
 
 
 def test_fields_of_an_agent_by_name():
-    assert agents.make("dqn", n_step=2).config.n_step == 2
-    assert agents.find("random-actions") is agents.find("random_actions")
+    assert make_agent("dqn", n_step=2).config.n_step == 2
+    assert find_agent("random-actions") == find_agent("random_actions")
+    assert find_agent("agents.dqn:DQN").load() is find_agent("dqn").load()
     with pytest.raises(ValueError, match=r"no field 'n_steps'.*Did you mean 'n_step'"):
-        agents.make("dqn", n_steps=2)
+        make_agent("dqn", n_steps=2)
     with pytest.raises(ValueError, match=r"Unknown agent 'ddqn'.*Did you mean 'dqn'"):
-        agents.make("ddqn")
+        make_agent("ddqn")
 
 
 def test_list(repertory):
@@ -111,13 +107,13 @@ class TestRunFolder:
     def test_round_trip(self, make_run):
         folder = make_run(agent="dqn", num_actors=3, target_return=12.5)
         again = RunFolder.open(folder.path)
-        assert again.options == folder.options and again.config == folder.config
-        assert again.make_agent().config == agents.make_config("dqn")
+        assert again.config == folder.config and again.environment == folder.environment
+        assert again.make_agent().config == find_agent("dqn").make_config()
 
     def test_what_is_recorded(self, make_run):
         content = json.loads((make_run().path / "config.json").read_text())
         assert {"numpy", "torch", "gymnasium", "python"} <= set(content["versions"])
-        assert content["agent"] == "random_actions" and content["run"]["max_env_steps"] == 1000
+        assert content["agent"] == "random_actions" and content["config"]["max_env_steps"] == 1000
         assert "started_at" in content and "command" in content and "git_commit" in content
 
     def test_one_process_at_a_time(self, make_run):
@@ -126,7 +122,7 @@ class TestRunFolder:
         with folder.locked():
             pass
         script = (
-            "import sys\nfrom agents.commands.run_folder import RunFolder\n"
+            "import sys\nfrom framework.programs.run_folder import RunFolder\n"
             "with RunFolder.open(sys.argv[1]).locked():\n"
             "    print('locked', flush=True)\n    sys.stdin.read()\n"
         )
@@ -137,7 +133,7 @@ class TestRunFolder:
                 assert folder.running_pid() == other.pid
                 assert not folder.wait_until_free(0.05)
                 with (
-                    pytest.raises(CommandError, match=f"process {other.pid}.*repertory stop"),
+                    pytest.raises(RunError, match=f"process {other.pid}.*repertory stop"),
                     folder.locked(),
                 ):
                     pass
@@ -158,9 +154,9 @@ class TestRunFolder:
 
         read = from_plain(Config, {"sizes": [3, 4], "names": ["a"]}, "x")
         assert read == Config((3, 4), ("a",), 0.5)
-        with pytest.raises(CommandError, match="x: Config has no field 'rates'; it has sizes, names, rate"):
+        with pytest.raises(RunError, match="x: Config has no field 'rates'; it has sizes, names, rate"):
             from_plain(Config, {"rates": 1}, "x")
-        with pytest.raises(CommandError, match="x: rate: got 2, expected between 0 and 1"):
+        with pytest.raises(RunError, match="x: rate: got 2, expected between 0 and 1"):
             from_plain(Config, {"rate": 2}, "x")
 
 
@@ -182,7 +178,7 @@ class TestStatusAndStop:
     def test_stop_asks_in_good_order_and_waits(self, repertory, make_run):
         folder = make_run()
         script = (
-            "import signal, sys\nfrom agents.commands.run_folder import RunFolder\n"
+            "import signal, sys\nfrom framework.programs.run_folder import RunFolder\n"
             "def stop(*_):\n    print('asked', flush=True)\n    sys.exit(3)\n"
             "signal.signal(signal.SIGTERM, stop)\n"
             "with RunFolder.open(sys.argv[1]).locked():\n"
@@ -202,7 +198,7 @@ class TestStatusAndStop:
     def test_stop_says_when_it_takes_too_long(self, repertory, make_run):
         folder = make_run()
         script = (
-            "import signal, sys\nfrom agents.commands.run_folder import RunFolder\n"
+            "import signal, sys\nfrom framework.programs.run_folder import RunFolder\n"
             "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
             "with RunFolder.open(sys.argv[1]).locked():\n"
             "    print('locked', flush=True)\n    sys.stdin.read()\n"
@@ -320,7 +316,7 @@ class TestPlot:
 
     def test_unknown_format(self, make_run, repertory, tmp_path):
         code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--output", tmp_path / "x.docx")
-        assert code == 1 and "x.docx" in err
+        assert code == 2 and "x.docx" in err
 
 
 class TestGraph:
@@ -352,7 +348,7 @@ class TestGraph:
         texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
         assert {"a", "b", "c"} <= texts
 
-    @pytest.mark.parametrize("name", agents.REGISTRY)
+    @pytest.mark.parametrize("name", agent_names())
     def test_of_every_agent(self, repertory, tmp_path, name):
         code, out, _ = repertory("graph", name, "--num-actors", "3", "--svg", tmp_path / "g.svg")
         assert code == 0

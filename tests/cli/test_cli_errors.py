@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-import agents
+from framework.programs import registry
 
 TRAIN = ("train", "random_actions")
 
@@ -17,36 +17,36 @@ TRAIN = ("train", "random_actions")
 WRONG = {
     "no command": ((), 2, []),
     "unknown command": (("trian",), 2, ["'trian'", "Did you mean 'train'?"]),
-    "no agent": (("train",), 1, ["which agent", "dqn", "random_actions", "--resume RUN"]),
-    "unknown agent": (("train", "dpn"), 1, ["Unknown agent 'dpn'", "Did you mean 'dqn'?"]),
-    "unknown agent to draw": (("graph", "dpn"), 1, ["Unknown agent 'dpn'", "the agents are dqn"]),
+    "no agent": (("train",), 2, ["which agent", "dqn", "random_actions", "--resume RUN"]),
+    "unknown agent": (("train", "dpn"), 2, ["Unknown agent 'dpn'", "Did you mean 'dqn'?"]),
+    "unknown agent to draw": (("graph", "dpn"), 2, ["Unknown agent 'dpn'", "the agents are dqn"]),
     "unknown flag": ((*TRAIN, "--max-env-step", "5"), 2, ["--max-env-step", "--max-env-steps"]),
     "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
     "no such value": (("train", "ppo", "--clip", "2"), 2, ["clip: got 2.0, expected between 0 and 1"]),
     "no such network": (("train", "impala", "--torso", "x"), 2, ["torso: got 'x', expected one of 'deep', "]),
     "wrong value": ((*TRAIN, "--num-actors", "two"), 2, ["--num-actors", "two"]),
-    "unknown engine": ((*TRAIN, "--engine", "warp"), 1, ["Unknown engine 'warp'", "serial"]),
-    "unknown suite": ((*TRAIN, "--environment", "gum:X"), 1, ["'gum:X'", "gymnasium:CartPole-v1"]),
-    "no suite": ((*TRAIN, "--environment", "CartPole-v1"), 1, ["Did you mean 'gymnasium:CartPole-v1'?"]),
-    "unknown environment": ((*TRAIN, "--environment=gymnasium:CarPole-v1"), 1, ["gymnasium:CarPole-v1"]),
+    "unknown engine": ((*TRAIN, "--engine", "warp"), 2, ["Unknown engine 'warp'", "serial"]),
+    "unknown suite": ((*TRAIN, "--environment", "gum:X"), 2, ["'gum:X'", "gymnasium:CartPole-v1"]),
+    "no suite": ((*TRAIN, "--environment", "CartPole-v1"), 2, ["Did you mean 'gymnasium:CartPole-v1'?"]),
+    "unknown environment": ((*TRAIN, "--environment=gymnasium:CarPole-v1"), 2, ["gymnasium:CarPole-v1"]),
     "actions that do not fit": (
         ("train", "dqn", "--environment", "gymnasium:Pendulum-v1"),
-        1,
+        2,
         ["DQN", "one discrete action", "agent for continuous actions"],
     ),
-    "nothing to plot": (("plot",), 1, ["which runs"]),
+    "nothing to plot": (("plot",), 2, ["which runs"]),
     "no actors": ((*TRAIN, "--num-actors", "0"), 2, ["num_actors: got 0", "at least 1"]),
     "learners of one process": (
         ("train", "ppo", "--num-learners", "2", "--engine", "serial"),
-        1,
+        2,
         ["--num-learners 2 needs a process for each learner", "--engine processes"],
     ),
     "Atari by its other name": (
         (*TRAIN, "--environment", "gymnasium:ALE/Nowhere-v5"),
-        1,
+        2,
         ["Atari games are 'atari:GAME' here"],
     ),
-    "no episodes": (("eval", "somewhere", "--episodes", "0"), 1, ["--episodes is 0"]),
+    "no episodes": (("eval", "somewhere", "--episodes", "0"), 2, ["--episodes: got 0"]),
 }
 
 
@@ -91,7 +91,7 @@ def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_ru
 
 def test_a_run_of_an_agent_that_is_gone(repertory, make_run, monkeypatch):
     folder = make_run(steps=[10])
-    monkeypatch.delitem(agents.REGISTRY, "random_actions")
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"dqn": "agents.dqn:DQN"})
     for arguments in (("train", "--resume", folder.path), ("eval", folder.path)):
         code, _, err = repertory(*arguments)
         assert code == 1 and "Unknown agent 'random_actions'" in err and str(folder.path) in err
@@ -124,7 +124,7 @@ class TestResume:
         folder = make_run(steps=[10])
         before = (folder.path / "config.json").read_bytes()
         code, _, err = repertory("train", "--resume", folder.path, "--environment", "gymnasium:Acrobot-v1")
-        assert code == 1
+        assert code == 2
         assert "'gymnasium:CartPole-v1'" in err and "'gymnasium:Acrobot-v1'" in err and "new run" in err
         assert (folder.path / "config.json").read_bytes() == before
 
@@ -138,7 +138,7 @@ class TestResume:
 
     def test_as_another_agent(self, repertory, make_run):
         code, _, err = repertory("train", "dqn", "--resume", make_run(steps=[10]).path)
-        assert code == 1 and "'random_actions', not of 'dqn'" in err
+        assert code == 2 and "'random_actions', not of 'dqn'" in err
 
     def test_without_a_checkpoint(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run().path)
@@ -158,7 +158,7 @@ class TestResume:
 
     def test_with_an_unknown_engine(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")
-        assert code == 1 and "Unknown engine 'warp'" in err
+        assert code == 2 and "Unknown engine 'warp'" in err
 
     def test_with_a_damaged_checkpoint(self, repertory, make_run):
         folder = make_run(steps=[10, 20])
@@ -214,6 +214,9 @@ class TestDisk:
 
 def test_console_script_and_module_give_the_exit_code():
     done = subprocess.run(
-        [sys.executable, "-m", "agents", "train", "dpn"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "framework.commands", "train", "dpn"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    assert done.returncode == 1 and done.stderr.startswith("error: Unknown agent 'dpn'")
+    assert done.returncode == 2 and done.stderr.startswith("error: Unknown agent 'dpn'")

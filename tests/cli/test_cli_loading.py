@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from dm_env import specs as dm_specs
 
-import agents
-from agents.commands.loading import _envs
+from framework.programs import load_policy
+from framework.programs.loading import _envs
 
 AGENTS = {
     "dqn": "gymnasium:CartPole-v1",
@@ -19,17 +19,21 @@ AGENTS = {
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_observation_without_envs_is_refused(make_run, name):
     folder = make_run(steps=[10], agent=name.split(",")[0], environment=AGENTS[name])
-    policy = agents.load_policy(folder.path)
+    policy = load_policy(folder.path)
     spec = policy.spec.observations
     one = np.zeros(spec.shape, spec.dtype)
     assert len(policy(one[None])) == 1 and len(policy(np.stack([one, one, one]))) == 3
-    expected = r"expected \[B\] for" if spec.shape == () else r"expected \[B, 4\] for .* observation\[None\]"
+    expected = r"expected \[B\] for" if spec.shape == () else r"expected \[B, 4\] for"
     for wrong in (one, one[None, None], np.zeros((2, 7))):
         with pytest.raises(ValueError, match=expected):
             policy(wrong)
     if spec.shape:
-        with pytest.raises(ValueError, match=r"has shape \[4\]; expected"):
+        with pytest.raises(ValueError, match=r"got shape \[4\], expected"):
             policy(one)
+        with pytest.raises(ValueError, match=r"expected \[B, 4\] for .* observation\[None\]"):
+            policy(one)
+        with pytest.raises(ValueError, match=r"the same B everywhere\.$"):  # another width: no advice on B
+            policy(np.zeros((2, 7)))
         with pytest.raises(ValueError, match=expected):
             policy(one.tolist())
 

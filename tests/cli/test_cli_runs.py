@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-import agents
-from agents.commands.run_folder import RunFolder
 from framework.loggers import read_jsonl, without_times
+from framework.programs import load_policy
+from framework.programs.run_folder import RunFolder
 
 SMALL = (
     "--num-actors",
@@ -49,7 +49,7 @@ def trained(tmp_path_factory):
     """A finished run of DQN on the serial engine."""
     path = tmp_path_factory.mktemp("runs") / "dqn"
     arguments = ["train", "dqn", "--engine", "serial", "--max-env-steps", "600", "--directory", str(path)]
-    command = [sys.executable, "-m", "agents", *arguments, *SMALL, *DQN, "--csv"]
+    command = [sys.executable, "-m", "framework.commands", *arguments, *SMALL, *DQN, "--csv"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment())
     assert done.returncode == 0, done.stderr
     return path, done.stdout
@@ -88,7 +88,7 @@ def test_eval_of_a_damaged_checkpoint(trained, repertory, tmp_path):
 
 def test_a_policy_from_python(trained):
     path, _ = trained
-    policy = agents.load_policy(path)
+    policy = load_policy(path)
     assert policy.step == 600
     environment = policy.make_environment(num_envs=3, seed=1)
     try:
@@ -116,7 +116,7 @@ def test_video_of_a_run(trained, repertory, tmp_path, name):
 
 def test_unknown_video_format(trained, repertory):
     code, _, err = repertory("video", trained[0], "--output", "film.avi")
-    assert code == 1 and "film.avi" in err and ".mp4 or .gif" in err
+    assert code == 2 and "film.avi" in err and ".mp4 or .gif" in err
 
 
 def test_resume_goes_on_to_a_new_limit(trained, repertory, tmp_path):
@@ -155,7 +155,7 @@ def start(path, engine="processes", *more):
     arguments = ["train", "random_actions", "--engine", engine, "--directory", str(path)]
     arguments += ["--max-env-steps", "100000000", *SMALL, *more]
     return subprocess.Popen(
-        [sys.executable, "-m", "agents", *arguments],
+        [sys.executable, "-m", "framework.commands", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -214,7 +214,16 @@ def test_status_and_stop_of_a_running_run(repertory, tmp_path):
 
 def test_a_disk_that_fills_up(tmp_path):
     path = tmp_path / "run"
-    command = [sys.executable, "-m", "agents", "train", "random_actions", "--engine", "serial", *SMALL]
+    command = [
+        sys.executable,
+        "-m",
+        "framework.commands",
+        "train",
+        "random_actions",
+        "--engine",
+        "serial",
+        *SMALL,
+    ]
     command += ["--log-period", "20", "--directory", str(path), "--max-env-steps", "1000000"]
     limited = ["sh", "-c", 'ulimit -f 60; exec "$@"', "sh", *command, "--max-replay-size", "100"]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=100, env=environment())

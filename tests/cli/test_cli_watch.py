@@ -11,7 +11,7 @@ import sys
 import termios
 from pathlib import Path
 
-import agents
+import framework
 
 
 def reading(time, *nodes):
@@ -41,11 +41,11 @@ TRAIN = ["train", "random_actions", "--max-env-steps", "3000", "--engine"]
 
 
 def train(arguments, **streams):
-    root = Path(agents.__path__[0]).parent
+    root = Path(framework.__path__[0]).parent
     environment = {**os.environ, "PYTHONPATH": str(root), "TERM": "xterm-256color"}
     for name in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "agents", *map(str, arguments)]
+    command = [sys.executable, "-m", "framework.commands", *map(str, arguments)]
     return subprocess.Popen(command, env=environment, **streams)
 
 

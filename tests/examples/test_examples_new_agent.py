@@ -1,11 +1,15 @@
 """The agent of docs/agents.md is built and learns something."""
 
+import ast
 import importlib.util
 import pathlib
 import re
 import sys
 
 import pytest
+
+from agents import presets
+from framework import core, learners, networks, programs, replay, specs, torch_agents, types
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -28,15 +32,53 @@ def test_the_new_agent_learns_and_its_curve_is_drawn(tmp_path, monkeypatch):
     (curve,) = blocks_of_the_guide()[1]
     names = {}
     exec(curve, names)
-    # Evaluations come at the first step of all envs that is past each 2,000.
-    assert [row["env_steps"] // 1_000 for row in names["rows"]] == [2, 4, 6]
+    # An evaluation comes at the first step of all envs that is past 5,000, another at the end.
+    assert [row["env_steps"] // 1_000 for row in names["rows"]] == [5, 6]
     assert (tmp_path / "curve.png").stat().st_size > 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_new_agent_solves_cartpole():
+    assert load("new_agent").main(seed=1)["episode_return"] >= 475
+
+
+GUIDE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+MODULES = (core, learners, networks, programs, presets, replay, specs, torch_agents, types)
+
+
+def names_of_the_guide():
+    """What the table of names says an author must know."""
+    table = GUIDE.split("## The names")[1].split("Networks (`framework")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return [name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)]
+
+
+def test_a_new_agent_needs_25_names():
+    names = names_of_the_guide()
+    assert 20 <= len(names) == len(set(names)) <= 25
+    for name in names:
+        owner, _, member = name.partition(".")
+        found = [getattr(module, owner) for module in MODULES if hasattr(module, owner)]
+        assert found, name
+        assert not member or hasattr(found[0], member), name
+
+
+def test_the_example_needs_no_other_names():
+    """Classes and functions it imports from the framework, and methods it overrides."""
+    example = ast.parse((ROOT / "examples" / "new_agent.py").read_text(encoding="utf-8"))
+    known = {name.rpartition(".")[2] for name in names_of_the_guide()} | {"Nest", "losses", "networks"}
+    for node in ast.walk(example):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("framework"):
+            assert {alias.name for alias in node.names} <= known
+        if isinstance(node, ast.ClassDef) and not node.name.endswith(("Config", "Networks")):
+            defined = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            assert defined - {"__init__"} <= known
 
 
 def blocks_of_the_guide():
     """Blocks of Python before the section on the learning curve, and in it."""
-    guide = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-    return [re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in guide.split("## 7. A learning")]
+    return [re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in GUIDE.split("## 7. A learning")]
 
 
 def test_the_blocks_of_the_guide_are_the_example():

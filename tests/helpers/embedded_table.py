@@ -45,5 +45,5 @@ def drain(client, n):
 def contents(client):
     """The values in the table, oldest first, without touching it."""
     table = client.tables["t"]
-    slots = table._items.in_order()
-    return client.store.streams["s"].columns["x"][table._items.index[slots, 0]].tolist()
+    items = table._contents.items
+    return client.store.streams["s"].columns["x"][items.index[items.in_order(), 0]].tolist()

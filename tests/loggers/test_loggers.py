@@ -179,60 +179,6 @@ def test_dispatcher_closes_all_even_if_one_fails():
     assert closed and last.rows == [{"a": 1.0}]
 
 
-def test_labels_are_added():
-    memory = loggers.InMemoryLogger()
-    loggers.LabelledLogger(memory, label="actor-0").write({"a": 1})
-    assert memory.rows == [{"label": "actor-0", "a": 1}]
-
-
-class TestAggregator:
-    def test_every_rows(self):
-        memory = loggers.InMemoryLogger()
-        with loggers.Aggregator(memory, every_rows=2, how={"inserted": "sum", "worst": "max"}) as log:
-            for i in range(5):
-                log.write({"loss": float(i), "steps": i, "inserted": 10, "worst": float(-i)})
-        assert memory.rows == [
-            {"loss": 0.5, "steps": 1, "inserted": 20, "worst": 0.0, "rows": 2},
-            {"loss": 2.5, "steps": 3, "inserted": 20, "worst": -2.0, "rows": 2},
-            {"loss": 4.0, "steps": 4, "inserted": 10, "worst": -4.0, "rows": 1},
-        ]
-
-    def test_every_seconds_keeps_fast_rows(self):
-        clock, memory = Clock(), loggers.InMemoryLogger()
-        log = loggers.Aggregator(memory, every_seconds=1.0, clock=clock)
-        for _ in range(4):
-            log.write({"episode_return": 1.0})
-            clock.now += 0.3
-        assert memory.rows == []
-        log.write({"episode_return": 6.0})
-        assert memory.rows == [{"episode_return": 2.0, "rows": 5}]
-
-    def test_columns_that_some_rows_lack(self):
-        assert loggers.aggregate([{"a": 1.0}, {"b": "x"}, {"a": 3.0}]) == {"a": 2.0, "b": "x"}
-
-    def test_rates_are_growth_per_second(self):
-        clock, memory = Clock(), loggers.InMemoryLogger()
-        log = loggers.Aggregator(memory, every_rows=2, rates={"steps": "steps_per_second"}, clock=clock)
-        for step in (0, 10, 20, 50):
-            log.write({"steps": step})
-            clock.now += 1.0
-        assert "time/steps_per_second" not in memory.rows[0]
-        assert memory.rows[1]["time/steps_per_second"] == 40 / 2.0
-
-    def test_unknown_way_is_named(self):
-        with pytest.raises(ValueError, match=r"how\['loss'\] is 'median'"):
-            loggers.Aggregator(loggers.InMemoryLogger(), 1, how={"loss": "median"})
-
-    @given(st.lists(st.integers(0, 1000), max_size=60), st.integers(1, 7))
-    def test_sums_are_kept_whatever_the_grouping(self, amounts, every):
-        memory = loggers.InMemoryLogger()
-        with loggers.Aggregator(memory, every_rows=every, how={"n": "sum"}) as log:
-            for amount in amounts:
-                log.write({"n": amount})
-        assert sum(row["n"] for row in memory.rows) == sum(amounts)
-        assert sum(row["rows"] for row in memory.rows) == len(amounts)
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_is_one_clear_error():
     log = files.AppendFile.__new__(files.AppendFile)

@@ -3,8 +3,8 @@
 import launch
 from agents.random_actions import RandomActions
 from framework import programs
-from framework.counting import Counter
 from framework.loggers import InMemoryLogger
+from framework.programs.counting import Counter
 
 LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
 

@@ -70,8 +70,7 @@ def make(sizes=(2, 2), hold_period=None, length=3, ready=(True, True)):
 
 def test_the_other_half_asks_before_this_one_steps():
     acting, log = make()
-    for _ in range(6):
-        acting.step()
+    made = [acting.step()[0] for _ in range(6)]
     assert log == [
         *("reset a", "ask a", "step a"),  # nobody has seen anything yet
         *("ask a", "reset b", "ask b", "step b"),
@@ -80,7 +79,7 @@ def test_the_other_half_asks_before_this_one_steps():
         *("ask b", "step a"),
         *("ask a", "step b"),
     ]
-    assert acting.num_steps == 12
+    assert made == [2] * 6
 
 
 def test_nothing_is_asked_for_ahead_of_a_boundary():
@@ -94,13 +93,11 @@ def test_nothing_is_asked_for_ahead_of_a_boundary():
 
 def test_a_half_that_begins_anew_drops_what_it_had_asked_for():
     acting, log = make(length=100)
-    for _ in range(3):
-        acting.step()
-    acting.step(max_steps=1)  # of two envs: the second half resets when it is its turn again
-    for _ in range(3):
-        acting.step()
+    made = [acting.step()[0] for _ in range(3)]
+    made.append(acting.step(max_steps=1)[0])  # of two envs: the second half resets when it is its turn again
+    made += [acting.step()[0] for _ in range(3)]
     assert log.count("reset b") == 2 and log.count("reset a") == 1
-    assert acting.num_steps == 6 + 1 + 6
+    assert made == [2, 2, 2, 1, 2, 2, 2]
 
 
 def test_time_is_that_of_both_halves():

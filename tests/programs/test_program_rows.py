@@ -1,5 +1,6 @@
 """The points of a run's curves: at which env steps actors write rows and the evaluator evaluates."""
 
+import dataclasses
 import functools
 
 import launch
@@ -14,10 +15,10 @@ SMALL = DQNConfig(
 )
 
 
-def rows_of(group, **settings):
+def rows_of(group, config=SMALL, **settings):
     LOG.rows.clear()
     program = make_program(
-        DQN(SMALL),
+        DQN(config),
         functools.partial(FakeEnvironment, episode_length=7),
         RunConfig(num_evaluation_episodes=2, envs_per_actor=2, **settings),
         logger_factory=lambda: LOG,
@@ -51,3 +52,12 @@ def test_a_run_that_was_stopped_before_its_last_evaluation_makes_it(tmp_path):
     assert rows_of("evaluator", **settings, evaluate_period=None) == []
     rows = rows_of("evaluator", **settings, evaluate_period=300)
     assert [row["env_steps"] for row in rows] == [400]
+
+
+def test_actors_of_a_serial_program_make_equal_shares():
+    """Though there is room in replay for a step of one of them only, whenever the learner has made a step."""
+    config = dataclasses.replace(SMALL, samples_per_insert=8.0, batch_size=16)
+    rows = rows_of("actor", config, num_actors=2, max_env_steps=1500, log_period=100, evaluate_period=None)
+    steps = {row["label"]: row["steps"] for row in rows}
+    assert sum(steps.values()) == 1500
+    assert abs(steps["actor-0"] - steps["actor-1"]) <= 2 * 64 * 2  # a grant each

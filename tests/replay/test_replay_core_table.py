@@ -5,10 +5,14 @@ import threading
 import numpy as np
 import pytest
 from embedded_table import contents, drain, insert, make
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
+from framework.replay.rows.layout import LayoutBuilder
+from framework.replay.tables.items import Items, NewItems, make_keys
 
 
 @pytest.mark.parametrize(
@@ -154,22 +158,50 @@ def test_old_keys_do_not_hit_new_items():
     assert (info.current_size, info.max_priority) == (2, 1.0)
 
 
-def test_writers_keys_are_found_and_inserted_once():
-    from framework.replay.tables.items import make_keys
-
+def test_writers_keys_are_found():
     client = make(sampler=selectors.MaxHeap())
     writer = client.batch_writer()
     rows = writer.append("s", {"x": np.arange(4)})
-    referenced = writer._builder.build(writer.slice("s", "x", rows))
+    layout, index, _ = LayoutBuilder().build(writer.slice("s", "x", rows))
     keys = make_keys(4)
     table = client.tables["t"]
-    table.insert(referenced.layout, referenced.index[:2], [1, 1], keys=keys[:2])
-    table.insert(referenced.layout, referenced.index, [1, 1, 1, 1], keys=keys)
-    assert client.server_info()["t"].current_size == 4
+    assert table.insert(layout, index, [1, 1, 1, 1], keys=keys) is keys
     client.update_priorities("t", keys[2:3], [8.0])
     assert client.sample_batch("t", 1).data[0] == 2
     client.mutate_priorities("t", deletes=keys)
     assert client.server_info()["t"].current_size == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), max_size=30)),
+        max_size=30,
+    )
+)
+def test_keys_are_found_where_their_cells_collide(steps):
+    """Keys of several writers, whose lowest bits are the same; read-only, as what came with a message is."""
+    items, slot_of = Items(), {}
+    for adds, pairs in steps:
+        numbers = {writer * len(items._cells) + number for writer, number in pairs}
+        keys = np.array(sorted(numbers ^ set(slot_of) if adds else numbers), np.uint64)
+        keys = keys[[int(key) not in slot_of for key in keys]] if adds else keys
+        if adds and len(keys):
+            slots = items.take(len(keys))
+            new = NewItems(np.zeros((len(keys), 1), np.int64), keys)
+            items.add(slots, 0, new, np.ones(len(keys)), np.arange(len(keys)))
+            slot_of.update(zip(keys.tolist(), slots.tolist(), strict=True))
+        elif not adds:
+            known = np.array([slot_of.pop(int(key)) for key in keys if int(key) in slot_of], np.int64)
+            items.forget(known)
+            items.num_left += len(known)
+            items.free(known)
+        asked = np.arange(3 * len(items._cells) + 50, dtype=np.uint64)
+        asked.flags.writeable = False
+        expected = np.full(len(asked), -1)
+        expected[list(slot_of)] = list(slot_of.values())
+        np.testing.assert_array_equal(items.find(asked), expected)
+    assert items.size == len(slot_of)
 
 
 def test_samples_count_when_they_are_drawn():
@@ -240,7 +272,7 @@ def test_waiting_calls_are_woken(how, side):
     thread = threading.Thread(target=wait)
     thread.start()
     table = client.tables["t"]
-    while not any(table._waiting):
+    while not any(table._waiting.counts):
         pass
     table.close() if how == "close" else client.interrupt()
     thread.join(10)

@@ -115,33 +115,29 @@ def test_rows_of_others_are_refused():
         write(good.batch_writer(), 5)
         with bad._channel.borrow() as connection:
             connection.open()
-            connection.request({"op": "declare", "stream": "s", "columns": {}}, wait=False)
-            failures = []
-            connection.notices = failures.append
+            lease = {"op": "lease", "name": "s", "stream": "s", "columns": {}, "n": 1}
+            connection.request(lease, wait=False)
             layout = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
             one = np.array([1], np.uint64)
-            for seq, (index, write_) in enumerate(
-                [
-                    (np.array([[0]]), []),
-                    (np.array([[10**9]]), []),
-                    (np.array([[-1]]), []),
-                    (np.array([[0, 1]]), []),
-                    (np.zeros((0, 1), np.int64), [["s", np.array([0]), {"x": np.array([7])}]]),
-                ],
-                1,
-            ):
-                connection.post(
-                    {
-                        "op": "insert",
-                        "writer": "w",
-                        "seq": seq,
-                        "layouts": {"0": layout},
-                        "write": write_,
-                        "items": [["t", 0, index, None, one[: len(index)], None, None]],
-                    }
-                )
-                connection.request({"op": "sync"}, wait=False)
-                assert len(failures) == seq and failures[-1]["notice"] == "failed", failures
+            none = np.zeros((0, 1), np.int64)
+            for index, written, released in [
+                (np.array([[0]]), [], []),
+                (np.array([[10**9]]), [], []),
+                (np.array([[-1]]), [], []),
+                (np.array([[0, 1]]), [], []),
+                (none, [["s", np.array([0]), {"x": np.array([7])}]], []),
+                (none, [], [["s", np.array([0])]]),
+            ]:
+                message = {
+                    "op": "insert",
+                    "layouts": [[0, layout]],
+                    "write": written,
+                    "items": [["t", 0, index, None, one[: len(index)], None, None]],
+                    "release": released,
+                    "lease": {},
+                }
+                with pytest.raises(ValueError, match=r"got|expected"):
+                    connection.request(message, wait=False)
         assert good.server_info()["t"].current_size == 5
         assert set(good.sample_batch("t", 50).data["x"].tolist()) <= set(range(5))
         good.close()

@@ -124,7 +124,7 @@ def test_a_killed_sampler_pins_no_rows_and_its_reservations_return(spawn):
 client = ServedClient(sys.argv[1])
 dataset = Dataset(client, "t", 10, prefetch=3)
 next(dataset)
-while len(dataset._batches) < 3:
+while len(dataset._fetcher._batches) < 3:
     time.sleep(0.01)
 say("ready")
 sys.stdin.read()
@@ -192,31 +192,55 @@ def test_a_killed_server_is_an_error_and_leaves_nothing_after_the_next_start(spa
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_clients_find_a_server_that_was_restarted_and_nothing_is_sent_twice(spawn, local):
-    # The first server's queue takes 4 items; 6 more are on their way when it is killed.
-    first = replay.Server([replay.Table.queue("t", 4)])
-    port = first.port
-    client = ServedClient(first.address, local=local, reconnect_timeout=20)
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_writer_ends_with_its_server_and_counts_what_is_lost(spawn, local, end):
+    child = spawn(
+        """
+with replay.Server([replay.Table.queue("t", 4)]) as server:
+    say(server.address)
+    sys.stdin.read()
+"""
+    )
+    client = ServedClient(child.stdout.readline().strip(), local=local, reconnect_timeout=0.5)
     writer = client.batch_writer(max_in_flight_items=100)
-    held = writer.append("s", {"x": np.array([1000])})
-    for n in range(4):
+    for n in range(10):
         write(writer, 1, start=n)
-    writer.settle()
-    for n in range(4, 10):
-        write(writer, 1, start=n)
-    writer.settle()
+    with pytest.raises(replay.DeadlineExceededError):
+        writer.flush(timeout=0.2)
+    if end == "killed":
+        kill(child)
+    else:
+        child.send_signal(signal.SIGINT)
+        child.wait(10)
+    lost = replay.ServerLost if end == "killed" else replay.ServerClosed
+    for _ in range(2):
+        with pytest.raises(lost):
+            writer.flush(timeout=10)
+    with pytest.raises(lost):
+        writer.append("s", {"x": np.arange(3)})
+    assert writer.num_pending == 0 and writer.num_lost >= 6
+    assert writer.close() == writer.num_lost
+    client.close()
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_client_finds_a_server_that_was_restarted_and_makes_a_new_writer(local):
+    first = replay.Server([table()])
+    client = ServedClient(first.address, local=local, reconnect_timeout=20)
+    writer = client.batch_writer()
+    write(writer, 10)
+    writer.flush()
     first.stop()
-    second = replay.Server([replay.Table.queue("t", 100)], port=port)
+    second = replay.Server([table()], port=first.port)
     try:
-        writer._connection._news.stopped = False
-        eventually(lambda: _tried(lambda: writer.flush(timeout=5)))
-        # A row that was written before the restart, in an item that is made after it.
-        writer.create_items("t", {"x": writer.slice("s", "x", held)})
-        write(writer, 1, start=10)
-        assert writer.close(timeout=10) == 0
-        sample = client.sample_batch("t", 8, timeout=10)
-        np.testing.assert_array_equal(sample.data["x"], [4, 5, 6, 7, 8, 9, 1000, 10])
-        assert client.server_info()["t"].current_size == 0
+        eventually(lambda: _tried(lambda: client.server_info(timeout=5)))
+        with pytest.raises(replay.ServerClosed):
+            write(writer, 1)
+            writer.flush(timeout=10)
+        again = client.batch_writer()
+        write(again, 3)
+        assert client.server_info()["t"].current_size == 3
+        assert again.close() == 0
     finally:
         client.close()
         second.stop()
@@ -228,56 +252,6 @@ def _tried(call):
         return True
     except replay.ServerClosed:
         return False
-
-
-def test_an_insert_that_is_sent_again_to_the_same_server_counts_once():
-    with replay.Server([table()]) as server:
-        client = ServedClient(server.address)
-        writer = client.batch_writer()
-        for n in range(5):
-            write(writer, 3, start=3 * n)
-        writer.flush()
-        # The acknowledgement is lost with the connection.
-        writer._connection.notices = lambda message: None
-        write(writer, 2, start=100)
-        writer.settle()
-        assert server.tables["t"].info.current_size == 17
-        writer._connection.close()
-        writer._connection.notices = writer._notice
-        writer.flush(timeout=10)
-        assert server.tables["t"].info.current_size == 17
-        assert server.tables["t"].info.rate_limiter_info.insert_stats.completed == 17
-        client.close()
-
-
-@pytest.mark.parametrize("local", [True, False])
-def test_a_server_that_restarts_from_its_checkpoint_gets_what_was_not_acknowledged_once(tmp_path, local):
-    def serve(port=None):
-        return replay.Server([table()], port, replay.checkpointers.DefaultCheckpointer(str(tmp_path)))
-
-    first = serve()
-    client = ServedClient(first.address, local=local, reconnect_timeout=20)
-    writer = client.batch_writer()
-    write(writer, 10)
-    writer.flush()
-    # Two inserts whose acknowledgements are lost: one that is in the checkpoint, and one that is not.
-    writer._connection.notices = lambda message: None
-    write(writer, 3, start=10)
-    writer.settle()
-    client.checkpoint()
-    write(writer, 2, start=13)
-    writer.settle()
-    first.stop()
-    second = serve(first.port)
-    try:
-        assert second.tables["t"].info.current_size == 13
-        writer._connection.notices = writer._notice
-        eventually(lambda: _tried(lambda: writer.flush(timeout=5)))
-        assert client.server_info()["t"].current_size == 15
-        assert set(client.sample_batch("t", 500, timeout=5).data["x"].tolist()) == set(range(15))
-    finally:
-        client.close()
-        second.stop()
 
 
 def test_full_shared_memory_is_an_error_at_the_writer(monkeypatch):

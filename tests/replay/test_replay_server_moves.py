@@ -54,7 +54,9 @@ def test_clients_follow_their_server(tmp_path, local):
     second = serve(tmp_path)
     client.move(second.address)
     assert client.server_info()["t"].current_size == 5
-    write(writer, 4)
+    with pytest.raises(replay.ServerClosed):
+        write(writer, 4)
+    write(client.batch_writer(), 4)
     assert client.server_info()["t"].current_size == 9
     assert set(client.sample_batch("t", 50, PATIENCE).data["x"].tolist()) <= set(range(5))
     client.close()

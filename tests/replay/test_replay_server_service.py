@@ -9,8 +9,8 @@ import zmq
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote import channel as channels
-from framework.replay.server import service
+from framework.replay.remote import connection as channels
+from framework.replay.server import service, sessions
 from launch.rpc import sockets
 
 
@@ -19,13 +19,14 @@ class Gate:
 
     def __init__(self):
         self.tokens = 0
-        self.ended = []
-        self.ended_event = threading.Event()
-        self.parked = threading.Event()
+        self.ended = threading.Event()
+        self.waiting = threading.Event()
 
     def open(self, session):
-        session.closing.append(lambda: (self.ended.append(session.hello["pid"]), self.ended_event.set()))
         return {"name": "gate"}
+
+    def close(self, session):
+        self.ended.set()
 
     def handle(self, session, message):
         match message["op"]:
@@ -33,18 +34,24 @@ class Gate:
                 return {"value": message["value"]}
             case "post":
                 self.tokens += message["tokens"]
-                return None
+                return {}
             case "pass":
-                self.parked.set()
-                return service.Parked("gate", self.attempt, message["timeout"])
+                self.waiting.set()
+                return Passing(self, message["timeout"])
             case "crash":
                 raise SystemExit("the handler broke")
         raise ValueError(f"unknown operation {message['op']!r}")
 
+
+class Passing(sessions.Waiting):
+    def __init__(self, gate, timeout):
+        super().__init__("gate", timeout)
+        self.gate = gate
+
     def attempt(self):
-        if not self.tokens:
+        if not self.gate.tokens:
             return None
-        self.tokens -= 1
+        self.gate.tokens -= 1
         return {"passed": True}
 
 
@@ -52,7 +59,7 @@ class Gate:
 def gate():
     handler = Gate()
     socket = sockets.make_server_socket("tcp://127.0.0.1:*", None)
-    server = service.Service(handler, [socket])
+    server = service.Service(handler, socket)
     handler.address = sockets.bound_address(socket)
     handler.service = server
     server.start()
@@ -115,7 +122,7 @@ def test_timeouts(channel):
 
 def test_a_parked_request_goes_through_when_another_client_changes_something(gate, channel):
     result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
-    assert gate.parked.wait(5)
+    assert gate.waiting.wait(5)
     with channel.borrow() as other:
         other.open()
         other.post({"op": "post", "tokens": 1})
@@ -124,7 +131,7 @@ def test_a_parked_request_goes_through_when_another_client_changes_something(gat
 
 def test_a_parked_request_goes_through_when_this_process_changes_something(gate, channel):
     result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
-    assert gate.parked.wait(5)
+    assert gate.waiting.wait(5)
     gate.tokens += 1
     gate.service.wake()
     assert result()["passed"]
@@ -134,7 +141,7 @@ def test_waiting_requests_go_through_in_line(gate):
     order, waits = [], []
     for number in range(5):
         channel = channels.Channel(gate.address)
-        gate.parked.clear()
+        gate.waiting.clear()
 
         def wait(channel=channel, number=number):
             channel.call({"op": "pass"}, wait=True)
@@ -143,7 +150,7 @@ def test_waiting_requests_go_through_in_line(gate):
                 mine.post({"op": "post", "tokens": 1})  # lets the next one in
 
         waits.append(in_thread(wait))
-        assert gate.parked.wait(5)
+        assert gate.waiting.wait(5)
     gate.tokens += 1
     gate.service.wake()
     for result in waits:
@@ -155,9 +162,9 @@ def test_stop_wakes_every_waiting_client_at_once(gate):
     waits = []
     for _ in range(4):
         channel = channels.Channel(gate.address, reconnect_timeout=30)
-        gate.parked.clear()
+        gate.waiting.clear()
         waits.append(in_thread(lambda channel=channel: channel.call({"op": "pass"}, wait=True)))
-        assert gate.parked.wait(5)
+        assert gate.waiting.wait(5)
     begin = time.monotonic()
     gate.service.stop()
     for result in waits:
@@ -179,8 +186,8 @@ def test_calls_after_a_stop_fail_at_once(gate, channel):
 
 def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):
     result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
-    assert gate.parked.wait(5)
-    channel.interrupt()
+    assert gate.waiting.wait(5)
+    channel.interrupted.set()
     with pytest.raises(ServerClosed, match="interrupted"):
         result()
     assert channel.call({"op": "echo", "value": 1})["value"] == 1
@@ -191,18 +198,26 @@ def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):
 def test_a_session_ends_with_its_connection(gate, channel):
     with channel.borrow() as mine:
         mine.open()
-        assert not gate.ended
+        assert not gate.ended.is_set()
         mine.close()
-    assert gate.ended_event.wait(5)
+    assert gate.ended.wait(5)
 
 
-def test_the_parked_request_of_a_client_that_has_gone_takes_nothing(gate, channel):
-    result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
-    assert gate.parked.wait(5)
-    channel.interrupt()
-    with pytest.raises(ServerClosed):
-        result()
-    assert gate.ended_event.wait(5)
+@pytest.mark.parametrize("how", ["canceled", "gone"])
+def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, channel, how):
+    if how == "canceled":
+        result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
+        assert gate.waiting.wait(5)
+        channel.interrupted.set()
+        with pytest.raises(ServerClosed):
+            result()
+    else:
+        with channel.borrow() as mine:
+            mine.open()
+            mine.post({"op": "pass", "timeout": None})
+            assert gate.waiting.wait(5)
+            mine.close()
+        assert gate.ended.wait(5)
     gate.tokens += 1
     gate.service.wake()
     other = channels.Channel(gate.address)
@@ -223,7 +238,7 @@ def test_garbage_is_counted_and_ignored(gate, channel):
 def test_an_error_of_the_loop_reaches_every_client(gate, channel):
     waiting = channels.Channel(gate.address)
     result = in_thread(lambda: waiting.call({"op": "pass"}, wait=True))
-    assert gate.parked.wait(5)
+    assert gate.waiting.wait(5)
     with pytest.raises(ServerClosed):
         channel.call({"op": "crash"}, timeout=5)
     with pytest.raises(ServerClosed, match="the handler broke"):
@@ -238,7 +253,7 @@ def test_a_restarted_server_is_found_again(gate, channel):
     with pytest.raises(ServerClosed):
         channel.call({"op": "echo", "value": 1})
     socket = sockets.make_server_socket(gate.address, None)
-    again = service.Service(Gate(), [socket])
+    again = service.Service(Gate(), socket)
     again.start()
     try:
         deadline = time.monotonic() + 10

@@ -345,38 +345,26 @@ class _Source:
     """What a `Dataset` draws from. dm-reverb counts a sample when it is drawn and takes none back: what was
     not handed out is kept by the client for its next reader."""
 
-    class Reservation:
-        """A batch, and the samples that it was made of."""
-
-        __slots__ = ("sample", "samples", "table")
-
-        def __init__(self, sample: Any, table: str, samples: list[Any]) -> None:
-            self.sample = sample
-            self.table = table
-            self.samples = samples
-
     def __init__(self, client: Client) -> None:
         self._client = client
         self._interrupted = False
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> _Source.Reservation:
-        """``n`` samples of a table; ServerClosed after `interrupt`."""
+    ) -> tuple[ReplaySample | PaddedSample, tuple[str, list[Any]]]:
         client = self._client
         samples = client._draw(table, n, timeout, lambda: self._interrupted)
         try:
-            sample = client._stacker.stack(table, samples, client._signature(table), out, pad)
+            return client._stacker.stack(table, samples, client._signature(table), out, pad), (table, samples)
         except BaseException:
             client._keep(table, samples)
             raise
-        return self.Reservation(sample, table, samples)
 
-    def settle(self, reservations: Sequence[Any], handed_out: bool) -> None:
-        """Keeps the samples of batches that were not handed out."""
-        if not handed_out:
-            for each in reservations:
-                self._client._keep(each.table, each.samples)
+    def release(self, drawn: tuple[str, list[Any]]) -> None:
+        return
+
+    def give_back(self, drawn: tuple[str, list[Any]]) -> None:
+        self._client._keep(*drawn)
 
     def can_sample(self, table: str, n: int) -> bool:
         """Whether a draw would not wait."""

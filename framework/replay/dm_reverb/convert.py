@@ -128,7 +128,7 @@ def limiter_of(info: TableInfo) -> rate_limiters.RateLimiter:
         rules.samples_per_insert, rules.min_size_to_sample, rules.min_diff, rules.max_diff
     )
     limiter.inserts, limiter.samples = counts.insert_stats.completed, counts.sample_stats.completed
-    limiter.deletes = limiter.inserts - info.current_size
+    limiter.size = info.current_size
     return limiter
 
 

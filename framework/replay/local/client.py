@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
 from framework.replay.errors import ServerClosed
@@ -188,58 +188,49 @@ class EmbeddedClient(ReverbApi):
 
 
 class EmbeddedSource:
-    """What a `Dataset` draws from if the tables are in this process; `ServedClient.source` is its like."""
+    """What a `Dataset` draws from if the tables are in this process; see `contracts.Source`."""
 
-    class Reservation:
-        """A batch that can be given back until it is handed out."""
-
-        __slots__ = ("delivery", "sample", "table")
-
-        def __init__(self, sample: Any, table: Any, delivery: Delivery) -> None:
-            self.sample = sample
-            self.table = table
-            self.delivery = delivery
-
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: EmbeddedClient) -> None:
         self._client = client
         self._interrupted = False
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> EmbeddedSource.Reservation:
-        """``n`` samples of a table, drawn and gathered; ServerClosed after `interrupt`."""
+    ) -> tuple[ReplaySample | PaddedSample, Drawn]:
         found = self._client.table(table)
-        delivery = found.sample(n, timeout, self._is_cancelled)
+        delivery = found.sample(n, timeout, self._is_interrupted)
         try:
-            sample = delivery.gather(out, pad)
+            return delivery.gather(out, pad), Drawn(found, delivery)
         except BaseException:
             found.give_back(delivery)
             raise
-        return self.Reservation(sample, found, delivery)
 
-    def settle(self, reservations: Sequence[Any], handed_out: bool) -> None:
-        """Releases deliveries or gives them back."""
-        for each in reservations:
-            if handed_out:
-                each.table.release(each.delivery)
-            else:
-                each.table.give_back(each.delivery)
+    def release(self, drawn: Drawn) -> None:
+        drawn.table.release(drawn.delivery)
+
+    def give_back(self, drawn: Drawn) -> None:
+        drawn.table.give_back(drawn.delivery)
 
     def can_sample(self, table: str, n: int) -> bool:
-        """Whether a draw would not wait."""
-        return bool(self._client.can_sample(table, n))
+        return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
-        """Ends a draw that waits."""
         self._interrupted = True
         for table in self._client.tables.values():
             table.wake()
 
     def close(self) -> None:
-        """Nothing to do: what was not settled is settled by the `Dataset`."""
+        return
 
-    def _is_cancelled(self) -> bool:
+    def _is_interrupted(self) -> bool:
         return self._interrupted or self._client.is_interrupted()
+
+
+class Drawn(NamedTuple):
+    """A batch that a source has drawn."""
+
+    table: Table
+    delivery: Delivery
 
 
 def serve_here(address: str, client: EmbeddedClient | None) -> None:

@@ -24,17 +24,21 @@ class HeldRows:
     def __init__(self, store: RowStore):
         self._store = store
         self._streams: dict[str, Stream] = {}
+        # For each stream, the store's names of its columns.
+        self._columns: dict[str, dict[str, str]] = {}
         # For each stream, which of its rows are held: bool [rows].
         self._held: dict[str, np.ndarray] = {}
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
         """See `Writer.slice`."""
-        space = self._streams.get(stream)
-        if space is None:
-            raise ValueError(f"slice: got stream {stream!r}, expected one of {sorted(self._streams)}.")
+        space, names = self._streams.get(stream), self._columns.get(stream, {})
+        if space is None or column not in names:
+            raise ValueError(
+                f"slice: got column {column!r} of stream {stream!r}, expected one that was appended to."
+            )
         if type(rows) is not np.ndarray or rows.dtype != np.int64:
             rows = np.asarray(rows, np.int64)
-        return Slice(space.name, column, rows, None if lengths is None else np.asarray(lengths))
+        return Slice(space.name, names[column], rows, None if lengths is None else np.asarray(lengths))
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         """See `Writer.append`."""
@@ -43,14 +47,17 @@ class HeldRows:
         }
         space = self._streams.get(stream)
         count = _check_count(stream, arrays, rows)
-        if space is None or not arrays.keys() <= space.columns.keys():
-            specs = {name: (array.shape[1:], array.dtype) for name, array in arrays.items()}
-            if space is None:
-                space = self._streams[stream] = self._store.find(stream, specs)
+        names = self._columns.setdefault(stream, {})
+        if not arrays.keys() <= names.keys():
+            specs = {name: (a.shape[1:], a.dtype) for name, a in arrays.items() if name not in names}
+            space, fresh = self._store.claim(stream, specs, None if space is None else space.name)
+            names.update(fresh)
+            if stream not in self._streams:
+                self._streams[stream] = space
                 self._held[stream] = np.zeros(1024, np.bool_)
-            space.add_columns(specs)
+        assert space is not None
         for name, array in arrays.items():
-            column = space.columns[name]
+            column = space.columns[names[name]]
             if array.dtype != column.dtype or array.shape[1:] != column.shape[1:]:
                 raise ValueError(
                     f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
@@ -64,7 +71,7 @@ class HeldRows:
             self._hold(stream, at)
         try:
             for name, array in arrays.items():
-                space.columns[name][at] = array
+                space.columns[names[name]][at] = array
         except BaseException:  # no room for what is compressed
             if leased:
                 self.let_go(stream, rows).release(rows)
@@ -109,6 +116,7 @@ class HeldRows:
         rows = [(self._streams[stream], np.flatnonzero(held)) for stream, held in self._held.items()]
         self._held.clear()
         self._streams.clear()
+        self._columns.clear()
         return rows
 
     def close(self) -> None:

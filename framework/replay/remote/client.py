@@ -6,25 +6,31 @@ elsewhere arrays travel in the messages. The caller does not notice.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from framework.replay import info as infos
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.channel import Channel
-from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT, Connection, SessionLost
-from framework.replay.remote.mapping import Mirror
+from framework.replay.remote.connection import (
+    DEFAULT_RECONNECT_TIMEOUT,
+    Channel,
+    Connection,
+    SessionLost,
+    retry,
+)
+from framework.replay.remote.mapping import MappedStore
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout, pack_function
 from framework.replay.tables.delivery import gather_parts
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
+from framework.replay.wake import Wake
 from launch.rpc.sockets import CurveKeys
 
 # How long the end of a dataset looks for its server.
@@ -33,80 +39,49 @@ _LAST_WORDS = 2.0
 _CHECKPOINT_S = 600.0
 
 
-class Reservation:
-    """Samples that were gathered for this client and count once they are handed out."""
-
-    __slots__ = ("number", "sample")
-
-    def __init__(self, sample: Any, number: int) -> None:
-        self.sample = sample
-        self.number = number
-
-
 class ServedSource:
-    """Draws batches that count when they are handed out; for one `Dataset`.
+    """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release."""
 
-    One thread may draw while another settles: each does it on a connection of its own.
-    """
-
-    def __init__(self, client: ServedClient) -> None:
+    def __init__(self, client: ServedClient, connection: Connection, interrupt: Wake) -> None:
         self._client = client
-        self._draws, self._interrupt = client._channel.private()
-        self._settles = client._channel.connection()
-        self._lock = threading.Lock()  # settling and looking happen in different threads
-        self._unseen = False  # whether something was sent that the server may not have seen yet
+        self._connection = connection
+        self._interrupt = interrupt
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> Reservation:
-        """``n`` samples of a table, gathered and reserved; ServerClosed after `interrupt`."""
-        return self._client._draw(self._draws, table, n, timeout, out, pad, True)
+    ) -> tuple[ReplaySample | PaddedSample, Drawn]:
+        sample, delivery = self._client.draw(self._connection, table, n, timeout, out, pad, hold=True)
+        return sample, Drawn(self._connection.session, delivery)
 
-    def settle(self, reservations: Sequence[Reservation], handed_out: bool) -> None:
-        """Commits reservations or gives them back."""
-        action = "commit" if handed_out else "give_back"
-        message = {"op": "finish", action: [each.number for each in reservations]}
-        with self._lock:
-            self._unseen = True
-            while True:
-                try:
-                    self._settles.open(_LAST_WORDS)
-                    self._settles.post(message)
-                    return
-                except SessionLost:
-                    continue
-                except (ServerClosed, DeadlineExceededError):
-                    return  # the server is gone, and its reservations with it
+    def release(self, drawn: Drawn) -> None:
+        if drawn.session == self._connection.session:
+            self._connection.done.append(drawn.delivery)
 
-    def show(self) -> None:
-        """The server has seen what was settled before this returns."""
-        with self._lock:
-            if self._unseen:
-                self._say({"op": "sync"})
-                self._unseen = False
-
-    def _say(self, message: dict[str, Any]) -> None:
-        # A lost session, or a server that is gone, has given everything back already.
-        with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
-            self._settles.open(_LAST_WORDS)
-            self._settles.request(message, timeout=_LAST_WORDS, wait=False)
+    def give_back(self, drawn: Drawn) -> None:
+        # A session that has ended has given everything back.
+        if drawn.session == self._connection.session:
+            with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
+                message = {"op": "give_back", "deliveries": [drawn.delivery]}
+                self._connection.request(message, timeout=_LAST_WORDS, wait=False)
 
     def can_sample(self, table: str, n: int) -> bool:
-        """Whether a draw would not wait."""
         return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
-        """Ends a draw that waits."""
-        self.show()  # the end of the draw ends its session, which gives back what was not committed before
         self._interrupt.set()
 
     def close(self) -> None:
-        """What was drawn and not settled is given back when this returns. Nobody may be in `draw`."""
-        with self._lock:
-            # Also what the server has drawn for a request that was interrupted.
-            self._say({"op": "end", "session": self._draws.welcome.get("session", 0)})
-            self._settles.close()
-        self._draws.close()
+        if self._connection.done:
+            with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
+                self._connection.request({"op": "sync"}, timeout=_LAST_WORDS, wait=False)
+        self._connection.close()
+
+
+class Drawn(NamedTuple):
+    """A batch that a source has drawn, as its server knows it: a delivery of one session."""
+
+    session: int
+    delivery: int
 
 
 class ServedClient(ReverbApi):
@@ -131,11 +106,11 @@ class ServedClient(ReverbApi):
         self._arguments = (address, curve, local, reconnect_timeout)
         self.address = address
         self._local = local is not False
-        self._channel = Channel(address, curve, reconnect_timeout=reconnect_timeout)
-        self._mirror: Mirror | None = None
+        self._channel = Channel(address, curve, reconnect_timeout)
+        self._mapped: MappedStore | None = None
         self._lock = threading.Lock()
-        self._writers: list[ServedWriter] = []
-        self._sources: weakref.WeakSet[ServedSource] = weakref.WeakSet()
+        self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
+        self._dropped: collections.deque[ServedWriter] = collections.deque()
 
     def __reduce__(self) -> Any:
         return type(self), self._arguments
@@ -155,15 +130,14 @@ class ServedClient(ReverbApi):
     ) -> ReplaySample | PaddedSample:
         """``batch_size`` samples stacked; see `EmbeddedClient.sample_batch`."""
         with self._channel.borrow() as connection:
-            return self._draw(connection, table, batch_size, timeout, out, pad, False).sample
+            return self.draw(connection, table, batch_size, timeout, out, pad, hold=False)[0]
 
     def source(self) -> ServedSource:
         """What a `Dataset` draws from."""
-        source = ServedSource(self)
-        self._sources.add(source)
-        return source
+        interrupt = Wake()
+        return ServedSource(self, self._channel.connection(interrupt), interrupt)
 
-    def _draw(
+    def draw(
         self,
         connection: Connection,
         table: str,
@@ -171,61 +145,65 @@ class ServedClient(ReverbApi):
         timeout: float | None,
         out: list[Any] | None,
         pad: bool,
-        reserve: bool,
-    ) -> Reservation:
-        self._show()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                connection.open(None if left is None else left + 1.0)
-                mirror = self._mirror_of(connection)
-                local = self._local and mirror.local
-                message = {
-                    "op": "sample",
-                    "table": table,
-                    "n": n,
-                    "local": local,
-                    "reserve": reserve,
-                    "pad": pad,
-                    "unpin": connection.state.pop("unpin", []),
-                }
-                answer = connection.request(message, left, wait=True)
-            except SessionLost:
-                continue
-            info = SampleInfo(*[array.copy() for array in answer["info"]])
-            known = connection.state.setdefault("layouts", {})
-            for number, layout, columns in answer["define"]:
-                known[number] = (
-                    mirror.bind(Layout.from_wire(layout), columns, table)
-                    if local
-                    else pack_function(Layout.from_wire(layout))
-                )
-            sample: ReplaySample | PaddedSample
-            if local:
-                try:
-                    parts = [(known[part[0]], *part[1:]) for part in answer["parts"]]
-                    sample = gather_parts(table, info, n, parts, out, pad)
-                finally:
-                    connection.state.setdefault("unpin", []).append(answer["delivery"])
-            else:
-                pack = known[answer["layout"]]
-                leaves = [
-                    _into(array, None if out is None else out[at])
-                    for at, array in enumerate(answer["leaves"])
-                ]
-                sample = ReplaySample(info, pack(leaves))
-                if pad:
-                    sample = PaddedSample(*sample, pack(answer["lengths"]))
-            return Reservation(sample, answer.get("delivery", 0))
+        hold: bool,
+    ) -> tuple[ReplaySample | PaddedSample, int]:
+        """Samples over a connection, and the number of their delivery.
 
-    def _mirror_of(self, connection: Connection) -> Mirror:
-        """The view of the server's memory that fits the connection's session."""
+        Args:
+          hold: whether they can be given back until the number is in `Connection.done`.
+        """
+        self._show()
+
+        def ask(left: float | None) -> dict[str, Any]:
+            message = {
+                "op": "sample",
+                "table": table,
+                "n": n,
+                "local": mapped().local,
+                "hold": hold,
+                "pad": pad,
+            }
+            return connection.request(message, left)
+
+        def mapped() -> MappedStore:
+            return self._mapped_store(connection)
+
+        answer = retry(connection, ask, timeout)
+        info = SampleInfo(*[array.copy() for array in answer["info"]])
+        layouts, delivery = connection.layouts, answer.get("delivery", 0)
+        local = "parts" in answer
+        for number, description, files in answer["define"]:
+            layout = Layout.from_wire(description)
+            layouts[number] = mapped().bind(layout, files, table) if local else pack_function(layout)
+        try:
+            if local:
+                parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
+                return gather_parts(table, info, n, parts, out, pad), delivery
+            pack = layouts[answer["layout"]]
+            assert callable(pack)
+            leaves = [
+                _into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])
+            ]
+            if pad:
+                return PaddedSample(info, pack(leaves), pack(answer["lengths"])), delivery
+            return ReplaySample(info, pack(leaves)), delivery
+        except BaseException:
+            if hold:
+                with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
+                    connection.request({"op": "give_back", "deliveries": [delivery]}, _LAST_WORDS, wait=False)
+            raise
+        finally:
+            if local and not hold:
+                connection.done.append(delivery)
+
+    def _mapped_store(self, connection: Connection) -> MappedStore:
+        """The rows of the connection's server, as far as they are mapped."""
         welcome = connection.welcome
         with self._lock:
-            if self._mirror is None or self._mirror.server != welcome["server"]:
-                self._mirror = Mirror(welcome["server"], welcome["directory"])
-            return self._mirror
+            if self._mapped is None or self._mapped.server != welcome["server"]:
+                directory = welcome["directory"] if self._local else ""
+                self._mapped = MappedStore(welcome["server"], directory)
+            return self._mapped
 
     # Writing.
 
@@ -233,29 +211,29 @@ class ServedClient(ReverbApi):
         """A writer for B envs; see `contracts.Writer`.
 
         Args:
-          max_in_flight_items: items created and not yet in their table; more of them make ``create_items``
-            wait.
+          max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
-        writer = ServedWriter(
-            self._channel.connection(), self._mirror_of, self._local, max_in_flight_items, self._forget
-        )
+        self._close_dropped()
+        connection = self._channel.connection()
+        writer = ServedWriter(connection, self._mapped_store, max_in_flight_items, self._dropped)
         with self._lock:
-            self._writers.append(writer)
+            self._writers.add(writer)
         return writer
 
-    def _forget(self, writer: ServedWriter) -> None:
-        with self._lock:
-            if writer in self._writers:
-                self._writers.remove(writer)
-
     def _show(self) -> None:
-        """What this client's writers have created is in its tables before anything is read."""
-        if not self._writers:
-            return
-        with self._lock:
-            writers = list(self._writers)
-        for writer in writers:
-            writer.settle_unless_waiting()
+        """Has the server try what this client's writers have created, before anything is read."""
+        self._close_dropped()
+        if self._writers:
+            with self._lock:
+                writers = list(self._writers)
+            for writer in writers:
+                writer.show()
+
+    def _close_dropped(self) -> None:
+        """Ends writers that were dropped without `close`: inserts what they can without waiting."""
+        with contextlib.suppress(IndexError):  # another thread may be at it
+            while self._dropped:
+                self._dropped.popleft().close(timeout=0)
 
     # The rest.
 
@@ -305,8 +283,6 @@ class ServedClient(ReverbApi):
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """What is to be known of each table; DeadlineExceededError if the server does not answer in time."""
-        for source in list(self._sources):
-            source.show()
         answer = self._call({"op": "info"}, timeout)
         return {table["name"]: infos.from_wire(table) for table in answer["tables"]}
 
@@ -324,14 +300,14 @@ class ServedClient(ReverbApi):
         An engine that places nodes anew calls this (``launch``'s ``ray``); sessions that are open end by
         themselves, as their server has gone.
         """
-        self._channel.move(address)
+        self._channel.server.away = address is None
         if address is not None:
-            self.address = address
+            self.address = self._channel.server.address = address
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with
         ``ServerClosed``."""
-        self._channel.interrupt()
+        self._channel.interrupted.set()
 
     def close(self) -> None:
         """Ends this client; its writers flush as far as that goes without waiting."""
@@ -339,7 +315,7 @@ class ServedClient(ReverbApi):
             writers = list(self._writers)
         for writer in writers:
             writer.close(timeout=0)
-        self._channel.interrupt()
+        self._channel.interrupted.set()
         self._channel.close()
 
     def __enter__(self) -> ServedClient:

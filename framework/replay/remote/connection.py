@@ -1,259 +1,170 @@
-"""A client's connection to a replay server: one socket, one session, one request at a time.
+"""A client's connections to a replay server: one socket, one session, one waiting request each.
 
-The server keeps what a client holds (leased rows, pinned samples, waiting requests) by connection, and gives
-it back when the connection ends. So there is one rule for a lost connection, whether the network blinked,
-the server was killed or it was restarted: the old session is gone, a new one begins, and its owner (a
-writer, a dataset) brings into it what it still needs. ``Connection.session`` counts them.
+The server keeps what a client holds (leased rows, samples, waiting requests) by connection, and takes it back
+when the connection ends. So there is one rule for a lost connection, whether the network failed, the server
+was killed or it was restarted: the old session is gone. A writer ends with it; everything else opens a new
+session and asks again. `Connection.session` counts the sessions.
 
-A request waits for its answer, for the end of the connection and for ``Channel.interrupt`` at once, so
-nothing waits for a server that is not there for longer than ``reconnect_timeout``, and nothing polls.
+A request waits for its answer, for the end of the connection and for an interrupt of the client in one poll.
+A server that is not there is waited for up to `reconnect_timeout` seconds.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from framework.nest import Pack
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+from framework.replay.rows.binding import Binding
+from framework.replay.wake import Wake
 from launch.rpc import sockets
 
-PROTOCOL = 1
 DEFAULT_RECONNECT_TIMEOUT = 30.0
-# How much longer than the server's own deadline a client waits for its answer before it calls the server
-# hung.
+# Seconds beyond the server's own deadline after which a client calls the server hung.
 _GRACE = 30.0
-# How long a client that was interrupted still looks for its server, to tell it the last things.
+# Seconds for which a client that was interrupted still looks for its server, for last messages.
 _LAST_WORDS = 2.0
-# How long a server that has stopped is looked for: it may have been started again.
+# Seconds for which a server that has stopped is looked for: it may have been started again.
 _COME_BACK = 0.25
-# Between two looks, while a server is looked for, at whether it has moved.
+# Seconds between two looks at whether a server that is looked for has moved.
 _LOOK = 1.0
 
 
-class Interrupt:
-    """Wakes every wait of one client, from any thread, once and for all."""
+class SessionLost(Exception):
+    """The connection has ended, and what the session held on the server is gone. Internal to this package."""
+
+
+class Interrupted(ServerClosed):
+    """The client was interrupted while a call waited."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        self.is_set = False
-        self._lock = threading.Lock()
-
-    def fileno(self) -> int:
-        """A descriptor that is readable from the interrupt on."""
-        return self._read
-
-    def set(self) -> None:
-        """Wakes the waits of now; later ones do not begin."""
-        with self._lock:
-            if not self.is_set:
-                self.is_set = True
-                os.write(self._write, b"!")
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.close(self._read)
-            os.close(self._write)
+        super().__init__("this client was interrupted: its program stops")
 
 
-class News:
+class ServerState:
     """What the connections of one client know of their server.
 
     Attributes:
-      stopped: it said that it stops, and has not been seen since.
-      address: where it is now, if it has moved; None if nobody said so.
+      address: where it is: ``tcp://host:port`` or ``ipc://path``.
       away: it is known to be nowhere at the moment, and to come back.
+      stopped: it said that it stops, and has not answered since.
     """
 
-    def __init__(self) -> None:
-        self.stopped = False
-        self.address: str | None = None
+    def __init__(self, address: str, curve: sockets.CurveKeys | None, reconnect_timeout: float) -> None:
+        self.address = address
+        self.curve = curve
+        self.reconnect_timeout = reconnect_timeout
         self.away = False
-
-
-class SessionLost(Exception):
-    """The connection ended; what the session held on the server is gone. Handled inside this package."""
+        self.stopped = False
 
 
 class Connection:
     """One session with a server. Not for two threads at once.
 
     Args:
-      address: ``tcp://host:port`` or ``ipc://path``.
-      curve: the keys of the program, or None.
-      interrupt: shared by all connections of a client.
-      hello: what this client says of itself in the first message of a session.
-      reconnect_timeout: seconds for which a server that is not there is waited for.
-      news: shared by all connections of a client.
+      server: shared by all connections of a client.
+      interrupts: any of them ends waits.
+
+    Attributes:
+      welcome: what the server said of itself.
+      session: number of sessions so far; 0 before the first.
+      layouts: how samples of each layout that the server has defined in this session are put together.
+      done: deliveries whose rows were read; the next message tells the server. Any thread may append.
     """
 
-    def __init__(
-        self,
-        address: str,
-        curve: sockets.CurveKeys | None,
-        interrupt: Interrupt,
-        hello: dict[str, Any] | None = None,
-        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
-        news: News | None = None,
-    ) -> None:
-        self.address = address
-        self._news = news or News()
-        self.welcome: dict[str, Any] = {}  # what the server said of itself
-        self.state: dict[str, Any] = {}  # what its user remembers of a session; emptied when a new one begins
-        self.session = 0  # 0 before the first one
-        self._curve = curve
-        self._interrupt = interrupt
-        self._hello = {"op": "hello", "protocol": PROTOCOL, "pid": os.getpid(), **(hello or {})}
-        self._reconnect_timeout = reconnect_timeout
+    def __init__(self, server: ServerState, *interrupts: Wake) -> None:
+        self.welcome: dict[str, Any] = {}
+        self.session = 0
+        self.layouts: dict[int, Binding | Pack] = {}
+        self.done: collections.deque[int] = collections.deque()
+        self._server = server
+        self._interrupts = interrupts
+        self._address = ""
         self._socket: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None
         self._greeted = False
         self._next_id = 0
-        self.notices: Callable[[dict[str, Any]], None] = lambda message: None
+        self._answers: list[dict[str, Any]] = []  # to messages that nothing waits for, until `poll`
+
+    # --- the session ---
 
     def open(self, timeout: float | None = None) -> None:
         """Makes sure that a session is open.
 
         Raises:
-          ServerClosed: the server said that it stops, or did not answer within ``reconnect_timeout``.
-          DeadlineExceededError: ``timeout`` seconds passed first.
+          ServerClosed: the server said that it stops, or did not answer within `reconnect_timeout`.
+          DeadlineExceededError: `timeout` seconds passed first.
         """
         if self._greeted:
             return
-        if self._socket is None:
-            self._connect()
-        assert self._socket is not None
-        limit = self._reconnect_timeout if timeout is None else min(timeout, self._reconnect_timeout)
-        stopped = self._news.stopped
-        if stopped:
-            limit = min(limit, _COME_BACK)
-        watch = not self._interrupt.is_set
-        if not watch:
-            limit = min(limit, _LAST_WORDS)
-        deadline = time.monotonic() + limit
+        server, interrupted = self._server, self.interrupted
+        stopped = server.stopped
         last = float("inf") if timeout is None else time.monotonic() + timeout
-        while self._wait_for_greeting(deadline, watch, last):
-            answer = wire.decode(self._socket.recv_multipart(copy=False))
-            if "error" in answer:
+        limit = _COME_BACK if stopped else server.reconnect_timeout
+        limit = min(limit, _LAST_WORDS) if interrupted else limit
+        limit = limit if timeout is None else min(limit, timeout)
+        deadline = time.monotonic() + limit
+        while True:
+            if self._socket is None:
+                self._connect()
+            elif self._address != server.address:  # it has moved
                 self.close()
-                raise wire.unpack_error(answer["error"])
-            if answer.get("id") == self._next_id:
-                self.welcome = answer
-                self._greeted = True
-                self._news.stopped = False
-                self.session += 1
-                self.state = {}
-                return
-            self._take(answer)
+                self._connect()
+                deadline = max(deadline, min(last, time.monotonic() + server.reconnect_timeout))
+            away = server.away and not interrupted
+            until = min(time.monotonic() + _LOOK, last if away else deadline)
+            if self._wait(until, not interrupted, connecting=True):
+                if self._read_greeting():
+                    return
+                continue
+            now, moved = time.monotonic(), self._address != server.address and not interrupted
+            if now >= last or (now >= deadline and not (server.away and not interrupted) and not moved):
+                break
         self.close()
         if stopped:
-            raise ServerClosed(f"the replay server at {self.address} has stopped")
-        if timeout is not None and (timeout <= self._reconnect_timeout or self._news.away):
-            raise DeadlineExceededError(f"no replay server answered at {self.address} within {limit:g} s")
+            raise ServerClosed(f"the replay server at {server.address} has stopped")
+        if timeout is not None and (timeout <= server.reconnect_timeout or server.away):
+            raise DeadlineExceededError(f"no replay server answered at {server.address} within {limit:g} s")
         raise ServerLost(
-            f"no replay server answered at {self.address} within {limit:g} s; is it running, and does this "
+            f"no replay server answered at {server.address} within {limit:g} s. Is it running, and does this "
             "client have its keys?"
         )
 
-    def _wait_for_greeting(self, deadline: float, watch: bool, last: float) -> bool:
-        """Whether there is a message before the deadline; goes to where the server has moved meanwhile.
-
-        A server that is away, and is to come back, is waited for until ``last``.
-        """
-        while True:
-            if self._news.address not in (None, self.address):
-                self.close()
-                self._connect()
-                deadline = max(deadline, min(last, time.monotonic() + self._reconnect_timeout))
-            # After an interrupt nobody waits for a server that is away.
-            away = watch and self._news.away
-            look = time.monotonic() + _LOOK
-            if self._wait(min(look, last if away else deadline), watch, connecting=True):
-                return True
-            moved = watch and self._news.address not in (None, self.address)
-            now = time.monotonic()
-            if now >= last or (now >= deadline and not away and not moved):
-                return False
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the client was interrupted."""
-        return self._interrupt.is_set
-
-    def request(
-        self, message: dict[str, Any], timeout: float | None = None, wait: bool = True
-    ) -> dict[str, Any]:
-        """Sends a message and returns the server's answer; the message must stand by itself (no session
-        state).
-
-        Args:
-          message: see `framework.replay.server.service` for the operations.
-          timeout: seconds the *server* may hold the request back (None: for ever, 0: not at all); only
-            ``wait`` requests are ever held back.
-          wait: whether the request may be held back by a rate limiter.
-
-        Raises:
-          SessionLost: the connection ended before the answer; the caller decides what that means.
-          Whatever the server answered: see `wire.unpack_error`.
-        """
-        # Only a wait is interrupted: a program that stops still writes its last checkpoint and metrics.
-        watch = wait and not self._interrupt.is_set
-        if wait:
-            message["timeout"] = timeout if watch else 0.0
-            deadline = None if message["timeout"] is None else time.monotonic() + message["timeout"] + _GRACE
-        else:
-            deadline = time.monotonic() + (_GRACE if timeout is None else timeout)
-        try:
-            return self._exchange(message, deadline, watch)
-        except DeadlineExceededError:
-            if wait and not watch:
-                raise ServerClosed("this client was interrupted: its program stops") from None
-            raise
-
-    def post(self, message: dict[str, Any]) -> None:
-        """Sends a message that has no answer; raises SessionLost if the connection has ended."""
-        if self._socket is None or not self._greeted or self._lost():
-            self._end()
-        wire.send(self._socket, wire.encode(message))
-
-    def poll(self, timeout: float | None = 0.0) -> bool:
-        """Waits up to ``timeout`` seconds for a notice and hands all that are there to ``notices``.
-
-        Returns whether there was any.
-
-        Raises:
-          SessionLost: the connection ended.
-          ServerClosed: the server stops, or the client was interrupted (not if ``timeout`` is 0).
-        """
-        if self._socket is None or not self._greeted:
-            raise SessionLost
-        watch = timeout != 0.0 and not self._interrupt.is_set
-        if not self._wait(None if timeout is None else time.monotonic() + timeout, watch):
+    def _read_greeting(self) -> bool:
+        """Whether the next message is the answer to this session's hello."""
+        assert self._socket is not None
+        answer = wire.decode(self._socket.recv_multipart(copy=False))
+        if answer.get("id") != self._next_id:
             return False
-        while True:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return True
-            self._take(wire.decode(frames))
+        if "error" in answer:
+            self.close()
+            raise wire.unpack_error(answer["error"])
+        self.welcome = answer
+        self.session += 1
+        self.layouts = {}
+        self.done.clear()
+        self._answers = []
+        self._greeted = True
+        self._server.stopped = False
+        return True
 
     def close(self) -> None:
-        """Ends the session; the server gives back what it held."""
+        """Ends the session; the server takes back what it held."""
         if self._socket is not None:
             self._socket.disable_monitor()
             if self._monitor is not None:
                 self._monitor.close(linger=0)
-            # What was sent last (the end of a session, a commit) may still be on its way to the server's
-            # queue.
-            self._socket.close(linger=100)
+            self._socket.close(linger=100)  # the last message may still be on its way
             self._socket = self._monitor = None
         self._greeted = False
 
@@ -263,11 +174,129 @@ class Connection:
         ):  # half made, or the interpreter ends
             self.close()
 
+    # --- messages ---
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the client was interrupted."""
+        return any(interrupt.is_set for interrupt in self._interrupts)
+
+    def post(self, message: dict[str, Any]) -> int:
+        """Sends a message without waiting for its answer, which `poll` returns; the number of the message.
+
+        Raises:
+          SessionLost: the connection has ended.
+        """
+        if self._socket is None or not self._greeted or self._lost():
+            self._end()
+        self._next_id += 1
+        message["id"] = self._next_id
+        if self.done and message["op"] != "cancel":  # the service itself takes that one
+            done = message["done"] = []
+            while self.done:
+                done.append(self.done.popleft())
+        wire.send(self._socket, wire.encode(message))
+        return self._next_id
+
+    def poll(self, timeout: float | None = 0.0) -> list[dict[str, Any]]:
+        """The answers that have come to messages that were posted; waits up to `timeout` seconds for one.
+
+        Raises:
+          SessionLost: the connection has ended.
+          ServerClosed: the server stops, or the client was interrupted while this call waited.
+        """
+        if not self._greeted:
+            raise SessionLost
+        watch = timeout != 0.0 and not self.interrupted
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self._answers and self._wait(until, watch):
+            self._read_all()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def request(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = True
+    ) -> dict[str, Any]:
+        """Sends a message and returns the server's answer.
+
+        Args:
+          message: see `framework.replay.server.operations`.
+          timeout: seconds for which the *server* may hold the request back (None: without limit, 0: not at
+            all) if `wait`, and otherwise seconds in which it must answer.
+          wait: whether a rate limiter may hold the request back.
+
+        Raises:
+          SessionLost: the connection ended before the answer.
+          Whatever the server answered: see `wire.unpack_error`.
+        """
+        # An interrupt ends waits only: a program that stops still writes its last checkpoint and metrics.
+        watch = wait and not self.interrupted
+        if wait:
+            message["timeout"] = timeout if watch else 0.0
+            limit = None if message["timeout"] is None else message["timeout"] + _GRACE
+        else:
+            limit = _GRACE if timeout is None else timeout
+        number = self.post(message)
+        try:
+            return self._answer(number, limit, watch)
+        except Interrupted:
+            # The server lets go of the request, and says so, or has answered it already.
+            self.post({"op": "cancel"})
+            with contextlib.suppress(ServerClosed, DeadlineExceededError):
+                return self._answer(number, _LAST_WORDS, False)
+            raise
+        except DeadlineExceededError:
+            if wait and not watch:
+                raise Interrupted from None
+            raise
+
+    def _answer(self, number: int, limit: float | None, watch: bool) -> dict[str, Any]:
+        """Waits for the answer to message `number`, which must come within `limit` seconds."""
+        deadline = None if limit is None else time.monotonic() + limit
+        try:
+            while self._wait(deadline, watch):
+                assert self._socket is not None
+                answer = wire.decode(self._socket.recv_multipart(copy=False))
+                if answer.get("id") != number:
+                    self._take(answer)
+                elif "error" in answer:
+                    error = wire.unpack_error(answer["error"])
+                    self._server.stopped |= isinstance(error, ServerClosed) and watch
+                    raise error
+                else:
+                    return answer
+        except KeyboardInterrupt:
+            self.close()  # the request still waits on the server: end its session
+            raise
+        self.close()
+        raise DeadlineExceededError(f"the replay server at {self._address} did not answer in time")
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """Keeps an answer that is not waited for, and acts on a notice."""
+        notice = message.get("notice")
+        if notice is None:
+            self._answers.append(message)
+        elif notice == "stopped":
+            self.close()
+            self._server.stopped = True
+            raise ServerClosed(f"the replay server at {self._address} has stopped")
+        elif notice == "lost":
+            self.close()
+            raise SessionLost
+
+    def _read_all(self) -> None:
+        """Takes every message that is there."""
+        with contextlib.suppress(zmq.Again):
+            while self._socket is not None:
+                self._take(wire.decode(self._socket.recv_multipart(zmq.NOBLOCK, copy=False)))
+
+    # --- the socket ---
+
     def _connect(self) -> None:
-        self.address = self._news.address or self.address
-        self._socket = sockets.make_client_socket(self.address, self._curve)
-        if self.address.startswith("tcp://"):
-            # A machine that vanishes without a word is noticed within 20 s.
+        self._address = self._server.address
+        self._socket = sockets.make_client_socket(self._address, self._server.curve)
+        if self._address.startswith("tcp://"):
+            # A machine that vanishes is noticed within 20 s.
             self._socket.heartbeat_ivl = 5000
             self._socket.heartbeat_timeout = 20000
         self._monitor = self._socket.get_monitor_socket(
@@ -277,64 +306,18 @@ class Connection:
         self._greet()
 
     def _greet(self) -> None:
-        """Says hello; what is sent before the server is there is delivered when it comes."""
+        """Says hello; if the server is not there yet, the message is delivered when it comes."""
         self._next_id += 1
-        wire.send(self._socket, wire.encode({**self._hello, "id": self._next_id}))
-
-    def _exchange(self, message: dict[str, Any], deadline: float | None, watch: bool) -> dict[str, Any]:
-        if self._socket is None or not self._greeted or self._lost():
-            self._end()
+        hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}
         assert self._socket is not None
-        self._next_id += 1
-        message["id"] = self._next_id
-        try:
-            wire.send(self._socket, wire.encode(message))
-            while self._wait(deadline, watch):
-                answer = wire.decode(self._socket.recv_multipart(copy=False))
-                if answer.get("id") != self._next_id:
-                    self._take(answer)
-                    continue
-                if "error" in answer:
-                    error = wire.unpack_error(answer["error"])
-                    self._news.stopped |= isinstance(error, ServerClosed)
-                    raise error
-                return answer
-        except (ServerClosed, KeyboardInterrupt):
-            self.close()  # the request is still waiting over there: end its session
-            raise
-        self.close()
-        raise DeadlineExceededError(
-            f"the replay server at {self.address} did not answer {message['op']!r} in time"
-        )
-
-    def _end(self) -> NoReturn:
-        """The connection has ended: was it stopped, with a last word, or lost?"""
-        if self._socket is not None and self._greeted:
-            # The word that it stopped may be old: the next session sees whether the server has come back.
-            with contextlib.suppress(zmq.Again, SessionLost, ServerClosed):
-                while self._socket is not None:
-                    self._take(wire.decode(self._socket.recv_multipart(zmq.NOBLOCK, copy=False)))
-        self.close()
-        raise SessionLost
-
-    def _take(self, message: dict[str, Any]) -> None:
-        """A message that nobody asked for."""
-        kind = message.get("notice")
-        if kind == "stopped":
-            self.close()
-            self._news.stopped = True
-            raise ServerClosed(f"the replay server at {self.address} has stopped")
-        if kind == "lost":
-            self.close()
-            raise SessionLost
-        self.notices(message)
+        wire.send(self._socket, wire.encode(hello))
 
     def _wait(self, deadline: float | None, watch: bool, connecting: bool = False) -> bool:
         """Whether there is a message before the deadline; raises if there will be none."""
         assert self._socket is not None
         watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
-        if watch:  # an interrupt that came before the call does not end it: it must not wait for long, though
-            watched.append((self._interrupt.fileno(), zmq.POLLIN))
+        if watch:  # an interrupt from before the call does not end it; such a call must not wait for long
+            watched += [(interrupt.fileno(), zmq.POLLIN) for interrupt in self._interrupts]
         while True:
             left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
             ready = dict(zmq.zmq_poll(watched, left))
@@ -344,16 +327,91 @@ class Connection:
                 if not connecting:
                     self._end()
                 self._greet()  # ZeroMQ connects again by itself
-            if self._interrupt.fileno() in ready:
-                raise ServerClosed("this client was interrupted: its program stops")
+            if watch and self.interrupted:
+                raise Interrupted
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
     def _lost(self) -> bool:
-        """Whether the connection has ended since it was greeted; takes the events that are there."""
+        """Whether the connection has ended since the last look; takes the monitor's events."""
         assert self._monitor is not None
         lost = False
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
             lost |= event == zmq.EVENT_DISCONNECTED
         return lost
+
+    def _end(self) -> NoReturn:
+        """Raises SessionLost for a connection that has ended, or what the server said last."""
+        if self._greeted:
+            # That it stopped may be old news: the next session finds out whether the server has come back.
+            with contextlib.suppress(SessionLost, ServerClosed):
+                self._read_all()
+        self.close()
+        raise SessionLost
+
+
+class Channel:
+    """All connections of one client to one server; a thread borrows one that no other thread uses."""
+
+    def __init__(
+        self,
+        address: str,
+        curve: sockets.CurveKeys | None = None,
+        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+    ) -> None:
+        self.server = ServerState(address, curve, reconnect_timeout)
+        self.interrupted = Wake()
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def connection(self, *interrupts: Wake) -> Connection:
+        """A new connection, for an object that keeps it; it is opened by its first use."""
+        return Connection(self.server, self.interrupted, *interrupts)
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Connection]:
+        """An idle connection, or a new one, for the length of a block."""
+        with self._lock:
+            if self._closed:
+                raise ServerClosed("this client is closed")
+            connection = self._idle.pop() if self._idle else self.connection()
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                else:
+                    self._idle.append(connection)
+
+    def call(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+    ) -> dict[str, Any]:
+        """One request and its answer on any connection; asked again if the connection ended in between."""
+        with self.borrow() as connection:
+            return retry(connection, lambda left: connection.request(message, left, wait), timeout)
+
+    def close(self) -> None:
+        """Ends every idle session, and the others when they are given back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+def retry(
+    connection: Connection,
+    ask: Callable[[float | None], dict[str, Any]],
+    timeout: float | None,
+) -> dict[str, Any]:
+    """`ask(seconds left)` on an open session; again in a new one if the session ends before the answer."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        # A poll (timeout 0) waits a moment for a server that is not there: it could be answered soon.
+        connection.open(None if left is None else left + 1.0)
+        with contextlib.suppress(SessionLost):
+            return ask(left)

@@ -1,4 +1,4 @@
-"""A client's view of the rows of a server: columns mapped from shared memory, layouts bound to them."""
+"""A client's view of the rows of a server on its machine: columns mapped from shared memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from framework.replay.rows.binding import Binding
 from framework.replay.rows.layout import Layout
 
 
-class MirrorStream:
-    """The mapped columns of one stream; has of a `Stream` what a `Binding` needs to gather."""
+class MappedStream:
+    """The mapped columns of one stream; has what a `Binding` needs of a `Stream` to gather."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.columns: dict[str, np.ndarray] = {}
 
 
-class Mirror:
-    """The store of one life of a server. May be used by several threads.
+class MappedStore:
+    """The rows of one life of a server. May be used by several threads.
+
+    Args:
+      server: the name of that life.
+      directory: where its columns are.
 
     Attributes:
       local: whether this process can map the server's columns (same machine, same user).
@@ -33,31 +37,34 @@ class Mirror:
         self.server = server
         self.directory = directory
         self.local = _is_local(server, directory)
-        self.streams: dict[str, MirrorStream] = {}
-        self._paths: dict[tuple[str, str], str] = {}
+        self.streams: dict[str, MappedStream] = {}
         self._lock = threading.Lock()
 
-    def add(self, stream: str, files: dict[str, list[Any]]) -> MirrorStream:
-        """Maps the columns ``{name: [path, shape, dtype]}`` of a stream that are not mapped yet."""
-        with self._lock:
-            mirrored = self.streams.setdefault(stream, MirrorStream(stream))
-            for name, (path, shape, kind) in files.items():
-                if name in mirrored.columns:
-                    continue
-                if os.path.dirname(path) != self.directory:
-                    raise ValueError(f"column {name!r}: {path!r} is not in the server's directory")
-                mirrored.columns[name] = shm.attach(path, shape, kind)
-            return mirrored
+    def column(self, stream: str, column: str, path: str, shape: Any, dtype: str) -> np.ndarray:
+        """A column, mapped by the first call.
 
-    def bind(self, layout: Layout, columns: dict[str, dict[str, list[Any]]], table: str) -> Binding:
-        """What can gather the items of a layout."""
-        for stream, files in columns.items():
-            self.add(stream, files)
+        Raises:
+          ValueError: the path is not in the server's directory.
+        """
+        with self._lock:
+            mapped = self.streams.setdefault(stream, MappedStream(stream)).columns
+            if column not in mapped:
+                if os.path.dirname(path) != self.directory:
+                    raise ValueError(
+                        f"column {column!r}: got {path!r}, expected a file in {self.directory!r}"
+                    )
+                mapped[column] = shm.attach(path, shape, dtype)
+            return mapped[column]
+
+    def bind(self, layout: Layout, files: list[list[Any]], table: str) -> Binding:
+        """What gathers items of a layout, whose columns are `[[stream, column, path, shape, dtype]]`."""
+        for file in files:
+            self.column(*file)
         return Binding(layout, self, table)  # type: ignore[arg-type]
 
 
 def _is_local(server: str, directory: str) -> bool:
-    """Whether this process sees the server's directory: who can read the proof in it may use its memory."""
+    """Whether this process can read the proof in the server's directory: then it may use its memory."""
     if not directory:
         return False  # the server offers none
     try:

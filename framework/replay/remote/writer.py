@@ -1,82 +1,174 @@
 """The writer of a client in another process than the server.
 
-What the user calls rows are numbers of this writer's own; the server's rows, leased in blocks, stand behind
-them. So a writer survives its server: after a restart it leases new rows, copies into them what it still
-holds (a mapping of shared memory outlives the server that made it), and sends again what was not
-acknowledged, in order and under the same sequence numbers, which the server uses to take nothing twice.
+Rows are the server's, leased in blocks. On the server's machine they are written straight into its shared
+memory; from elsewhere they travel as arrays with the items. Items and released rows are sent in one message,
+which also asks for the next rows; its answer comes when all of its items are in their tables::
 
-Local writers copy straight into shared memory; remote ones keep a copy of what they hold and send it with
-the items.
+    append ──▶ rows ──────────▶ shared memory              (or arrays of the next message)
+    create_items ─▶ queue ─▶ insert [items, released rows, rows wanted]
+                                 ◀─ answer [leased rows]
+
+A writer ends with its session: when the server is lost, items in flight are lost and counted, and every later
+call raises `ServerLost`. The caller makes a new writer.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import itertools
 import threading
-from collections.abc import Callable, Mapping
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from framework.replay import wire
 from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS
-from framework.replay.errors import DeadlineExceededError, ReverbError, ServerClosed
+from framework.replay.errors import (
+    DeadlineExceededError,
+    ReverbError,
+    ServerClosed,
+    ServerLost,
+    UnknownTableError,
+)
 from framework.replay.late import LateFlush
-from framework.replay.remote.connection import Connection
-from framework.replay.remote.mapping import Mirror
-from framework.replay.remote.writer_rows import WriterRows
-from framework.replay.remote.writer_session import WriterSession
-from framework.replay.rows.layout import LayoutBuilder, Slice
+from framework.replay.remote.connection import Connection, Interrupted, SessionLost
+from framework.replay.remote.mapping import MappedStore
+from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.tables.items import make_keys
 from framework.types import Nest
 
-_SEND_ITEMS = 64  # so many small items make one message
-_SEND_RELEASES = 4096
-_DELAY = 0.005  # seconds for which the first of them waits for the others
+# Single items wait for others, which makes them cheaper: until there are this many, until something is read
+# through the same client, or for this many seconds.
+_SEND_ITEMS = 64
+_DELAY = 0.005
+_SEND_ROWS = 4096  # released rows that are sent without items
+_SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
+_LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
+_LAST_WORDS = 2.0  # seconds for which an interrupted or closing writer waits for its server
 
 
-class ServedWriter(WriterSession):
-    """See `contracts.Writer`.
+_Specs = dict[str, tuple[tuple[int, ...], np.dtype]]  # (shape of one row, dtype) by column
+
+
+class _Stream:
+    """A stream as its writer knows it: the server's names and arrays, and the rows."""
+
+    def __init__(self) -> None:
+        self.name = ""  # the server's
+        self.columns: dict[str, str] = {}  # the server's, by the writer's
+        self.specs: _Specs = {}
+        self.mapped: dict[str, np.ndarray] = {}  # by the writer's names; empty if arrays travel
+        self.spare = np.zeros(0, np.int64)  # leased and not used yet
+        self.wanted = 0  # rows to ask for with the next message
+        self.held = np.zeros(1024, np.bool_)
+
+    def block(self, n: int, specs: _Specs) -> int:
+        """How many rows with these columns to lease when `n` are needed at once."""
+        row_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in specs.values())
+        return max(2 * n, min(_LEASE_ROWS, _LEASE_BYTES // max(1, row_bytes)))
+
+    def take(self, n: int) -> np.ndarray:
+        """`n` of the spare rows, held from now on. Asks for more if that leaves few."""
+        rows, self.spare = self.spare[:n].copy(), self.spare[n:]
+        if len(self.spare) < n:
+            self.wanted = self.block(n, self.specs)
+        end = int(rows.max(initial=-1)) + 1
+        if end > len(self.held):
+            self.held = np.pad(self.held, (0, max(end, 2 * len(self.held)) - len(self.held)))
+        self.held[rows] = True
+        return rows
+
+    def holds(self, rows: np.ndarray) -> bool:
+        """Whether the writer holds all of `rows`."""
+        return not rows.size or bool(
+            rows.min() >= 0 and rows.max() < len(self.held) and self.held.take(rows).all()
+        )
+
+
+class ServedWriter:
+    """See the module, and `framework.replay.contracts.Writer` for the methods.
 
     Args:
       connection: the writer's own.
-      mirror: returns the view of the server's memory that fits the connection's session.
-      local: whether to write into shared memory if that is possible.
-      max_in_flight_items: items that were created and not acknowledged; ``create_items`` waits while there
-        are more.
-      closed: called when the writer is closed.
+      mapped: returns the mapped rows of the connection's server.
+      max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
+      dropped: where a writer that is dropped without `close` puts itself, to be closed.
+
+    Attributes:
+      num_lost: items that were in flight when the server was lost.
     """
 
     def __init__(
         self,
         connection: Connection,
-        mirror: Callable[[Connection], Mirror],
-        local: bool,
-        max_in_flight_items: int | None = None,
-        closed: Callable[[ServedWriter], None] = lambda writer: None,
+        mapped: Callable[[Connection], MappedStore],
+        max_in_flight_items: int | None,
+        dropped: collections.deque[ServedWriter],
     ) -> None:
+        self._closed = True  # until there is something to close
+        self._dropped = dropped
         if max_in_flight_items is not None and max_in_flight_items < 1:
-            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
-        super().__init__(connection, mirror, local)
+            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
+        self.num_lost = 0
+        self._connection = connection
+        self._find_mapped = mapped
         self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
-        self._when_closed = closed
         self._builder = LayoutBuilder()
+        self._streams: dict[str, _Stream] = {}
+        self._owner: dict[str, _Stream] = {}  # by the server's names
+        self._layouts: dict[Layout, int] = {}  # those that the server knows
+        # The next message.
+        self._new_layouts: list[Any] = []
+        self._writes: list[Any] = []
+        self._write_bytes = 0
+        self._items: list[list[Any]] = []
+        self._num_queued = 0
+        self._released: list[tuple[str, np.ndarray]] = []
+        self._num_released = 0
+        # Messages without an answer yet: how many items each has.
+        self._in_flight: dict[int, int] = {}
+        self._pending = 0
+        self._created = 0
+        self._failed = 0  # items that the server has refused
+        self._error: BaseException | None = None  # of items that were refused; raised by the next call
+        self._lost: ServerClosed | None = None
         self._closed = False
+        self._waits = False  # a thread waits in here for the server
         self._lock = threading.RLock()
         self._late = LateFlush(self)
-        self._before_read: Callable[[], object] | None = None
+        self._before_read: weakref.WeakMethod[Callable[[], object]] | None = None
 
-    # What the user calls.
-
-    def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
-        if type(rows) is not np.ndarray or rows.dtype != np.int64:
-            rows = np.asarray(rows, np.int64)
-        return Slice(stream, column, rows, None if lengths is None else np.asarray(lengths))
+    # --- what the user calls ---
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
-        with self._lock:
-            self._check()
-            if not columns:
-                raise ValueError(f"stream {stream!r}: got no columns, expected at least one")
-            return self._in_session(lambda: self._append(stream, columns, rows))
+        with self._in_session():
+            arrays = {name: np.asarray(value) for name, value in columns.items()}
+            held = self._streams.get(stream) or _Stream()
+            n = self._check_arrays(stream, held, arrays, rows)
+            if rows is not None and not held.holds(rows):
+                raise ValueError(f"append, stream {stream!r}: got rows that this writer does not hold.")
+            fresh = {name: array for name, array in arrays.items() if name not in held.specs}
+            short = n - len(held.spare) if rows is None else 0
+            if fresh or short > 0:
+                self._lease(stream, held, fresh, max(0, short))
+            if rows is None:
+                rows = held.take(n)
+            self._write(held, rows, arrays)
+            return rows
+
+    def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
+        held = self._streams.get(stream)
+        if held is None or column not in held.columns:
+            raise ValueError(
+                f"slice: got column {column!r} of stream {stream!r}, expected one that was appended to."
+            )
+        if type(rows) is not np.ndarray or rows.dtype != np.int64:
+            rows = np.asarray(rows, np.int64)
+        return Slice(held.name, held.columns[column], rows, None if lengths is None else np.asarray(lengths))
 
     def create_items(
         self,
@@ -86,116 +178,105 @@ class ServedWriter(WriterSession):
         episodes: np.ndarray | None = None,
         timeout: float | None = None,
     ) -> np.ndarray:
-        with self._lock:
-            keys = self._create(table, trajectory, priorities, episodes)
-            if self._in_flight > self._max_in_flight:
-                self._send_pending()
-                self._wait_or_ask(lambda: self._in_flight <= self._max_in_flight, timeout)
-                self._check()
+        with self._in_session():
+            tables = self._connection.welcome["tables"]
+            if table not in tables:
+                raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
+            layout, index, lengths = self._builder.build(trajectory)
+            n = len(index)
+            if priorities is not None:
+                priorities = np.array(priorities, np.float64)
+                if (
+                    priorities.shape != (n,)
+                    or not (priorities >= 0).all()
+                    or not np.isfinite(priorities).all()
+                ):
+                    raise ValueError(
+                        f"priorities: got {priorities.ravel()[:3].tolist()}… of shape {priorities.shape}, "
+                        f"expected finite numbers >= 0 of shape ({n},)"
+                    )
+            at = 0
+            for group in layout.groups:
+                if not self._owner[group.stream].holds(index[:, at : at + group.length]):
+                    raise ValueError(
+                        f"create_items, table {table!r}: got rows that this writer does not hold."
+                    )
+                at += group.length
+            number = self._layouts.get(layout)
+            if number is None:
+                number = self._layouts[layout] = len(self._layouts)
+                self._new_layouts.append([number, layout.to_wire()])
+            keys = make_keys(n)
+            episodes = None if episodes is None else np.array(episodes, np.uint64)
+            self._items.append([table, number, index, lengths, keys, priorities, episodes])
+            self._num_queued += n
+            self._pending += n
+            self._created += n
+            if self._num_queued >= _SEND_ITEMS:
+                self._send()
+            else:
+                self._late.call_later(self._send_late, _DELAY)
+            if self._pending > self._max_in_flight:
+                self._wait(self._max_in_flight, timeout)
             return keys
 
     @property
     def num_pending(self) -> int:
-        """Items that were created and are not known to be in their table."""
-        return self._in_flight
+        return self._pending
 
-    def _create(
-        self,
-        table: str,
-        trajectory: Nest,
-        priorities: Any,
-        episodes: np.ndarray | None,
-    ) -> np.ndarray:
-        self._check()
-        self._in_session(lambda: None)
-        tables = self._connection.welcome["tables"]
-        if table not in tables:
-            raise ValueError(f"table {table!r} was not found; the server has {tables}")
-        layout, index, lengths = self._builder.build(trajectory)
-        n = len(index)
-        if priorities is not None:
-            priorities = np.asarray(priorities, np.float64)
-            if priorities.shape != (n,):
-                raise ValueError(f"priorities: got shape {priorities.shape}, expected ({n},)")
-            if n and not (priorities.min() >= 0 and priorities.max() < np.inf):
-                raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0")
-            priorities = priorities.copy()
-        at = 0
-        for group in layout.groups:
-            if group.stream not in self._streams:
-                raise ValueError(f"stream {group.stream!r}: got rows of a stream that was never appended to")
-            self._streams[group.stream].check(index[:, at : at + group.length])
-            at += group.length
-        keys = make_keys(n)
-        if episodes is not None:
-            episodes = np.asarray(episodes, np.uint64)
-        self._pending.items.append((table, layout, index, lengths, keys, priorities, episodes))
-        self._pending.num_items += n
-        self._in_flight += n
-        if self._pending.num_items >= _SEND_ITEMS:
-            self._send_pending()
-        else:
-            self._late.call_later(self._send_late, _DELAY)
-        return keys
+    def release(self, stream: str, rows: Any) -> None:
+        with self._in_session():
+            rows = np.asarray(rows, np.int64).ravel()
+            held = self._streams.get(stream)
+            if held is None or not held.holds(rows):
+                raise ValueError(
+                    f"release, stream {stream!r}: got rows that this writer does not hold. "
+                    "Release each row once."
+                )
+            held.held[rows] = False
+            self._released.append((held.name, rows))
+            self._num_released += len(rows)
+            if self._num_released >= _SEND_ROWS:
+                self._send()
 
-    def _send_late(self) -> None:
-        """Sends single items that no other item has followed up soon."""
-        with self._lock:
-            if self._pending.items and not self._closed:
-                self._send_pending()
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        with self._in_session():
+            if self._pending:
+                self._sync()
+            if self._pending:
+                return False
+            answer = self._connection.request({"op": "can_insert", "table": table, "n": n}, wait=False)
+            return bool(answer["value"])
+
+    def flush(self, timeout: float | None = None, keep: int = 0) -> None:
+        with self._in_session():
+            self._wait(keep, timeout)
+            if not keep:
+                self._send()  # rows that were released, even if no item waits
+            self._raise_error()
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         self._late.call_later(method, delay)
 
-    def before_read(self, function: Callable[[], object]) -> None:
-        self._before_read = function
+    def before_read(self, method: Callable[[], object]) -> None:
+        self._before_read = weakref.WeakMethod(method)
 
-    def release(self, stream: str, rows: Any) -> None:
-        with self._lock:
-            rows = np.asarray(rows, np.int64).ravel()
-            self._streams[stream].give_up(rows)
-            self._pending.released.append((stream, rows))
-            self._pending.num_released += len(rows)
-            if self._pending.num_released >= _SEND_RELEASES and not self._closed:
-                self._send_pending()
+    def show(self) -> None:
+        """Has the server try all that was created so far; does not wait for room.
 
-    def can_insert(self, table: str, n: int = 1) -> bool:
-        with self._lock:
-            self._check()
-            if self._in_flight:
-                self.settle()
-            if self._in_flight:
-                return False
-            answer = self._request({"op": "can_insert", "table": table, "n": n})
-            return bool(answer["value"])
-
-    def flush(self, timeout: float | None = None, keep: int = 0) -> None:
-        """Waits until at most ``keep`` items are not in their tables."""
-        with self._lock:
-            self._check()
-            self._send_pending()
-            self._wait_or_ask(lambda: not self._unacknowledged or 0 < self._in_flight <= keep, timeout)
-            self._check()
-
-    def settle(self) -> None:
-        """Everything created so far is in its table, as far as the rate limiters let it in. Does not wait
-        for them."""
-        with self._lock:
-            if self._closed or not (self._unacknowledged or self._pending.items):
-                return
-            self._send_pending()
-            self._request({"op": "sync"})
-
-    def settle_unless_waiting(self) -> None:
-        """`settle`, unless another thread waits in this writer for room that perhaps only the caller can
-        make: what that one has created is on its way already."""
-        if self._before_read is not None:
-            self._before_read()
+        Called before something is read through the same client, from any thread. Nothing happens while
+        another thread waits in this writer for room that perhaps only the reader can make.
+        """
+        method = self._before_read() if self._before_read is not None else None
+        if method is not None:
+            method()
         while not self._lock.acquire(timeout=0.05):
             if self._waits:
                 return
         try:
-            self.settle()
+            if self._pending and not self._closed and self._lost is None:
+                with self._in_session():
+                    self._sync()
         finally:
             self._lock.release()
 
@@ -203,20 +284,30 @@ class ServedWriter(WriterSession):
         with self._lock:
             if self._closed:
                 return 0
-            got_in = 0
             try:
-                self._send_pending()
-                self._wait_until(lambda: not self._unacknowledged, timeout)
-            except DeadlineExceededError:
-                got_in = self._abandon()
-            except ReverbError:  # what did not get through is counted and returned
-                pass
+                if self._lost is None:
+                    self._close_session(timeout)
             finally:
                 self._closed = True
                 self._late.close()
                 self._connection.close()
-                self._when_closed(self)
-            return self._in_flight - got_in + self._num_failed
+            return self._pending + self._failed + self.num_lost
+
+    def _close_session(self, timeout: float | None) -> None:
+        with contextlib.suppress(ReverbError, SessionLost):  # what did not get in is counted
+            try:
+                self._wait(0, timeout)
+                self._send()
+            except DeadlineExceededError:
+                # Some of a message may be in its table: the server says how many, once it tries no more.
+                self._connection.post({"op": "cancel"})
+                answer = self._connection.request({"op": "sync"}, timeout=_LAST_WORDS, wait=False)
+                self._pending = self._created - self._failed - int(answer["inserted"])
+
+    def __del__(self) -> None:
+        # The client closes it the next time that it is used: a garbage collector must not wait for a server.
+        if not self._closed:
+            self._dropped.append(self)
 
     def __enter__(self) -> ServedWriter:
         return self
@@ -224,45 +315,196 @@ class ServedWriter(WriterSession):
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    # Writing.
+    # --- the session ---
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+    @contextlib.contextmanager
+    def _in_session(self) -> Iterator[None]:
+        """Holds the lock; opens the session at first, and ends the writer if the session is lost."""
+        with self._lock:
+            self._raise_error()
+            try:
+                if not self._connection.session:
+                    self._connection.open()
+                yield
+            except SessionLost:
+                text = f"the replay server of this writer was lost with {self._pending} items in flight"
+                self._lose(ServerLost(text))
+                raise ServerLost(text) from None
+            except ServerClosed as error:
+                if not isinstance(error, Interrupted) and self._connection.session:
+                    self._lose(error)
+                raise
+
+    def _lose(self, error: ServerClosed) -> None:
+        self._lost = error
+        self.num_lost, self._pending = self._pending, 0
+        self._connection.close()
+
+    def _raise_error(self) -> None:
         if self._closed:
             raise ServerClosed("the writer was closed")
+        if self._lost is not None:
+            raise type(self._lost)(*self._lost.args)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         self._late.check()
 
-    def _append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None) -> np.ndarray:
-        held = self._streams.get(stream)
-        if held is None:
-            held = WriterRows(stream)
-            self._streams[stream] = held
-        arrays = {name: np.asarray(value) for name, value in columns.items()}
-        n = held.check_arrays(arrays, rows)
-        fresh = [name for name in arrays if name not in held.columns]
-        if fresh:
-            self._declare(held, {name: (arrays[name].shape[1:], arrays[name].dtype) for name in fresh})
-        if rows is None:
-            short = n - held.num_spare
-            if short > 0:
-                answer = self._connection.request(
-                    {"op": "lease", "stream": stream, "n": held.lease_size(short)}, wait=False
+    def _check_arrays(
+        self, stream: str, held: _Stream, arrays: Mapping[str, np.ndarray], rows: np.ndarray | None
+    ) -> int:
+        """The n that all arrays `[n, ...]` are for."""
+        if not arrays:
+            raise ValueError(f"stream {stream!r}: got no columns, expected at least one")
+        n = -1 if rows is None else len(rows)
+        for name, array in arrays.items():
+            if not array.ndim:
+                raise ValueError(
+                    f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...]"
                 )
-                held.add_spare(answer["rows"])
-            rows = held.take(n)
-        else:
-            held.check(rows)
-        held.write(rows, arrays)
-        return rows
+            shape, dtype = held.specs.get(name, (array.shape[1:], array.dtype))
+            if array.shape[1:] != shape or array.dtype != dtype:
+                raise ValueError(
+                    f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
+                    f"{dtype}{['n', *shape]} as in the first append"
+                )
+            if n < 0:
+                n = len(array)
+            elif len(array) != n:
+                raise ValueError(f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {n}")
+        return n
 
-    def _wait_or_ask(self, done: Callable[[], bool], timeout: float | None) -> None:
-        """`_wait_until`, which does not take an acknowledgement that is still on its way here for a table
-        without room: the server's answer comes behind it."""
+    def _lease(self, stream: str, held: _Stream, arrays: Mapping[str, np.ndarray], n: int) -> None:
+        """Declares the columns of `arrays` and leases at least `n` more rows."""
+        request = {
+            "op": "lease",
+            "name": stream,
+            "stream": held.name or None,
+            "columns": {name: [list(array.shape[1:]), array.dtype.str] for name, array in arrays.items()},
+        }
+        specs = {name: (array.shape[1:], array.dtype) for name, array in arrays.items()}
+        block = held.block(n, {**held.specs, **specs}) if n else 0
         try:
-            self._wait_until(done, timeout)
-        except DeadlineExceededError:
-            self._request({"op": "sync"})
-            if not done():
+            answer = self._connection.request({**request, "n": block}, wait=False)
+        except MemoryError:
+            if block == n:
                 raise
+            answer = self._connection.request({**request, "n": n}, wait=False)  # no room for more than needed
+        held.name = answer["stream"]
+        held.specs.update(specs)
+        mapped = self._find_mapped(self._connection)
+        for name, (column, path, shape, dtype) in answer["columns"].items():
+            held.columns[name] = column
+            if mapped.local:
+                held.mapped[name] = mapped.column(held.name, column, path, shape, dtype)
+        held.spare = np.concatenate([held.spare, answer["rows"]])
+        self._streams[stream] = self._owner[held.name] = held
+
+    def _write(self, held: _Stream, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+        if held.mapped:
+            at = _span(rows)
+            for name, array in arrays.items():
+                held.mapped[name][at] = array
+            return
+        self._writes.append(
+            [held.name, rows, {held.columns[name]: array.copy() for name, array in arrays.items()}]
+        )
+        self._write_bytes += sum(array.nbytes for array in arrays.values())
+        if self._write_bytes >= _SEND_BYTES:
+            self._send()
+
+    def _send(self) -> None:
+        """Sends what is queued."""
+        if not (self._items or self._writes or self._released):
+            return
+        wanted = {held.name: held.wanted for held in self._streams.values() if held.wanted}
+        message = {
+            "op": "insert",
+            "layouts": self._new_layouts,
+            "write": self._writes,
+            "items": _merged(self._items),
+            "release": self._released,
+            "lease": wanted,
+        }
+        number = self._connection.post(message)
+        self._in_flight[number] = self._num_queued
+        for held in self._streams.values():
+            held.wanted = 0
+        self._new_layouts, self._writes, self._items, self._released = [], [], [], []
+        self._write_bytes = self._num_queued = self._num_released = 0
+        self._collect(self._connection.poll(0.0))
+
+    def _send_late(self) -> None:
+        """Sends single items that were not followed by others."""
+        with self._lock:
+            if not self._closed and self._lost is None:
+                with self._in_session():
+                    self._send()
+
+    def _collect(self, answers: list[dict[str, Any]]) -> None:
+        """Notes the answers to inserts."""
+        for answer in answers:
+            count = self._in_flight.pop(answer["id"], None)
+            if count is None:
+                continue
+            self._pending -= count
+            if "error" in answer:
+                self._failed += count
+                self._error = wire.unpack_error(answer["error"])
+                continue
+            for name, rows in answer["rows"].items():
+                held = self._owner[name]
+                held.spare = np.concatenate([held.spare, rows])
+
+    def _sync(self) -> None:
+        """Learns what the server could carry out of all that was created so far."""
+        self._send()
+        self._connection.request({"op": "sync"}, wait=False)
+        self._collect(self._connection.poll(0.0))
+
+    def _wait(self, keep: int, timeout: float | None) -> None:
+        """Waits until at most `keep` items are pending."""
+        if self._pending <= keep:
+            return
+        self._send()
+        if self._connection.interrupted:
+            timeout = _LAST_WORDS if timeout is None else min(timeout, _LAST_WORDS)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._waits = True
+        try:
+            while self._pending > keep:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                answers = self._connection.poll(left)
+                self._collect(answers)
+                if not answers and deadline is not None and time.monotonic() >= deadline:
+                    self._sync()  # an answer may be on its way: it comes before the answer to this
+                    if self._pending <= keep:
+                        break
+                    if self._connection.interrupted:
+                        raise Interrupted
+                    raise DeadlineExceededError(f"{self._pending} items wait for room in their tables")
+        finally:
+            self._waits = False
+        if self._error is not None:
+            self._raise_error()
+
+
+def _merged(items: list[list[Any]]) -> list[list[Any]]:
+    """Items of one kind that follow one another as one."""
+    merged = []
+    for _, group in itertools.groupby(items, lambda item: (*item[:2], *[part is None for part in item[3:]])):
+        parts = list(group)
+        first = parts[0]
+        if len(parts) > 1:
+            arrays = zip(*[part[2:] for part in parts], strict=True)
+            first = [*first[:2], *[None if each[0] is None else np.concatenate(each) for each in arrays]]
+        merged.append(first)
+    return merged
+
+
+def _span(rows: np.ndarray) -> Any:
+    """A slice if `rows` are consecutive, which copies several times faster."""
+    n = len(rows)
+    if n and rows[-1] - rows[0] == n - 1 and (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[0]) + n)
+    return rows

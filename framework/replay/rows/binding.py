@@ -1,7 +1,9 @@
-"""A layout bound to the streams of one store: checks of what comes in, references, and the gather."""
+"""Layouts bound to the streams of one store: checks of what comes in, references, and the gather."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,7 +110,7 @@ class Binding:
         for stream, begin, end in self.parts:
             stream.check(index[:, begin:end])
 
-    def gather(self, index: np.ndarray, out: list[Any] | None = None) -> list[np.ndarray]:
+    def gather(self, index: np.ndarray, out: Sequence[Any] | None = None) -> list[np.ndarray]:
         """The leaves of the items with index lines ``[N, width]``: one copy, straight into ``out`` if
         given."""
         n = len(index)
@@ -125,19 +127,67 @@ class Binding:
             leaves.append(array)
         return leaves
 
-    def leaf_lengths(self, lengths: np.ndarray | None, n: int) -> list[np.ndarray | None]:
-        """For each leaf int64 ``[n]``, or None if it has no time axis; ``lengths`` is int32
-        ``[n, groups]``."""
-        result: list[np.ndarray | None] = []
+    def leaf_lengths(self, lengths: np.ndarray | None) -> list[np.ndarray | int | None]:
+        """The length of each leaf, or its lengths `[n]` if it is ragged; None if it has no time axis.
+
+        `lengths` is int32 `[n, groups]`.
+        """
+        result: list[np.ndarray | int | None] = []
         for leaf in self.layout.leaves:
             group = self.layout.groups[leaf.group]
             if not leaf.time:
                 result.append(None)
-            elif group.ragged and lengths is not None:
-                result.append(lengths[:, leaf.group].astype(np.int64))
+            elif lengths is None or not group.ragged:
+                result.append(group.length)
             else:
-                result.append(np.full(n, group.length, np.int64))
+                result.append(lengths[:, leaf.group])
         return result
+
+    def is_like(self, other: Binding) -> bool:
+        """Whether items of both can be in one batch: equal up to their lengths."""
+        return self is other or (
+            self.layout.structure == other.layout.structure and self._kinds() == other._kinds()
+        )
+
+    def _kinds(self) -> list[Any]:
+        pairs = zip(self.layout.leaves, self.columns, strict=True)
+        return [(leaf.time, column.dtype, column.shape[1:]) for leaf, column in pairs]
+
+
+class Bindings:
+    """The layouts of one table's items, numbered in the order in which they come. May be used by several
+    threads."""
+
+    def __init__(self, store: RowStore, table: str, signature: Nest = None):
+        self._store = store
+        self._table = table
+        self._signature = signature
+        self._bindings: list[Binding] = []
+        self._numbers: dict[Layout, int] = {}
+        self._latest: tuple[Layout | None, int] = (None, 0)
+        self._lock = threading.Lock()
+
+    def number(self, layout: Layout) -> int:
+        """The number of `layout`; ValueError if its streams, columns or the signature do not fit."""
+        latest = self._latest
+        if latest[0] is layout:  # a layout's hash takes its time
+            return latest[1]
+        with self._lock:
+            number = self._numbers.get(layout)
+            if number is None:
+                self._bindings.append(Binding(layout, self._store, self._table, self._signature))
+                number = self._numbers[layout] = len(self._bindings) - 1
+        self._latest = (layout, number)
+        return number
+
+    def __len__(self) -> int:
+        return len(self._bindings)
+
+    def __iter__(self) -> Iterator[Binding]:
+        return iter(self._bindings)
+
+    def __getitem__(self, number: int) -> Binding:
+        return self._bindings[number]
 
 
 def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool:

@@ -27,6 +27,7 @@ import numpy as np
 
 from framework.replay import kernels
 from framework.replay.errors import StoreFullError
+from framework.replay.rows.arrays import grown, span
 from framework.replay.rows.compression import CompressedColumn
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -44,6 +45,9 @@ class Allocator(Protocol):
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         """Makes sure that bytes ``[begin, end)`` of the column can be written; StoreFullError if not."""
+
+    def free(self, stream: str, column: str) -> None:
+        """Frees a column, if it was allocated."""
 
     def close(self) -> None:
         """Frees what was allocated."""
@@ -71,6 +75,9 @@ class MemoryAllocator:
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         return None
 
+    def free(self, stream: str, column: str) -> None:
+        return None
+
     def close(self) -> None:
         return None
 
@@ -93,8 +100,7 @@ class Stream:
         self._next = 0  # rows from here on were never leased
         self._reserved = 0
         self._row_bytes = 4
-        self._compiled = kernels.load()
-        self._steps = np.arange(1024, dtype=np.int64)
+        self._kernels = kernels.load()
 
     @property
     def row_bytes(self) -> int:
@@ -139,22 +145,39 @@ class Stream:
                 bytes_per_row = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
                 if self._reserved:
                     self._store.account(self.name, bytes_per_row * self._reserved)
-                array = self._store.allocator.allocate(self.name, name, (self.capacity, *shape), dtype)
-                if self._reserved:
-                    self._store.allocator.reserve(self.name, name, 0, bytes_per_row * self._reserved)
+                try:
+                    array = self._store.allocator.allocate(self.name, name, (self.capacity, *shape), dtype)
+                    if self._reserved:
+                        self._store.allocator.reserve(self.name, name, 0, bytes_per_row * self._reserved)
+                except BaseException:
+                    self._store.account(self.name, -bytes_per_row * self._reserved)
+                    self._store.allocator.free(self.name, name)
+                    raise
                 self._row_bytes += bytes_per_row
                 self.columns[name] = array
 
-    def claim(self, columns: Mapping[str, ColumnSpec]) -> bool:
-        """Declares ``columns`` if there are none yet; whether the stream has each of them as it is given."""
-        if not self.columns:
-            self.add_columns(columns)
+    def has(self, columns: Mapping[str, ColumnSpec]) -> bool:
+        """Whether the stream has all of these columns, with these shapes and dtypes."""
         return all(
             name in self.columns
-            and self.columns[name].shape[1:] == tuple(shape)
-            and self.columns[name].dtype == np.dtype(dtype)
+            and (self.columns[name].shape[1:], self.columns[name].dtype) == (tuple(shape), np.dtype(dtype))
             for name, (shape, dtype) in columns.items()
         )
+
+    def claim(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
+        """Columns with these shapes and dtypes, added where there are none: `{the writer's name: column}`.
+
+        The two names differ if another writer has a different column of that name.
+        """
+        names = {}
+        for name, spec in columns.items():
+            column, number = name, 1
+            while column in self.columns and not self.has({column: spec}):
+                number += 1
+                column = f"{name}~{number}"
+            self.add_columns({column: spec})
+            names[name] = column
+        return names
 
     def lease(self, n: int) -> np.ndarray:
         """``n`` rows for a writer, int64 ``[n]``; StoreFullError if there is no room, and then none."""
@@ -174,84 +197,39 @@ class Stream:
             self._counts[rows] = _ONE
         return rows
 
-    def write(self, column: str, rows: np.ndarray, values: Any) -> None:
-        """Copies ``values [n, ...]`` into ``rows``, which the caller has leased."""
-        self.columns[column][self.span(rows)] = values
+    def write(self, column: str, rows: np.ndarray, values: np.ndarray) -> None:
+        """Copies `values [n, ...]` into `rows`, which the caller has leased; ValueError for another dtype
+        or shape."""
+        array = self.columns[column]
+        if values.dtype != array.dtype or values.shape != (len(rows), *array.shape[1:]):
+            raise ValueError(
+                f"stream {self.name!r}, column {column!r}: got {values.dtype}{list(values.shape)}, expected "
+                f"{array.dtype}{[len(rows), *array.shape[1:]]}"
+            )
+        array[span(rows)] = values
 
     def span(self, rows: np.ndarray) -> Any:
-        """A slice if ``rows`` are consecutive, which copies several times faster, else ``rows``."""
-        n = len(rows)
-        first = rows[0] if n else 0
-        if n and rows[-1] - first == n - 1:
-            if self._compiled is not None:
-                return slice(int(first), int(first) + n) if self._compiled.consecutive(rows) else rows
-            if n > len(self._steps):
-                self._steps = np.arange(2 * n, dtype=np.int64)
-            if np.count_nonzero(self._steps[:n] + first == rows) == n:
-                return slice(int(first), int(first) + n)
-        return rows
+        """See `arrays.span`."""
+        return span(rows)
 
     def acquire(self, rows: np.ndarray) -> None:
-        """An item points at each of ``rows`` once more (repeats allowed)."""
+        """An item points at each of `rows` once more (repeats allowed)."""
         with self._lock:
-            if self._compiled is None:
-                np.add.at(self._counts, rows, _ONE)
-            elif not self._compiled.acquire(self._counts, rows):
-                raise self._out_of_range(rows)
+            self._kernels.acquire(self._counts, rows)
 
     def drop(self, rows: np.ndarray) -> None:
-        """The opposite of ``acquire``; rows that nobody holds any more are free."""
+        """The opposite of `acquire`; rows that have no lease and no item are free."""
         with self._lock:
-            if self._compiled is not None:
-                self._drop_compiled(rows)
-                return
-            counts = self._counts
-            np.subtract.at(counts, rows, _ONE)
-            over = counts.take(rows) == 0
-            n = int(np.count_nonzero(over))
-            if not n:
-                return
-            free = rows.copy() if n == len(rows) else rows[over]
-            if n > 1:
-                free.sort()  # ascending, so that the next lease gets consecutive rows
-                new = free[1:] != free[:-1]
-                if np.count_nonzero(new) < n - 1:
-                    free = np.concatenate([free[:1], free[1:][new]])
-                    n = len(free)
-            self._make_room(n)
-            self._free[self._num_free : self._num_free + n] = free
-            self._num_free += n
+            # Ascending, so that the next lease gets consecutive rows.
+            free = self._kernels.drop(self._counts, rows)
+            end = self._num_free + len(free)
+            self._free = grown(self._free, end)
+            self._free[self._num_free : end] = free
+            self._num_free = end
             for column in self._compressed:
                 column.clear(free)
 
     release = drop  # a lease is one more reference
-
-    def _drop_compiled(self, rows: np.ndarray) -> None:
-        self._make_room(len(rows))
-        free = self._free[self._num_free : self._num_free + len(rows)]
-        n = self._compiled.drop(self._counts, rows, free)
-        if n < -1 - len(rows):
-            raise self._out_of_range(rows)
-        free = free[: n if n >= 0 else -1 - n]
-        if n < 0:
-            free.sort()  # ascending, so that the next lease gets consecutive rows
-        self._num_free += len(free)
-        for column in self._compressed:
-            column.clear(free)
-
-    def _make_room(self, n: int) -> None:
-        """For ``n`` more free rows on the stack."""
-        end = self._num_free + n
-        if end > len(self._free):
-            grown = np.empty(max(end, 2 * len(self._free)), np.int64)
-            grown[: self._num_free] = self._free[: self._num_free]
-            self._free = grown
-
-    def _out_of_range(self, rows: np.ndarray) -> IndexError:
-        return IndexError(
-            f"stream {self.name!r}: got rows {int(rows.min())} to {int(rows.max())}, expected 0 to "
-            f"{self.capacity - 1}, which append has returned"
-        )
 
     def check(self, rows: np.ndarray) -> None:
         """ValueError unless each of ``rows`` is leased or referenced."""
@@ -315,10 +293,10 @@ class RowStore:
         self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self._bytes = 0
-        self._finding = threading.Lock()
         #: Writers that were dropped without `close`; the next writer or reader ends them.
         self.dropped_writers: collections.deque[Any] = collections.deque()
         self._lock = threading.Lock()
+        self._claims = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
@@ -337,15 +315,31 @@ class RowStore:
             stream.add_columns(columns)
         return stream
 
-    def find(self, name: str, columns: Mapping[str, ColumnSpec]) -> Stream:
-        """A stream that has these columns: ``name``, or ``name~2`` and so on where ``name`` has others."""
-        with self._finding:
-            stream = self.stream(name)
-            number = 1
-            while not stream.claim(columns):
+    def claim(
+        self, name: str, columns: Mapping[str, ColumnSpec], stream: str | None = None
+    ) -> tuple[Stream, dict[str, str]]:
+        """A stream for a writer that calls it `name`, with the writer's columns.
+
+        Streams belong to writers: two that use one name for different columns get different streams, and
+        two that agree share one.
+
+        Args:
+          name: the writer's name of the stream.
+          columns: `{the writer's name: (shape of one row, dtype)}`.
+          stream: the stream that the writer has already, to which the columns are added; None for any.
+
+        Returns:
+          The stream, and the columns in it: `{the writer's name: column}`.
+        """
+        with self._claims:
+            if stream is not None:
+                found = self.streams[stream]
+                return found, found.claim(columns)
+            found, number = self.stream(name), 1
+            while found.columns and not found.has(columns):
                 number += 1
-                stream = self.stream(f"{name}~{number}")
-            return stream
+                found = self.stream(f"{name}~{number}")
+            return found, found.claim(columns)
 
     def compresses(self, column: str) -> bool:
         """Whether the rows of ``column`` are kept compressed."""

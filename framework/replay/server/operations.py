@@ -1,86 +1,90 @@
-"""What a served replay does with the messages of its clients. Runs on the thread of `Service` only.
+"""What a replay server does with the messages of its clients. Runs on the thread of `Service` only.
 
-Operations (``op``) and their fields; ``*`` marks those without an answer:
+Every message has an `op`, and an `id` if it is to be answered. The operations and their fields:
 
-- ``hello``: see `Operations.open`.
-- ``declare``: ``stream``, ``columns {name: [shape, dtype]}`` → ``files {name: [path, shape, dtype]}``.
-- ``lease``: ``stream``, ``n`` → ``rows`` int64 ``[n]``, held by the session.
-- ``insert``*: ``writer``, ``seq``, ``write [[stream, rows, {column: array}]]``, ``items [[table, layout,
-  index, lengths, keys, priorities, episodes]]``, ``release [[stream, rows]]``; a notice ``ack`` (or
-  ``failed``) with its ``seq`` follows when all items are in. The inserts of one session are carried out in
-  order.
-- ``sync``: nothing → nothing; what the session inserted before has been tried.
-- ``abandon``: ``writer`` → ``seq``, ``done``: how many items of the message ``seq``, the last that was begun,
-  are in; nothing of the session gets in any more.
-- ``sample``: ``table``, ``n``, ``timeout``, ``local``, ``reserve``, ``pad`` → ``info``, ``delivery`` and
-  rows or arrays.
-- ``finish``*: ``commit``, ``give_back``, ``unpin``: numbers of deliveries. ``sample`` may carry ``unpin``
-  too.
-- ``update``: ``table``, ``keys``, ``priorities``, ``deletes``.
-- ``end``: ``session``; gives back what another session of the same client holds, as if it had ended.
-- ``reset``, ``can_sample``, ``can_insert``, ``weight``, ``info``, ``checkpoint``.
+- `hello`: `protocol` → `server` (a name of this life of the server), `directory`, `tables`, `stream_bytes`.
+- `lease`: `name` of a stream, `stream` (the server's name, None before the first lease), `columns {name:
+  [shape, dtype]}` to add, `n` → `stream`, `columns {name: [column, path, shape, dtype]}`, `rows` int64 `[n]`.
+- `insert`: `layouts [[number, layout]]`, `write [[stream, rows, {column: array}]]`, `items [[table, layout,
+  index, lengths, keys, priorities, episodes]]`, `release [[stream, rows]]`, `lease {stream: n}` → `rows
+  {stream: rows}`, once all items are in their tables. The inserts of one client are carried out in order.
+- `sample`: `table`, `n`, `timeout`, `local`, `hold`, `pad` → `info`, `define`, and `parts` (rows) or
+  `layout`, `leaves` and `lengths` (arrays), and `delivery` if the client has to end it.
+- `give_back`: `deliveries` that were not used.
+- `update`: `table`, `keys`, `priorities`, `deletes`.
+- `sync`: nothing → `inserted`, how many items of this client are in tables. It was sent after all that the
+  client has sent before, so its answer comes after the answers to what could be carried out.
+- `reset`, `can_sample`, `can_insert`, `weight`, `info`, `checkpoint`.
+- `cancel` (of `Service`): requests of this client that wait are answered with an error.
+
+Any message may carry `done`: the deliveries of which the client has read the rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from framework import nest as nests
 from framework.replay import info as infos
-from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import PROTOCOL
-from framework.replay.rows.binding import Binding
+from framework.replay import wire
+from framework.replay.errors import DeadlineExceededError, UnknownTableError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.server.service import Parked, Reply, Session
-from framework.replay.server.sessions import Draws, Held
-from framework.replay.server.write_operations import WriteOperations
+from framework.replay.server.sessions import Leases, Reply, Session, Waiting
 from framework.replay.shm import SharedMemory
-from framework.replay.tables.delivery import Delivery, gather_parts
+from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample
 
+_MAX_LEASE = 1 << 20
+# What one request may ask for: samples, and bytes of arrays in one answer.
+_MAX_SAMPLES = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 30
+_MAX_LAYOUTS = 4096  # of one client
+_LONGEST_TIMEOUT = 1e9  # seconds
 
-class Operations(WriteOperations):
+
+class Operations:
     """The `Handler` of a replay server.
 
     Args:
-      tables: by name, attached to ``store``.
-      store: whose columns are in ``memory``.
+      tables: by name, attached to `store`.
+      store: whose columns are in `memory`.
       memory: the server's shared memory.
       checkpoint: writes a checkpoint and returns its path.
+      wake: has the service try the requests that wait; set once there is a service.
     """
 
     def __init__(
         self, tables: dict[str, Table], store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
     ) -> None:
-        super().__init__(tables, store, memory)
+        self._tables = tables
+        self._store = store
+        self._memory = memory
         self._checkpoint = checkpoint
-        self.wake: Callable[[], None] = lambda: None  # makes the service try what is parked
+        self.wake: Callable[[], None] = lambda: None
+        self._leases: dict[str, Leases] = {}
         self._layouts: list[Layout] = []
         self._layout_numbers: dict[Layout, int] = {}
-        self._sessions: dict[int, Held] = {}
-        # By number; random, so that those of an earlier life of this server mean nothing.
+        # Random, so that those of an earlier life of this server mean nothing.
         self._next_delivery = secrets.randbits(48)
-        # With whether the client may still give it back when it has its copy of the rows.
-        self._deliveries: dict[int, tuple[Table, Delivery, Held, bool]] = {}
         self._server = secrets.token_hex(16)
-        # Who can read this file is this user on this machine, and may use the shared memory.
+        # A client that can read this file is of this user and on this machine, and may use the memory.
         with open(os.path.join(memory.directory, "proof"), "w") as file:
             file.write(self._server)
-        self._operations: dict[str, Callable[[Session, dict[str, Any]], Reply | Parked | None]] = {
-            "declare": self._declare,
+        self._operations: dict[str, Callable[[Session, dict[str, Any]], Reply | Waiting]] = {
             "lease": self._lease,
             "insert": self._insert,
-            "sample": self._sample,
-            "finish": self._finish,
             "sync": self._sync,
-            "abandon": self._abandon,
-            "end": self._end,
+            "sample": self._sample,
+            "give_back": self._give_back,
             "update": self._update,
             "reset": self._reset,
             "can_sample": self._can_sample,
@@ -91,154 +95,195 @@ class Operations(WriteOperations):
         }
 
     def open(self, session: Session) -> Reply:
-        """Answers ``hello``: ``server`` (a name of this life of the server), ``directory``, ``tables``."""
-        if session.hello.get("protocol") != PROTOCOL:
+        """Answers `hello`."""
+        protocol = session.hello.get("protocol")
+        if type(protocol) is not int or protocol != wire.PROTOCOL:
             raise ValueError(
-                f"protocol: the client speaks {session.hello.get('protocol')!r}, this server {PROTOCOL}; "
-                "use the same version on both sides"
+                f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use the same version on both sides."
             )
-        held = Held(secrets.randbits(62))
-        self._sessions[held.number] = held
-        session.state["held"] = held
-        session.closing.append(lambda: self._let_go(held))
         return {
             "server": self._server,
-            "session": held.number,
-            # Compressed columns cannot be read in place: such a server's clients are remote, all of them.
+            # Compressed columns cannot be read in place: such a server's clients are all remote.
             "directory": "" if self._store.compress else self._memory.directory,
             "tables": sorted(self._tables),
         }
 
-    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Parked | None:
-        operation = self._operations.get(message.get("op", ""))
+    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Waiting:
+        """Carries out one message; see the module."""
+        operation = self._operations.get(message["op"])
         if operation is None:
-            raise ValueError(f"op: got {message.get('op')!r}, expected one of {sorted(self._operations)}")
+            raise ValueError(f"op: got {message['op']!r}, expected one of {sorted(self._operations)}")
         try:
+            for number in message.get("done", ()):
+                self._settle(session, number, True)
             return operation(session, message)
-        except (IndexError, AttributeError) as error:  # what a message of the wrong shape runs into
-            raise ValueError(f"{message['op']}: not a valid message: {error}") from error
+        except (IndexError, AttributeError, OverflowError) as error:  # the fields have other types than ours
+            raise ValueError(f"{message['op']}: got a message that is not valid: {error}") from error
 
-    def _let_go(self, held: Held) -> None:
-        held.ended = True
-        self._sessions.pop(held.number, None)
-        for number in held.deliveries:
-            table, delivery, _, reserved = self._deliveries.pop(number)
-            (table.give_back if reserved else table.release)(delivery)
-        held.deliveries.clear()
+    def close(self, session: Session) -> None:
+        """Takes back what a session held. Samples that its client has not confirmed were never drawn."""
+        for number, (_, _, held) in list(session.deliveries.items()):
+            self._settle(session, number, not held)
         for leases in self._leases.values():
-            leases.release_all(held.number)
+            leases.release_all(session.number)
 
-    # Reading.
+    def _table(self, name: str) -> Table:
+        table = self._tables.get(name)
+        if table is None:
+            raise UnknownTableError(f"table {name!r} was not found; this server has {sorted(self._tables)}")
+        return table
 
-    def _sample(self, session: Session, message: dict[str, Any]) -> Parked:
-        held: Held = session.state["held"]
-        self._unpin(message.get("unpin", ()))
+    # --- writing ---
+
+    def _lease(self, session: Session, message: dict[str, Any]) -> Reply:
+        columns = {key: (tuple(shape), np.dtype(kind)) for key, (shape, kind) in message["columns"].items()}
+        if any(not key or not isinstance(key, str) for key in (message["name"], *columns)):
+            raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
+        n = _number(message, "n", 0, _MAX_LEASE)
+        stream, names = self._store.claim(message["name"], columns, message["stream"])
+        leases = self._leases.setdefault(stream.name, Leases(stream))
+        return {
+            "stream": stream.name,
+            "columns": {name: [own, *self._files(stream.name, own)] for name, own in names.items()},
+            "rows": leases.lease(session.number, n),
+        }
+
+    def _files(self, stream: str, column: str) -> list[Any]:
+        """Path, shape and dtype of a column; an empty path if it cannot be mapped."""
+        array = self._store.streams[stream].columns[column]
+        path = "" if self._store.compress else self._memory.path(stream, column)
+        return [path, list(array.shape), array.dtype.str]
+
+    def _insert(self, session: Session, message: dict[str, Any]) -> Waiting:
+        return _Insert(self, session, message)
+
+    def prepare_insert(self, session: Session, message: dict[str, Any]) -> list[_Batch]:
+        """Writes the rows of a message and checks all of its items, before any of them is inserted."""
+        for number, layout in message["layouts"]:
+            if len(session.layouts) >= _MAX_LAYOUTS:
+                raise ValueError(f"layouts: got more than {_MAX_LAYOUTS} from one client")
+            session.layouts[int(number)] = Layout.from_wire(layout)
+        for name, rows, columns in message["write"]:
+            leases = self._leases[name]
+            leases.check(session.number, rows)
+            for column, values in columns.items():
+                leases.stream.write(column, rows, values)
+        return [self._check_items(session, item) for item in message["items"]]
+
+    def _check_items(self, session: Session, item: Sequence[Any]) -> _Batch:
+        """The items of one table, checked."""
+        name, number, index, lengths, keys, priorities, episodes = item
+        table = self._table(name)
+        layout = session.layouts[number]
+        n = len(index)
+        if index.dtype != np.int64 or index.shape != (n, layout.width):
+            raise ValueError(f"index: got {index.dtype}{index.shape}, expected int64 [{n}, {layout.width}]")
+        for label, array, shape, dtype in (
+            ("keys", keys, (n,), np.uint64),
+            ("episodes", episodes, (n,), np.uint64),
+            ("lengths", lengths, (n, len(layout.groups)), np.int32),
+        ):
+            if array is not None and (array.shape != shape or array.dtype != dtype):
+                raise ValueError(
+                    f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}"
+                )
+        if lengths is not None and n:
+            most = np.array([group.length for group in layout.groups])
+            if (lengths < 1).any() or (lengths > most).any():
+                raise ValueError(
+                    f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
+                )
+        if priorities is not None:
+            priorities = table.check_priorities(priorities, n)
+        at = 0
+        for group in layout.groups:
+            self._leases[group.stream].check(session.number, index[:, at : at + group.length].ravel())
+            at += group.length
+        table.bind(layout)
+        return table, layout, [index, priorities, keys.copy(), lengths, episodes]
+
+    def release_rows(self, session: Session, message: dict[str, Any]) -> None:
+        """Releases the rows that an insert names."""
+        for name, rows in message["release"]:
+            self._leases[name].release(session.number, rows)
+
+    def lease_rows(self, session: Session, message: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Leases the rows that an insert asks for."""
+        leased = {}
+        for name, n in message["lease"].items():
+            # Without room the client gets none. It asks again when it needs them, and is told why.
+            with contextlib.suppress(MemoryError):
+                leased[name] = self._leases[name].lease(session.number, max(0, min(int(n), _MAX_LEASE)))
+        return leased
+
+    def _sync(self, session: Session, message: dict[str, Any]) -> Reply:
+        return {"inserted": session.inserted}
+
+    # --- reading ---
+
+    def _sample(self, session: Session, message: dict[str, Any]) -> Waiting:
         table = self._table(message["table"])
-        n = int(message["n"])
-        if n < 1:
-            raise ValueError(f"table {table.name!r}: got a request for {n} samples, expected at least 1")
+        return _Sample(self, session, table, _number(message, "n", 1, _MAX_SAMPLES), message)
 
-        draws = Draws(table, n)
-
-        def attempt() -> Reply | None:
-            if held.ended:
-                raise ServerClosed("the session has ended")
-            delivery = draws.attempt()
-            if delivery is None:
-                return None
-            try:
-                return self._reply(held, table, delivery, message)
-            except BaseException:
-                table.give_back(delivery)
-                raise
-
-        def entered(change: int) -> None:
-            table.count_waiting(0, change)
-            if change < 0:
-                draws.end()
-
-        def expired() -> Reply:
-            why = table.rate_limiter.why_not_sample(1) or "no item is left to sample"
-            raise DeadlineExceededError(
-                f"table {table.name!r}: cannot sample {n} items within {message['timeout']:g} s: {why}"
-            )
-
-        return Parked(("sample", table.name), attempt, message["timeout"], expired, entered)
-
-    def _reply(self, held: Held, table: Table, delivery: Delivery, message: dict[str, Any]) -> Reply:
-        first: Binding = delivery.parts[0][0]
+    def answer_sample(
+        self, session: Session, table: Table, delivery: Delivery, message: dict[str, Any]
+    ) -> Reply:
+        """Describes samples that were drawn; notes what the client holds of them."""
         reply: Reply = {"info": list(delivery.info)}
-        if message["local"]:
-            parts, numbers = [], []
-            for binding, places, index, lengths in delivery.parts:
-                number = self._number(binding.layout)
-                numbers.append(number)
-                parts.append([number, places, index, lengths])
-            reply["parts"] = parts
+        local, hold = bool(message["local"]), bool(message["hold"])
+        if local:
+            numbers = [self._layout_number(part[0].layout) for part in delivery.parts]
+            reply["parts"] = [[n, *part[1:]] for n, part in zip(numbers, delivery.parts, strict=True)]
         else:
-            sample = gather_parts(
-                table.name, delivery.info, len(delivery), delivery.parts, None, message["pad"]
-            )
-            numbers = [self._number(first.layout)]
+            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery)
+            if num_bytes > _MAX_ANSWER_BYTES:
+                raise ValueError(
+                    f"table {table.name!r}: got a request for {len(delivery)} samples of {num_bytes} bytes, "
+                    f"expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
+                )
+            sample = delivery.gather(pad=bool(message["pad"]))
+            numbers = [self._layout_number(delivery.parts[0][0].layout)]
             reply["layout"] = numbers[0]
             reply["leaves"] = nests.flatten(sample.data)[0]
             if isinstance(sample, PaddedSample):
                 reply["lengths"] = nests.flatten(sample.lengths)[0]
-        reply["define"] = [self._definition(number) for number in numbers if number not in held.known]
-        held.known.update(numbers)
-        reserve = message["reserve"]
-        if reserve or message["local"]:
+        reply["define"] = [self._define(n, local) for n in numbers if n not in session.known]
+        session.known.update(numbers)
+        if local or hold:
             self._next_delivery += 1
             reply["delivery"] = self._next_delivery
-            self._deliveries[self._next_delivery] = (table, delivery, held, reserve)
-            held.deliveries.add(self._next_delivery)
+            session.deliveries[self._next_delivery] = (table, delivery, hold)
         else:
             table.release(delivery)
         return reply
 
-    def _number(self, layout: Layout) -> int:
+    def _layout_number(self, layout: Layout) -> int:
         number = self._layout_numbers.get(layout)
         if number is None:
             number = self._layout_numbers[layout] = len(self._layouts)
             self._layouts.append(layout)
         return number
 
-    def _definition(self, number: int) -> list[Any]:
+    def _define(self, number: int, local: bool) -> list[Any]:
+        """A layout, and where its columns are: `[[stream, column, path, shape, dtype]]`."""
         layout = self._layouts[number]
-        columns: dict[str, dict[str, list[Any]]] = {}
-        for leaf in layout.leaves:
-            stream = self._store.streams[layout.groups[leaf.group].stream]
-            columns.setdefault(stream.name, {}).update(self._files(stream, [leaf.column]))
-        return [number, layout.to_wire(), columns]
+        places = {(layout.groups[leaf.group].stream, leaf.column) for leaf in layout.leaves}
+        files = [[*place, *self._files(*place)] for place in sorted(places)] if local else []
+        return [number, layout.to_wire(), files]
 
-    def _unpin(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            if number in self._deliveries and not self._deliveries[number][3]:
-                self._settle(number, True)
-
-    def _finish(self, session: Session, message: dict[str, Any]) -> None:
-        # Any session may finish a delivery: the one that drew it may be waiting for the next.
-        for action in ("commit", "give_back"):
-            for number in message.get(action, ()):
-                if number in self._deliveries:
-                    self._settle(number, action == "commit")
-        self._unpin(message.get("unpin", ()))
-
-    def _settle(self, number: int, used: bool) -> None:
-        table, delivery, held, _ = self._deliveries.pop(number)
-        held.deliveries.discard(number)
-        (table.release if used else table.give_back)(delivery)
-
-    # The rest.
-
-    def _sync(self, session: Session, message: dict[str, Any]) -> Reply:
+    def _give_back(self, session: Session, message: dict[str, Any]) -> Reply:
+        for number in message["deliveries"]:
+            self._settle(session, number, False)
         return {}
 
-    def _end(self, session: Session, message: dict[str, Any]) -> Reply:
-        held = self._sessions.get(message["session"])
+    def _settle(self, session: Session, number: int, used: bool) -> None:
+        """Ends a delivery; numbers that mean nothing are ignored."""
+        held = session.deliveries.pop(number, None)
         if held is not None:
-            self._let_go(held)
-        return {}
+            table, delivery, _ = held
+            (table.release if used else table.give_back)(delivery)
+
+    # --- the rest ---
 
     def _update(self, session: Session, message: dict[str, Any]) -> Reply:
         table = self._table(message["table"])
@@ -262,24 +307,137 @@ class Operations(WriteOperations):
     def _info(self, session: Session, message: dict[str, Any]) -> Reply:
         return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}
 
-    def _save(self, session: Session, message: dict[str, Any]) -> Parked:
-        # In a thread of its own: others go on meanwhile, as far as the checkpointer lets them.
-        outcome: list[str | BaseException] = []
+    def _save(self, session: Session, message: dict[str, Any]) -> Waiting:
+        return _Save(self._checkpoint, self.wake, session, message)
 
-        def save() -> None:
-            try:
-                outcome.append(self._checkpoint())
-            except BaseException as error:
-                outcome.append(error)
-            self.wake()
 
-        def attempt() -> Reply | None:
-            if not outcome:
-                return None
-            result = outcome[0]
-            if isinstance(result, BaseException):
-                raise result
-            return {"path": result}
+_Batch = tuple[Table, Layout, list[Any]]  # index, priorities, keys, lengths, episodes
 
-        threading.Thread(target=save, name="replay-checkpoint", daemon=True).start()
-        return Parked(("checkpoint", session.identity), attempt, message["timeout"])
+
+class _Insert(Waiting):
+    """Items on their way into their tables, in order."""
+
+    def __init__(self, operations: Operations, session: Session, message: dict[str, Any]) -> None:
+        super().__init__(("insert", session.number), None)
+        self.session = session
+        self._operations = operations
+        self._message = message
+        self._batches: list[_Batch] | None = None  # None until it is this message's turn
+        self._counted: dict[str, Table] = {}
+
+    def attempt(self) -> Reply | None:
+        try:
+            if self._batches is None:
+                self._batches = self._operations.prepare_insert(self.session, self._message)
+            while self._batches:
+                table, layout, arrays = self._batches[0]
+                try:
+                    index, priorities, keys, lengths, episodes = arrays
+                    table.insert(layout, index, priorities, keys, lengths, episodes, timeout=0)
+                except DeadlineExceededError as error:
+                    done = int(error.args[1])
+                    self.session.inserted += done
+                    self._batches[0] = table, layout, [None if a is None else a[done:] for a in arrays]
+                    return None
+                self.session.inserted += len(arrays[0])
+                del self._batches[0]
+        except Exception:
+            self._operations.release_rows(self.session, self._message)  # its client does not do it again
+            raise
+        self._operations.release_rows(self.session, self._message)
+        return {"rows": self._operations.lease_rows(self.session, self._message)}
+
+    def count(self, change: int) -> None:
+        if change > 0:
+            self._counted = {batch[0].name: batch[0] for batch in self._batches or ()}
+        for table in self._counted.values():
+            table.count_waiting(1, change)
+
+
+class _Sample(Waiting):
+    """Samples that are drawn as the rate limiter of their table allows."""
+
+    def __init__(
+        self, operations: Operations, session: Session, table: Table, n: int, message: dict[str, Any]
+    ) -> None:
+        super().__init__(("sample", table.name), _timeout(message))
+        self.session = session
+        self._operations = operations
+        self._table = table
+        self._n = n
+        self._message = message
+        self._delivery: Delivery | None = None
+
+    def attempt(self) -> Reply | None:
+        before = self._delivery
+        self._delivery = self._table.draw(self._n, before)
+        if self._delivery is None or len(self._delivery) < self._n:
+            if self._delivery is not before:
+                self._operations.wake()  # perhaps there are more: a large request lets others in between
+            return None
+        try:
+            return self._operations.answer_sample(self.session, self._table, self._delivery, self._message)
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            self._delivery = None
+
+    def late(self) -> Exception:
+        why = self._table.rate_limiter.why_not_sample(1) or "no item is left to sample"
+        return DeadlineExceededError(
+            f"table {self._table.name!r}: cannot sample {self._n} items within {self.timeout:g} s: {why}"
+        )
+
+    def count(self, change: int) -> None:
+        self._table.count_waiting(0, change)
+
+    def drop(self) -> None:
+        if self._delivery is not None:
+            self._table.give_back(self._delivery)
+            self._delivery = None
+
+
+class _Save(Waiting):
+    """A checkpoint, written by a thread of its own: others go on as far as the checkpointer allows."""
+
+    def __init__(
+        self,
+        checkpoint: Callable[[], str],
+        wake: Callable[[], None],
+        session: Session,
+        message: dict[str, Any],
+    ) -> None:
+        super().__init__(("checkpoint", session.number), _timeout(message))
+        self._checkpoint = checkpoint
+        self._wake = wake
+        self._outcome: str | Exception | None = None
+        threading.Thread(target=self._save, name="replay-checkpoint", daemon=True).start()
+
+    def _save(self) -> None:
+        try:
+            self._outcome = self._checkpoint()
+        except Exception as error:  # raised by the next attempt, for the client
+            self._outcome = error
+        self._wake()
+
+    def attempt(self) -> Reply | None:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return None if self._outcome is None else {"path": self._outcome}
+
+
+def _number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = message[name]
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{name}: got {value!r}, expected a number from {low} to {high}. Ask for less.")
+    return value
+
+
+def _timeout(message: Mapping[str, Any]) -> float | None:
+    value = message["timeout"]
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not value >= 0:  # NaN is not
+        raise ValueError(f"timeout: got {value!r}, expected seconds >= 0 or None")
+    return min(float(value), _LONGEST_TIMEOUT)

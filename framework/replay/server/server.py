@@ -99,7 +99,7 @@ class Server:
             # Peers whose machine has vanished are noticed.
             listener.heartbeat_ivl = 5000
             listener.heartbeat_timeout = 20000
-        self._service = Service(operations, [listener])
+        self._service = Service(operations, listener)
         operations.wake = self._service.wake
         for table in self.tables.values():
             table.watch(self._service.wake)

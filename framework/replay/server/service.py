@@ -1,11 +1,12 @@
-"""The server's event loop: one thread owns all sockets, and nothing ever blocks it.
+"""The server's event loop: one thread owns the socket, and no request blocks it.
 
-A request that has to wait for a rate limiter is parked with its deadline, and tried again whenever a table
-may have changed: after every round of messages, and when a thread of this process has used a table directly
-(`Service.wake`). Requests for one table wait in line: the first in, the first tried.
+A request that has to wait for a rate limiter is kept with its deadline and tried again whenever a table may
+have changed: after every round of messages, and when another thread of this process has used a table
+(`Service.wake`). Requests of one line (for samples of one table, for inserts of one client) go through in the
+order in which they came.
 
-What a client holds hangs on its `Session`, and a session ends with its connection: ZeroMQ's monitor reports
-that a connection has ended, then the sessions are probed, and a peer that cannot be reached has gone.
+What a client holds belongs to its `Session`, and a session ends with its connection: ZeroMQ's monitor reports
+that some connection has ended, then all sessions are probed, and one whose peer cannot be reached is closed.
 """
 
 from __future__ import annotations
@@ -14,126 +15,87 @@ import contextlib
 import heapq
 import itertools
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 import zmq
 
 from framework.replay import wire
-from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+from framework.replay.errors import ReverbError, ServerClosed, ServerLost
+from framework.replay.server.sessions import Reply, Session, Waiting
+from framework.replay.wake import Wake
 from launch.rpc import sockets
 
 _LOG = logging.getLogger(__name__)
-_ROUND = 64  # messages of one socket before the others and the parked requests have their turn
-# A peer whose connection ended may look reachable for a moment; look twice.
+_ROUND = 64  # messages that are taken before the waiting requests are tried
+# Seconds after a connection has ended at which the peers are probed: one may look reachable for a moment.
 _PROBE_DELAYS = (0.02, 1.0)
-
-Reply = dict[str, Any]
-
-
-@dataclass(eq=False)
-class Session:
-    """One client connection and what it holds.
-
-    Attributes:
-      hello: what the client said of itself.
-      closing: run, in reverse order, when the session ends.
-    """
-
-    identity: bytes
-    socket: zmq.Socket
-    hello: dict[str, Any]
-    closing: list[Callable[[], None]] = field(default_factory=list)
-    parked: dict[int, Parked] = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Parked:
-    """A request that cannot be answered yet.
-
-    Attributes:
-      line: requests of one line are tried in order, and the first that must wait holds up the others.
-      attempt: the answer, or None if it must wait on.
-      timeout: seconds it may wait; None: for ever; 0: not at all.
-      expired: the answer when the time is over; DeadlineExceededError if not given.
-      entered: called with 1 when the request begins to wait and with -1 when it has ended.
-    """
-
-    line: Hashable
-    attempt: Callable[[], Reply | None]
-    timeout: float | None = None
-    expired: Callable[[], Reply] | None = None
-    entered: Callable[[int], None] | None = None
-    session: Session | None = None
-    request: int = 0
-    number: int = 0
+_LONGEST_POLL = 3600.0  # seconds
+# Requests of one client that may wait, and large answers that it may leave unread, before it is cut off.
+_MAX_WAITING = 1 << 14
+_MAX_UNREAD = 16
 
 
 class Handler(Protocol):
-    """What a `Service` serves. Called on the service's thread only."""
+    """What a `Service` serves; its methods run on the service's thread."""
 
     def open(self, session: Session) -> Reply:
         """A client said hello; the answer tells it about the server."""
+        ...
 
-    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Parked | None:
-        """Answers a message, or parks it; None for a message without an answer."""
+    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Waiting | None:
+        """Answers a message; None for a message without an answer."""
+        ...
+
+    def close(self, session: Session) -> None:
+        """A session has ended: takes back what it held."""
+        ...
 
 
 class Service(threading.Thread):
-    """Runs a `Handler` on bound ROUTER sockets until `stop`.
+    """Runs a `Handler` on a bound ROUTER socket until `stop`.
 
     Attributes:
       error: what ended the loop, if it was not `stop`.
-      messages: how many were taken in.
-      malformed: how many messages were not of this protocol and were ignored.
+      messages: how many messages were taken in.
+      malformed: how many of them were not of this protocol and were ignored.
     """
 
-    def __init__(self, handler: Handler, listeners: list[zmq.Socket], name: str = "replay-server") -> None:
+    def __init__(self, handler: Handler, listener: zmq.Socket, name: str = "replay-server") -> None:
         super().__init__(name=name, daemon=True)
         self.error: BaseException | None = None
         self.messages = 0
         self.malformed = 0
         self._handler = handler
-        self._listeners = listeners
-        self._sessions: dict[tuple[zmq.Socket, bytes], Session] = {}
-        self._lines: OrderedDict[Hashable, list[Parked]] = OrderedDict()
-        self._deadlines: list[tuple[float, int, Parked]] = []
+        self._socket = listener
+        self._sessions: dict[bytes, Session] = {}
+        self._lines: OrderedDict[Hashable, list[Waiting]] = OrderedDict()
+        self._deadlines: list[tuple[float, int, Waiting]] = []
         self._probes: list[float] = []
         self._numbers = itertools.count(1)
-        self._waiting = 0
         self._stopping = False
         self._reason: BaseException = ServerClosed("the replay server has stopped")
-        self._calls: list[Callable[[], None]] = []
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._woken = False
-        self._bell = threading.Lock()
+        self._wake = Wake()
+
+    # --- called by other threads ---
 
     def wake(self) -> None:
-        """Some table was changed by another thread of this process: parked requests are tried again."""
-        if self._waiting and not self._woken:
-            self._ring()
+        """Has the waiting requests tried again: another thread of this process has changed a table."""
+        if self._lines:
+            self._wake.set()
 
     def stop(self, reason: BaseException | None = None) -> None:
-        """Answers every parked request with ServerClosed, tells all clients, and ends the loop."""
-        if reason is not None:
-            self._reason = reason
+        """Answers every waiting request with ServerClosed, tells all clients, and ends the loop."""
+        self._reason = reason or self._reason
         self._stopping = True
-        self._ring()
+        self._wake.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join()
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Runs a function on the loop's thread, soon."""
-        self._calls.append(function)
-        self._ring()
+    # --- the loop ---
 
     def run(self) -> None:
         try:
@@ -145,229 +107,207 @@ class Service(threading.Thread):
         finally:
             self._end()
 
-    def _ring(self) -> None:
-        self._woken = True
-        with self._bell, contextlib.suppress(BlockingIOError):  # full is as good as rung
-            if self._wake_write >= 0:
-                os.write(self._wake_write, b"!")
-
     def _loop(self) -> None:
+        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         poller = zmq.Poller()
-        monitors = []
-        for listener in self._listeners:
-            poller.register(listener, zmq.POLLIN)
-            monitors.append(listener.get_monitor_socket(zmq.EVENT_DISCONNECTED))
-            poller.register(monitors[-1], zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
+        for source in (self._socket, monitor, self._wake.fileno()):
+            poller.register(source, zmq.POLLIN)
         try:
             while not self._stopping:
                 ready = dict(poller.poll(self._time_left()))
-                if self._wake_read in ready:
-                    self._woken = False  # before the bell is emptied: what comes later rings again
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake_read, 4096)
-                    while self._calls:
-                        self._calls.pop(0)()
-                for monitor in monitors:
-                    if monitor in ready:
-                        self._drain(monitor)
-                for listener in self._listeners:
-                    if listener in ready:
-                        self._receive(listener)
-                if self._waiting:
-                    self._try_parked()
-                    self._expire()
+                if self._wake.is_set:
+                    self._wake.clear()
+                if monitor in ready:
+                    while monitor.poll(0):
+                        monitor.recv_multipart()
+                    now = time.monotonic()
+                    self._probes = sorted([*self._probes, *(now + delay for delay in _PROBE_DELAYS)])[:8]
+                if self._socket in ready:
+                    self._receive()
+                if self._lines:
+                    self._try_waiting()
+                    self._expire_waiting()
                 if self._probes and self._probes[0] <= time.monotonic():
                     self._probe()
         finally:
-            for listener, monitor in zip(self._listeners, monitors, strict=True):
-                listener.disable_monitor()
-                monitor.close(linger=0)
+            self._socket.disable_monitor()
+            monitor.close(linger=0)
 
     def _time_left(self) -> int | None:
-        moments = [entry[0] for entry in self._deadlines[:1]] + self._probes[:1]
-        if not moments:
+        """Milliseconds until something is due."""
+        due = [entry[0] for entry in self._deadlines[:1]] + self._probes[:1]
+        if not due:
             return None
-        return max(0, int((min(moments) - time.monotonic()) * 1000 + 0.999))
+        return int(1000 * min(_LONGEST_POLL, max(0.0, min(due) - time.monotonic())) + 0.999)
 
-    def _receive(self, listener: zmq.Socket) -> None:
+    # --- messages ---
+
+    def _receive(self) -> None:
         for _ in range(_ROUND):
             try:
-                identity, *frames = listener.recv_multipart(zmq.NOBLOCK, copy=False)
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            peer = identity.bytes
             self.messages += 1
             try:
-                message = wire.decode(frames)
-                self._answer(listener, peer, message)
-            except wire.MalformedMessage as error:
+                self._handle(identity.bytes, wire.decode(frames))
+            except Exception as error:
+                # Whatever a peer sends, the others are served.
                 self.malformed += 1
                 if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
                     _LOG.warning("ignored a malformed message (%d so far): %s", self.malformed, error)
 
-    def _answer(self, listener: zmq.Socket, peer: bytes, message: dict[str, Any]) -> None:
-        number = message.get("id")
-        if number is not None and not isinstance(number, int):
-            raise wire.MalformedMessage(f"id {number!r}; expected an integer")
-        session = self._sessions.get((listener, peer))
-        greeting = message.get("op") == "hello"
-        if session is None and not greeting:
-            self._send(listener, peer, {"notice": "lost"})
+    def _handle(self, identity: bytes, message: dict[str, Any]) -> None:
+        op, number = message.get("op"), message.get("id")
+        if type(op) is not str or not (number is None or type(number) is int):
+            raise wire.MalformedMessage(f"op {op!r}, id {number!r}; expected a string and an integer")
+        session = self._sessions.get(identity)
+        if op == "hello":
+            if session is not None:
+                self._close(session)
+            session = Session(identity, message)
+        elif session is None:
+            self._send(identity, {"notice": "lost"})
             return
-        answer: Reply | Parked | None
+        answer: Reply | Waiting | None
         try:
-            if greeting:
-                if session is not None:
-                    self._close(session)
-                session = Session(peer, listener, message)
+            if op == "hello":
                 answer = self._handler.open(session)
-                self._sessions[listener, peer] = session
+                self._sessions[identity] = session
+            elif op == "cancel":
+                answer = None
+                for waiting in list(session.waiting.values()):
+                    self._finish(waiting, ServerClosed("the request was canceled by its client"))
             else:
-                assert session is not None
                 answer = self._handler.handle(session, message)
-            if isinstance(answer, Parked):
-                answer = self._park(session, answer, number)
-        except wire.MalformedMessage:
-            raise
+                if isinstance(answer, Waiting):
+                    answer.session, answer.id = session, number
+                    answer = self._try_or_wait(answer)
         except Exception as error:
-            # The caller is told; the server and everybody else go on.
-            if not isinstance(error, (ValueError, KeyError, MemoryError, DeadlineExceededError, TypeError)):
-                _LOG.exception("request %r failed", message.get("op"))
+            # The client is told; the server goes on.
+            if not isinstance(error, (ValueError, TypeError, KeyError, MemoryError, ReverbError)):
+                _LOG.exception("request %r failed", op)
             answer = {"error": wire.pack_error(error)}
-            if number is None:
-                answer["notice"] = "failed"
-        if answer is not None:
-            if number is not None:
-                answer["id"] = number
-            self._send(listener, peer, answer)
+        if answer is not None and (number is not None or "error" in answer):
+            self._send(identity, {**answer, "id": number})
 
-    def _park(self, session: Session, parked: Parked, number: int | None) -> Reply | None:
-        line = self._lines.get(parked.line)
-        answer = None if line else parked.attempt()
-        if answer is None and parked.timeout is not None and parked.timeout <= 0:
-            answer = self._late(parked)
+    def _send(self, identity: bytes, answer: Reply) -> None:
+        """Sends to a client; ends the session of one that has gone, or that does not read its answers."""
+        session = self._sessions.get(identity)
+        try:
+            tracker = wire.send(self._socket, [identity, *wire.encode(answer)], zmq.NOBLOCK)
+            if tracker is None or session is None:
+                return
+            while session.unsent and session.unsent[0].done:
+                session.unsent.popleft()
+            session.unsent.append(tracker)
+            if len(session.unsent) <= _MAX_UNREAD:
+                return
+            _LOG.warning("a client leaves %d large answers unread: its session ends", _MAX_UNREAD)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+        if session is not None:
+            self._close(session)
+
+    # --- requests that wait ---
+
+    def _try_or_wait(self, waiting: Waiting) -> Reply | None:
+        """The answer of a new request, or None if it waits from now on."""
+        session, line = waiting.session, self._lines.get(waiting.line)
+        answer = None if line else waiting.attempt()
         if answer is not None:
             return answer
-        parked.session, parked.request, parked.number = session, number or 0, next(self._numbers)
-        self._lines.setdefault(parked.line, []).append(parked)
-        session.parked[parked.number] = parked
-        if parked.timeout is not None:
-            heapq.heappush(self._deadlines, (time.monotonic() + parked.timeout, parked.number, parked))
-        # From here on a change rings the bell; what changed since the attempt is seen by the next, in this
-        # round.
-        self._waiting += 1
-        if parked.entered is not None:
-            parked.entered(1)
+        if waiting.timeout == 0 or len(session.waiting) >= _MAX_WAITING:
+            waiting.drop()
+            raise (
+                waiting.late()
+                if waiting.timeout == 0
+                else ValueError(
+                    f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
+                )
+            )
+        waiting.number = next(self._numbers)
+        session.waiting[waiting.number] = waiting
+        self._lines.setdefault(waiting.line, []).append(waiting)
+        if waiting.timeout is not None:
+            heapq.heappush(self._deadlines, (time.monotonic() + waiting.timeout, waiting.number, waiting))
+        # From here on a change of a table wakes the loop; a change since the attempt is seen in this round.
+        waiting.count(1)
         return None
 
-    def _late(self, parked: Parked) -> Reply:
-        if parked.expired is not None:
-            return parked.expired()
-        raise DeadlineExceededError(f"{parked.line!r} did not go through within {parked.timeout:g} s")
+    def _try_waiting(self) -> None:
+        """Tries the first request of every line for as long as any goes through.
 
-    def _try_parked(self) -> None:
-        """Tries the first of every line for as long as anything goes through.
-
-        An answer may free what another line waits for (a sample makes room for an insert), hence the rounds.
+        One that goes through may free what another line waits for: a sample makes room for an insert.
         """
         moved = True
         while moved:
             moved = False
             for line in list(self._lines.values()):
                 while line:
-                    parked = line[0]
-                    answer = self._result(parked.attempt)
+                    answer: Reply | Exception | None
+                    try:
+                        answer = line[0].attempt()
+                    except Exception as error:
+                        answer = error
                     if answer is None:
                         break
                     moved = True
-                    self._finish(parked, answer)
+                    self._finish(line[0], answer)
 
-    def _expire(self) -> None:
+    def _expire_waiting(self) -> None:
         now = time.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now:
-            parked = heapq.heappop(self._deadlines)[2]
-            if parked.session is not None and parked.number in parked.session.parked:
-                late = self._result(lambda parked=parked: self._late(parked))  # type: ignore[misc]
-                self._finish(parked, late or {})
+            waiting = heapq.heappop(self._deadlines)[2]
+            if waiting.number in waiting.session.waiting:
+                self._finish(waiting, waiting.late())
 
-    @staticmethod
-    def _result(attempt: Callable[[], Reply | None]) -> Reply | None:
-        try:
-            return attempt()
-        except Exception as error:  # goes to whoever asked
-            return {"error": wire.pack_error(error)}
+    def _finish(self, waiting: Waiting, answer: Reply | Exception) -> None:
+        """Answers a request that has waited."""
+        self._forget(waiting)
+        reply = {"error": wire.pack_error(answer)} if isinstance(answer, Exception) else answer
+        if waiting.id is not None or "error" in reply:
+            self._send(waiting.session.identity, {**reply, "id": waiting.id})
 
-    def _finish(self, parked: Parked, answer: Reply) -> None:
-        session = parked.session
-        assert session is not None
-        self._forget(parked)
-        if parked.request:
-            answer["id"] = parked.request
-        elif "error" in answer:
-            answer["notice"] = "failed"
-        self._send(session.socket, session.identity, answer)
-
-    def _forget(self, parked: Parked) -> None:
-        assert parked.session is not None
-        parked.session.parked.pop(parked.number, None)
-        line = self._lines[parked.line]
-        line.remove(parked)
+    def _forget(self, waiting: Waiting) -> None:
+        del waiting.session.waiting[waiting.number]
+        line = self._lines[waiting.line]
+        line.remove(waiting)
         if line:
-            self._lines.move_to_end(parked.line)  # others next
+            self._lines.move_to_end(waiting.line)  # the other lines are next
         else:
-            del self._lines[parked.line]
-        self._waiting -= 1
-        if parked.entered is not None:
-            parked.entered(-1)
+            del self._lines[waiting.line]
+        waiting.count(-1)
+        waiting.drop()
 
-    def _send(self, listener: zmq.Socket, peer: bytes, answer: Reply) -> bool:
-        try:
-            wire.send(listener, [peer, *wire.encode(answer)], zmq.NOBLOCK)
-            return True
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            session = self._sessions.get((listener, peer))
-            if session is not None:
-                self._close(session)
-            return False
-
-    def _drain(self, monitor: zmq.Socket) -> None:
-        while monitor.poll(0):
-            monitor.recv_multipart()
-        now = time.monotonic()
-        self._probes = sorted([*self._probes, *(now + delay for delay in _PROBE_DELAYS)])[:8]
+    # --- ends ---
 
     def _probe(self) -> None:
         now = time.monotonic()
         self._probes = [moment for moment in self._probes if moment > now]
-        for session in list(self._sessions.values()):
-            self._send(session.socket, session.identity, {"notice": "ping"})
+        for identity in list(self._sessions):
+            self._send(identity, {"notice": "ping"})
 
     def _close(self, session: Session) -> None:
-        """Gives back what a session held."""
-        self._sessions.pop((session.socket, session.identity), None)
-        for parked in list(session.parked.values()):
-            self._forget(parked)
-        while session.closing:
-            session.closing.pop()()
+        """Ends a session: the client has gone, or has said hello again."""
+        if self._sessions.get(session.identity) is session:
+            del self._sessions[session.identity]
+        for waiting in list(session.waiting.values()):
+            self._forget(waiting)
+        self._handler.close(session)
 
     def _end(self) -> None:
-        answer = {"error": wire.pack_error(self._reason)}
         for session in list(self._sessions.values()):
-            for parked in list(session.parked.values()):
-                if parked.request and (session.socket, session.identity) in self._sessions:
-                    self._send(session.socket, session.identity, {**answer, "id": parked.request})
-            if (session.socket, session.identity) in self._sessions:
-                self._send(session.socket, session.identity, {"notice": "stopped"})
-            self._close(session)
-        for listener in self._listeners:
-            # The address is free at once; what was said last is still delivered.
-            with contextlib.suppress(zmq.ZMQError):
-                listener.unbind(sockets.bound_address(listener))
-            listener.close(linger=1000)
-        with self._bell:
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            self._wake_write = -1
+            for waiting in list(session.waiting.values()):
+                # An earlier answer may have found the client gone, and ended its session.
+                if waiting.number in session.waiting:
+                    self._finish(waiting, self._reason)  # type: ignore[arg-type]
+            if session.identity in self._sessions:
+                self._send(session.identity, {"notice": "stopped"})
+            if session.identity in self._sessions:
+                self._close(session)
+        # The address is free at once; what was said last is still delivered.
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.unbind(sockets.bound_address(self._socket))
+        self._socket.close(linger=1000)

@@ -1,186 +1,256 @@
-"""The bookkeeping of a table's items as arrays over slots, and the map from keys to slots.
-
-A key that the table gives out is ``generation << bits | slot``, so that looking it up is arithmetic. Keys
-that writers make
-themselves (they must know them before the server has answered) have the bit ``FOREIGN`` set and live in a
-dict. Bits 56
-to 63 are 0 in both, free for whoever puts several servers together.
-"""
+"""The bookkeeping of a table's items: arrays over *slots*, and the map from keys to slots."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import secrets
-from typing import Any
+import threading
 
 import numpy as np
 
 from framework.replay import kernels
-from framework.replay.tables.selectors.base import grown
+from framework.replay.rows.arrays import grown, span
+from framework.replay.types import SampleInfo
 
-FOREIGN = 1 << 55
-_KEY_BITS = 55
+# Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had
+# their last turn, which may be given back; `GONE` ones were removed.
+FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
-# `SPENT` items have no turn left; their slots are kept until their readers are done with them.
-FREE, LIVE, SPENT = 0, 1, 2
-# What free slots are called; no item is.
-NO_KEY = np.uint64((1 << 64) - 1)
+# Bits 56 to 63 of a key are 0, free for a client of several servers. Bit 55 is set: no key is 0.
+_KEY_BIT = np.uint64(1 << 55)
 
-_foreign_keys = itertools.count(secrets.randbits(_KEY_BITS - 1))
+
+class _KeyCounter:
+    """Unique among processes but for a chance of about 1e-16 a pair."""
+
+    def __init__(self) -> None:
+        self._next = secrets.randbits(54)
+        self._lock = threading.Lock()
+
+    def take(self, n: int) -> np.ndarray:
+        with self._lock:
+            begin, self._next = self._next, self._next + n
+        return np.arange(begin, begin + n, dtype=np.uint64) | _KEY_BIT
+
+
+_keys = _KeyCounter()
 
 
 def make_keys(n: int) -> np.ndarray:
-    """``n`` new foreign keys, uint64 ``[n]``; unique among processes but for a chance of about 1e-16 a
-    pair."""
-    first = next(_foreign_keys) if n == 1 else [next(_foreign_keys) for _ in range(n)]
-    return np.array(first, np.uint64, ndmin=1) | np.uint64(FOREIGN)
+    """`n` new keys, uint64 `[n]`. Writers make the keys of their items, because they need them before the
+    server answers."""
+    return _keys.take(n)
+
+
+@dataclasses.dataclass(slots=True)
+class NewItems:
+    """Items of one layout on their way into a table.
+
+    Attributes:
+      index: int64 `[k, width]`, the rows of each item.
+      keys: uint64 `[k]`.
+      priorities: float64 `[k]`, or None for the largest so far.
+      lengths: int32 `[k, groups]`, or None if the layout is not ragged.
+      episodes: uint64 `[k]`, or None.
+    """
+
+    index: np.ndarray
+    keys: np.ndarray
+    priorities: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+    episodes: np.ndarray | None = None
+
+    def part(self, begin: int, end: int) -> NewItems:
+        """Items `begin` to `end`."""
+
+        def cut(array: np.ndarray | None) -> np.ndarray | None:
+            return None if array is None else array[begin:end]
+
+        return NewItems(
+            self.index[begin:end],
+            self.keys[begin:end],
+            cut(self.priorities),
+            cut(self.lengths),
+            cut(self.episodes),
+        )
 
 
 class Items:
-    """Arrays ``[slots]``; they grow up to the most items that the table ever held at once."""
+    """Arrays `[slots]` that grow to the most items the table ever held at once."""
 
-    def __init__(self, max_size: int, width: int = 0):
-        # One more than slots need, so that what NO_KEY points at is never a slot.
-        self.bits = max(12, (4 * max_size).bit_length())
-        self._mask = np.uint64((1 << self.bits) - 1)
-        self._compiled = kernels.load()
-        size = min(1024, max(16, max_size))
-        self.state = np.zeros(size, np.int8)
-        self.keys = np.full(size, NO_KEY)
-        self._step = np.uint64(1 << self.bits)
-        self.next_keys = self._first_keys(0, size)
-        self.priorities = np.zeros(size)
-        self.times = np.zeros(size, np.int32)  # sampled
-        self.pending = np.zeros(size, np.int32)  # drawn, and neither released nor given back
-        self.stamps = np.zeros(size, np.int64)
-        self.layouts = np.zeros(size, np.int32)
-        self.index = np.zeros((size, width), np.int64)
-        self.lengths: np.ndarray | None = None  # int32 [slots, groups], made when the first ragged item comes
-        self.episodes: np.ndarray | None = None  # uint64 [slots], made when the first item names its episode
-        self.foreign: dict[int, int] = {}
-        self._free = np.zeros(size, np.int64)
+    _TYPES = {
+        "state": np.int8,
+        "keys": np.uint64,  # 0 in a free slot
+        "priorities": np.float64,
+        "times": np.int32,  # sampled
+        "done": np.int32,  # of these, released
+        "stamps": np.int64,  # grow with each insertion
+        "layouts": np.int32,  # numbers of bindings
+        "episodes": np.uint64,  # 0 for none
+        "_free": np.int64,  # a stack of free slots below `_next`
+    }
+
+    state: np.ndarray
+    keys: np.ndarray
+    priorities: np.ndarray
+    times: np.ndarray
+    done: np.ndarray
+    stamps: np.ndarray
+    layouts: np.ndarray
+    episodes: np.ndarray
+    _free: np.ndarray
+
+    def __init__(self) -> None:
+        self.num_left = 0  # spent or gone
+        self._kernels = kernels.load()
         self._num_free = 0
-        self._next = 0
+        self._next = 0  # slots from here on were never used
+        for name, dtype in self._TYPES.items():
+            setattr(self, name, np.zeros(0, dtype))
+        self.index = np.zeros((0, 0), np.int64)
+        self.lengths = np.zeros((0, 0), np.int32)
+        self._grow(1024)
 
     @property
     def size(self) -> int:
-        """Slots in use."""
-        return self._next - self._num_free
-
-    def _first_keys(self, begin: int, end: int) -> np.ndarray:
-        return np.arange(begin, end, dtype=np.uint64) | self._step
-
-    def span(self, slots: np.ndarray) -> Any:
-        """A slice if ``slots`` are consecutive, as they mostly are: several times faster to write to."""
-        n = len(slots)
-        first = int(slots[0])
-        consecutive = int(slots[-1]) - first == n - 1
-        if self._compiled is not None:
-            return slice(first, first + n) if consecutive and self._compiled.consecutive(slots) else slots
-        if consecutive and (n == 1 or np.count_nonzero(slots[1:] - slots[:-1] == 1) == n - 1):
-            return slice(first, first + n)
-        return slots
-
-    def take(self, n: int) -> np.ndarray:
-        """``n`` free slots."""
-        reused = min(n, self._num_free)
-        if reused == n:
-            self._num_free -= n
-            return self._free[self._num_free : self._num_free + n].copy()
-        slots = np.empty(n, np.int64)
-        slots[:reused] = self._free[self._num_free - reused : self._num_free]
-        self._num_free -= reused
-        end = self._next + n - reused
-        slots[reused:] = np.arange(self._next, end)
-        self._next = end
-        if end > len(self.state):
-            self._grow(end)
-        return slots
+        """Live items."""
+        return self._next - self._num_free - self.num_left
 
     def _grow(self, size: int) -> None:
-        self.keys = grown(self.keys, size, int(NO_KEY))
-        size = len(self.keys)
-        self.next_keys = np.concatenate([self.next_keys, self._first_keys(len(self.next_keys), size)])
-        for name in ("state", "priorities", "times", "pending", "stamps", "layouts", "index", "_free"):
+        for name in (*self._TYPES, "index", "lengths"):
             setattr(self, name, grown(getattr(self, name), size))
-        if self.lengths is not None:
-            self.lengths = grown(self.lengths, size)
-        if self.episodes is not None:
-            self.episodes = grown(self.episodes, size)
+        # Keys of one writer are consecutive, so their lowest bits lead to most slots without a search.
+        # `_cells` holds slots, which count where the slot has a key of that cell; an item that has lost its
+        # cell is a stray.
+        self._cells = np.zeros(1 << (2 * len(self.state) - 1).bit_length(), np.int64)
+        self._mask = np.uint64(len(self._cells) - 1)
+        self._strays: dict[int, int] = {}
+        used = np.flatnonzero(self.keys)
+        keys = self.keys[used]
+        self.keys[used] = 0
+        self._name(used, keys)
 
-    def put_back(self, slots: np.ndarray) -> None:
-        """``slots`` are free."""
+    def _widen(self, width: int, groups: int) -> None:
+        """Makes room for index lines of `width` rows and `groups` lengths."""
+        for name, columns in (("index", width), ("lengths", groups)):
+            array = getattr(self, name)
+            if columns > array.shape[1]:
+                setattr(self, name, np.pad(array, ((0, 0), (0, columns - array.shape[1]))))
+
+    def take(self, n: int) -> np.ndarray:
+        """`n` free slots."""
+        reused = min(n, self._num_free)
+        self._num_free -= reused
+        slots = self._free[self._num_free : self._num_free + reused].copy()
+        if reused < n:
+            begin, self._next = self._next, self._next + n - reused
+            slots = np.concatenate([slots, np.arange(begin, self._next)])
+            if self._next > len(self.state):
+                self._grow(self._next)
+        return slots
+
+    def add(
+        self, slots: np.ndarray, layout: int, new: NewItems, priorities: np.ndarray, stamps: np.ndarray
+    ) -> None:
+        """Puts new items into `slots`."""
+        groups = 0 if new.lengths is None else new.lengths.shape[1]
+        if new.index.shape[1] > self.index.shape[1] or groups > self.lengths.shape[1]:
+            self._widen(new.index.shape[1], groups)
+        at = span(slots)
+        self.state[at] = LIVE
+        self.priorities[at] = priorities
+        self.times[at] = 0
+        self.done[at] = 0
+        self.stamps[at] = stamps
+        self.layouts[at] = layout
+        self.episodes[at] = 0 if new.episodes is None else new.episodes
+        self.index[at, : new.index.shape[1]] = new.index
+        if new.lengths is not None:
+            self.lengths[at, :groups] = new.lengths
+        self._name(slots, new.keys)
+
+    def free(self, slots: np.ndarray) -> None:
+        """Makes `slots` of items that have left, and whose keys are forgotten, free."""
         self.state[slots] = FREE
-        self.keys[slots] = NO_KEY
-        n = len(slots)
-        self._free[self._num_free : self._num_free + n] = slots
-        self._num_free += n
+        self.num_left -= len(slots)
+        end = self._num_free + len(slots)
+        self._free[self._num_free : end] = slots
+        self._num_free = end
 
-    def widen(self, width: int) -> None:
-        """Makes lines of the index matrix ``width`` long."""
-        if width > self.index.shape[1]:
-            wider = np.zeros((len(self.index), width), np.int64)
-            wider[:, : self.index.shape[1]] = self.index
-            self.index = wider
+    def draw(self, slots: np.ndarray, probabilities: np.ndarray) -> SampleInfo:
+        """Counts one more sample of each of `slots`; what the samples say."""
+        size = np.empty(len(slots), np.int64)
+        size.fill(self.size)
+        times = self._kernels.count(self.times, slots)
+        return SampleInfo(self.keys.take(slots), probabilities, size, self.priorities.take(slots), times)
 
-    def set_lengths(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Stores int32 ``[k, groups]``."""
-        groups = lengths.shape[1]
-        if self.lengths is None:
-            self.lengths = np.zeros((len(self.state), groups), np.int32)
-        elif self.lengths.shape[1] < groups:
-            wider = np.zeros((len(self.state), groups), np.int32)
-            wider[:, : self.lengths.shape[1]] = self.lengths
-            self.lengths = wider
-        self.lengths[slots, :groups] = lengths
-
-    def name(self, slots: np.ndarray, at: Any, keys: np.ndarray | None) -> np.ndarray:
-        """Gives the items in ``slots`` (also known as ``at``) their keys, new ones for None, and returns
-        them."""
-        if keys is None:
-            keys = self.next_keys[at]
-            if type(at) is slice:
-                keys = keys.copy()
-            self.next_keys[at] = keys + self._step
-        else:
-            self.foreign.update(zip(keys.tolist(), slots.tolist(), strict=True))
-        self.keys[at] = keys
-        return keys
-
-    def forget(self, slots: np.ndarray) -> None:
-        """The keys of ``slots`` mean nothing any more."""
-        if self.foreign:
-            for key in self.keys.take(slots).tolist():
-                self.foreign.pop(key, None)
-
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, bool]:
-        """The slot of each key, -1 for keys that are gone or never were, int64 ``[n]``; and whether all are
-        there."""
-        if self._compiled is not None:
-            slots = np.empty(len(keys), np.int64)
-            if not self._compiled.find(keys, self.keys, self._mask, slots):
-                return slots, True
-            return self._find_foreign(keys, slots, slots >= 0)
-        slots = (keys & self._mask).view(np.int64)
-        try:
-            found = self.keys.take(slots) == keys
-        except IndexError:  # a key that was never given out may point anywhere
-            found = (slots < len(self.keys)) & (self.keys.take(slots, mode="clip") == keys)
-        if np.count_nonzero(found) == len(keys):
-            return slots, True
-        return self._find_foreign(keys, np.where(found, slots, -1), found)
-
-    def _find_foreign(
-        self, keys: np.ndarray, slots: np.ndarray, found: np.ndarray
-    ) -> tuple[np.ndarray, bool]:
-        if not self.foreign:
-            return slots, False
-        missing = np.flatnonzero(~found)
-        get = self.foreign.get
-        slots[missing] = others = [get(key, -1) for key in keys[missing].tolist()]
-        return slots, -1 not in others
+    def are_read(self, slots: np.ndarray) -> np.ndarray:
+        """Whether a reader still has the item, bool `[n]`."""
+        return self.times.take(slots) != self.done.take(slots)
 
     def in_order(self) -> np.ndarray:
-        """The slots in use, oldest first."""
-        slots = np.flatnonzero(self.state[: self._next])
+        """The slots of the live items, oldest first."""
+        slots = np.flatnonzero(self.state[: self._next] == LIVE)
         return slots[np.argsort(self.stamps[slots], kind="stable")]
+
+    # Keys.
+
+    def _name(self, slots: np.ndarray, keys: np.ndarray) -> None:
+        """Gives the items in `slots`, which have none, their keys."""
+        cells = keys & self._mask
+        others = self._cells.take(cells.view(np.int64))
+        known = self.keys.take(others)
+        lose = (known & self._mask == cells) & (known != 0)
+        if lose.any():
+            self._stray(others[lose], known[lose])
+        self._cells[cells] = slots
+        self.keys[slots] = keys
+        if len(keys) > 1 and int(keys[-1]) - int(keys[0]) != len(keys) - 1:  # some may have the same cell
+            lose = self._cells.take(cells.view(np.int64)) != slots
+            self._stray(slots[lose], keys[lose])
+
+    def _stray(self, slots: np.ndarray, keys: np.ndarray) -> None:
+        self._strays.update(zip(keys.tolist(), slots.tolist(), strict=True))
+
+    def forget(self, slots: np.ndarray) -> None:
+        """The keys of `slots` mean nothing any more."""
+        if self._strays:
+            for key in self.keys.take(slots).tolist():
+                self._strays.pop(key, None)
+        self.keys[slots] = 0
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
+        slots = self._cells.take((keys & self._mask).view(np.int64))
+        found = (self.keys.take(slots) == keys) & (keys != 0)
+        if not found.all():
+            slots[~found] = [self._strays.get(key, -1) for key in keys[~found].tolist()]
+        return slots
+
+    # Checkpoints.
+
+    _SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
+
+    def save(self) -> dict[str, np.ndarray]:
+        """Copies of the arrays, without the items that have left."""
+        arrays = {name: getattr(self, name)[: self._next].copy() for name in self._SAVED}
+        left = np.flatnonzero(arrays["state"] > LIVE)
+        arrays["state"][left] = FREE
+        arrays["keys"][left] = 0
+        arrays["free"] = np.concatenate([self._free[: self._num_free], left])
+        return arrays
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Becomes what `save` has copied; for new items."""
+        self._widen(arrays["index"].shape[1], arrays["lengths"].shape[1])
+        self._next, self._num_free = len(arrays["state"]), len(arrays["free"])
+        self._grow(max(1, self._next))
+        for name in self._SAVED:
+            array = arrays[name]
+            getattr(self, name)[tuple(slice(size) for size in array.shape)] = array
+        self.done[:] = self.times
+        self._free[: self._num_free] = arrays["free"]
+        used = np.flatnonzero(self.keys)
+        keys = self.keys[used]
+        self.keys[used] = 0
+        self._name(used, keys)

@@ -14,9 +14,22 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 _MAX = sys.float_info.max
+
+
+def _most(n: int, may: Callable[[int], bool]) -> int:
+    """The largest number up to `n` that `may` allows; the rules are monotone: once one refuses, it goes on
+    to."""
+    if may(n):
+        return n
+    low, high = 0, n
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if may(middle) else (low, middle)
+    return low
 
 
 class RateLimiter:
@@ -44,13 +57,8 @@ class RateLimiter:
         self.max_diff = float(max_diff)
         self.inserts = 0
         self.samples = 0
-        self.deletes = 0
+        self.size = 0  # items in the table, which keeps it
         self._owner: str | None = None
-
-    @property
-    def size(self) -> int:
-        """Items in the table: inserts less deletes."""
-        return self.inserts - self.deletes
 
     @property
     def diff(self) -> float:
@@ -79,28 +87,12 @@ class RateLimiter:
         )
 
     def allowed_samples(self, n: int) -> int:
-        """How many of ``n`` may be sampled one after another, if none of them removes an item."""
-        if self.size < self.min_size_to_sample:
-            return 0
-        if self.can_sample(n):
-            return n
-        room = max(0, int(self.diff - self.min_diff))
-        while self.can_sample(room + 1):  # one step at most, where the subtraction has rounded
-            room += 1
-        while room and not self.can_sample(room):
-            room -= 1
-        return room
+        """How many of `n` may be sampled one after another, if none of them removes an item."""
+        return _most(n, self.can_sample)
 
     def allowed_inserts(self, n: int) -> int:
-        """How many of ``n`` may be inserted one after another. The rule is monotone: once it refuses, it goes
-        on to."""
-        if self.can_insert(n):
-            return n
-        low, high = 0, n
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.can_insert(middle) else (low, middle)
-        return low
+        """How many of `n` may be inserted one after another."""
+        return _most(n, self.can_insert)
 
     def why_not_sample(self, n: int = 1) -> str:
         """Empty if ``n`` may be sampled, else the rule that refuses, with its numbers."""
@@ -118,7 +110,7 @@ class RateLimiter:
 
     def reset(self) -> None:
         """Counters back to nothing."""
-        self.inserts = self.samples = self.deletes = 0
+        self.inserts = self.samples = self.size = 0
 
     def copy(self) -> RateLimiter:
         """A new limiter with the same numbers and no table."""

@@ -49,10 +49,9 @@ class Selector(abc.ABC):
         self.delete(slots)
         self.insert(slots, priorities, stamps)
 
-    def first(self, n: int) -> np.ndarray | None:
-        """The ``n`` slots that would be chosen one after another if each left when chosen, or None if that is
-        not known."""
-        return None
+    def first(self, n: int) -> np.ndarray:
+        """The `n` slots that a deterministic selector would choose if each left when it is chosen."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def clear(self) -> None:
@@ -70,8 +69,12 @@ class Selector(abc.ABC):
         return float(len(self))
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, for ``server_info`` and checkpoints."""
+        """What it was made with."""
         return {}
+
+    def config(self) -> dict[str, Any]:
+        """Its kind and its options, for `server_info` and checkpoints."""
+        return {"kind": type(self).__name__, **self.options()}
 
     def copy(self) -> Selector:
         """A new, empty one made with the same options."""
@@ -91,13 +94,3 @@ class Selector(abc.ABC):
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options().items())
         return f"{type(self).__name__}({options})"
-
-
-def grown(array: np.ndarray, size: int, fill: int | float = 0) -> np.ndarray:
-    """``array`` if it holds ``size`` entries, else a copy at least twice as long, new entries set to
-    ``fill``."""
-    if size <= len(array):
-        return array
-    longer = np.full((max(size, 2 * len(array)), *array.shape[1:]), fill, array.dtype)
-    longer[: len(array)] = array
-    return longer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from framework.replay.tables.selectors.base import Selector, grown
+from framework.replay.rows.arrays import grown
+from framework.replay.tables.selectors.base import Selector
 
 
 class _ByAge(Selector):

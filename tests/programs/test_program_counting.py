@@ -1,4 +1,4 @@
-"""Counters: Acme's tree, and a budget that comes out exact whatever the actors do."""
+"""The counter: a budget that comes out exact whatever the actors do."""
 
 import threading
 
@@ -6,17 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.counting import Counter
-
-
-class Clock:
-    """A clock that stands still until told otherwise."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from framework.programs.counting import Counter
 
 
 def test_ten_threads():
@@ -34,83 +24,6 @@ def test_ten_threads():
     for thread in threads:
         thread.join(20)
     assert counter.get_counts() == {"foo": 1000}
-
-
-def test_children_are_prefixed_in_the_parent():
-    parent = Counter()
-    first, second = Counter(parent, "child1", time_delta=0), Counter(parent, "child2", time_delta=0)
-    first.increment(foo=1)
-    assert second.increment(foo=2) == {"child1_foo": 1, "child2_foo": 2}
-    assert parent.get_counts() == first.get_counts() == {"child1_foo": 1, "child2_foo": 2}
-
-
-def test_children_of_one_prefix_share_their_counts():
-    parent = Counter()
-    actors = [Counter(parent, "actor", time_delta=0) for _ in range(3)]
-    for actor in actors:
-        actor.increment(steps=5)
-    assert actors[0].get_counts() == {"actor_steps": 15}
-
-
-def test_pushes_wait_for_their_time():
-    clock, parent = Clock(), Counter()
-    child = Counter(parent, "child", time_delta=1.0, clock=clock)
-    child.increment(foo=1)  # the first call always asks the parent
-    clock.now = 0.9
-    assert child.increment(foo=1) == {"child_foo": 2}
-    assert parent.get_counts() == {"child_foo": 1}
-    clock.now = 1.0
-    assert child.get_counts() == {"child_foo": 2}
-    assert parent.get_counts() == {"child_foo": 2}
-
-
-def test_sync_pushes_at_once():
-    parent = Counter()
-    child = Counter(parent, time_delta=1e9)
-    child.get_counts()
-    child.increment(foo=3)
-    assert parent.get_counts() == {}
-    child.sync()
-    assert parent.get_counts() == child.get_counts() == {"foo": 3}
-
-
-def test_a_failing_parent_loses_nothing():
-    class Parent:
-        down = True
-
-        def __init__(self):
-            self.counter = Counter()
-
-        def increment(self, **counts):
-            if self.down:
-                raise ConnectionError("parent is down")
-            return self.counter.increment(**counts)
-
-    parent = Parent()
-    child = Counter(parent, time_delta=0)
-    with pytest.raises(ConnectionError):
-        child.increment(foo=1)
-    parent.down = False
-    assert child.increment(foo=1) == {"foo": 2}
-
-
-def test_return_only_prefixed():
-    parent = Counter()
-    first = Counter(parent, "a", time_delta=0, return_only_prefixed=True)
-    second = Counter(parent, "b", time_delta=0)
-    second.increment(foo=2)
-    assert first.increment(foo=1) == {"a_foo": 1}
-
-
-@pytest.mark.parametrize("prefix, key", [("", "steps"), ("child", "child_steps")])
-def test_steps_key(prefix, key):
-    child = Counter(Counter(), prefix, time_delta=0)
-    assert child.get_steps_key() == key
-    assert child.increment(steps=4)[key] == 4
-
-
-def test_the_prefix_of_a_parent_is_not_in_the_key_of_its_child():
-    assert Counter(Counter(prefix="parent"), "child").get_steps_key() == "child_steps"
 
 
 def test_save_and_restore_in_another_counter():
@@ -151,18 +64,10 @@ class TestBudget:
         assert counter.remaining() is None
         assert counter.get_counts() == {"env_steps": 1000}
 
-    def test_other_name(self):
-        counter = Counter(max_steps=3, steps_key="frames")
-        counter.grant("a", 2)
-        counter.grant("a", 0, spent=2)
-        assert counter.get_counts() == {"frames": 2}
-
     BAD = {
         "more than granted": (lambda c: c.grant("a", 1, spent=3), "spent 3 steps but holds a grant of 2"),
-        "negative": (lambda c: c.grant("a", -1), "n is -1"),
-        "on a child": (lambda c: Counter(c).grant("a", 1), "ask the root"),
-        "negative limit": (lambda c: Counter(max_steps=-1), "max_steps is -1"),
-        "limit on a child": (lambda c: Counter(c, max_steps=1), "belongs to the root"),
+        "negative": (lambda c: c.grant("a", -1), "got n=-1"),
+        "negative limit": (lambda c: Counter(max_steps=-1), "max_steps: got -1"),
     }
 
     @pytest.mark.parametrize("call, text", BAD.values(), ids=BAD)

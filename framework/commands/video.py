@@ -10,9 +10,9 @@ from typing import Any
 
 import tyro
 
-from agents.commands.errors import CommandError
-from agents.commands.loading import LoadedPolicy, load_policy
-from agents.commands.options import parse
+from framework.commands.errors import CommandError, UsageError
+from framework.commands.options import parse
+from framework.programs.loading import LoadedPolicy, load_policy
 
 _FORMATS = (".mp4", ".gif")
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(VideoOptions, arguments, prog="repertory video")
     output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
     if output.suffix not in _FORMATS:
-        raise CommandError(f"--output {output}: expected a name that ends in {' or '.join(_FORMATS)}.")
+        raise UsageError(f"--output {output}: expected a name that ends in {' or '.join(_FORMATS)}.")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory; it needs no display
     policy = load_policy(options.run, options.checkpoint)
     count = write_video(

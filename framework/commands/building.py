@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
-from agents.commands.errors import CommandError
-from agents.commands.options import TrainOptions
+import numpy as np
+import tree
+
+from framework import core, specs
+from framework.commands.errors import CommandError, UsageError
+from framework.programs import make
 from framework.programs.run_config import RunConfig
+from launch import Program
+from launch.engines.base import engine_names
 
 
-def check_installed(options: TrainOptions, config: RunConfig) -> None:
+def check_installed(engine: str, config: RunConfig) -> None:
     """CommandError if there is no such engine, or what it or the replay server needs is not there."""
-    import importlib.util
-
-    from launch.engines.base import engine_names
-
-    name = options.engine
-    if name not in engine_names():
-        raise CommandError(f"Unknown engine {name!r}; the engines are {', '.join(engine_names())}.")
-    if name == "ray" and importlib.util.find_spec("ray") is None:
-        raise CommandError('--engine ray needs Ray: pip install "repertory[ray]"')
-    if name in ("serial", "threads") and config.num_learners > 1:
-        raise CommandError(
-            f"--num-learners {config.num_learners} needs a process for each learner; --engine {name} has "
+    if engine not in engine_names():
+        raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(engine_names())}.")
+    if engine in ("serial", "threads") and config.num_learners > 1:
+        raise UsageError(
+            f"--num-learners {config.num_learners} needs a process for each learner; --engine {engine} has "
             "one for all nodes. Use --engine processes."
         )
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise CommandError('--engine ray needs Ray: pip install "repertory[ray]"')
     if config.replay_backend == "reverb" and importlib.util.find_spec("reverb") is None:
         raise CommandError(
             "--replay-backend reverb needs dm-reverb, on Python 3.11 or older: "
@@ -33,25 +36,18 @@ def check_installed(options: TrainOptions, config: RunConfig) -> None:
         )
 
 
-def environment_spec(name: str, seed: int, agent: Any) -> Any:
+def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.EnvironmentSpec:
     """The spec of the environment as ``agent`` sees it; CommandError if it is unknown or cannot be made."""
-    from framework import environments, specs
-
     try:
-        environment = environments.make(name, num_envs=1, seed=seed, wrappers=agent.environment_wrappers())
-        try:
-            return specs.make_environment_spec(environment)
-        finally:
-            environment.close()
-    except (ValueError, TypeError, ImportError) as error:
+        return make.environment_spec(agent, name, config)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"--environment {name}: {error}") from error
+    except ImportError as error:
         raise CommandError(f"--environment {name}: {error}") from error
 
 
-def check_agent(agent: Any, spec: Any) -> None:
+def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
     """Lets the agent act once on zeros; CommandError if it cannot, or if its action does not fit the spec."""
-    import numpy as np
-    import tree
-
     envs = 2
     try:
         policy = agent.make_policy(agent.make_networks(spec))
@@ -60,19 +56,17 @@ def check_agent(agent: Any, spec: Any) -> None:
         )
         action, _, _ = policy.step(observation, policy.initial_state(envs))
     except (ValueError, TypeError, RuntimeError) as error:
-        raise CommandError(f"{type(agent).__name__} cannot act in this environment: {error}") from error
+        raise UsageError(f"{type(agent).__name__} cannot act in this environment: {error}") from error
     fits = functools.partial(_check_action, type(agent).__name__, envs)
     tree.map_structure_up_to(spec.actions, fits, spec.actions, action)
 
 
-def build_program(agent: Any, environment: str, config: RunConfig) -> Any:
+def build_program(agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig) -> Program:
     """The program of a run. Nothing is written yet. CommandError if it cannot be made."""
-    from framework import programs
-
     try:
-        return programs.make_program(agent, environment, config)
+        return make.make_program(agent, environment, config)
     except (ValueError, TypeError, ImportError) as error:
-        raise CommandError(f"This run cannot be built: {error}") from error
+        raise UsageError(f"This run cannot be built: {error}") from error
 
 
 def _check_action(agent: str, envs: int, spec: Any, action: Any) -> None:

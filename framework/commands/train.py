@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import signal
 import sys
 import threading
@@ -11,14 +12,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import agents
-from agents import presets
-from agents.commands import building
-from agents.commands.errors import CommandError
-from agents.commands.options import TrainOptions, parse, parse_train
-from agents.commands.run_folder import RunFolder, default_path, describe_spec
-from framework.checkpoints import CheckpointError
+import launch
+from framework.checkpoints import Checkpointer, CheckpointError
+from framework.commands import building
+from framework.commands.errors import CommandError, UsageError
+from framework.commands.options import TrainOptions, parse, parse_train
+from framework.commands.plot import draw_run
+from framework.loggers import ProgressDisplay
+from framework.loggers.files import explained
+from framework.programs.presets import Preset, presets_of
+from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
+from framework.programs.run_folder import RunFolder
+from launch.view import NodesView
 
 _POLL_S = 0.5  # between two looks at the program for the display
 
@@ -45,73 +51,96 @@ def main(arguments: Sequence[str]) -> int:
         if any(argument in ("-h", "--help") for argument in arguments):
             print(
                 "usage: repertory train AGENT [flags]\n       repertory train --resume RUN [flags]\n\n"
-                f"agents: {', '.join(agents.REGISTRY)}\n\n"
+                f"agents: {', '.join(agent_names())}\n\n"
                 "`repertory train AGENT --help` shows the flags of a run and of the agent,\n"
                 "`repertory train --resume RUN --help` those of a resumed run."
             )
             return 0
-        raise CommandError(
-            f"train: which agent? repertory train AGENT, one of {', '.join(agents.REGISTRY)}; "
-            "or repertory train --resume RUN."
+        raise UsageError(
+            f"train: which agent? repertory train AGENT, one of {', '.join(agent_names())}, or "
+            "module:Class; or repertory train --resume RUN."
         )
     return start(name, arguments[1:])
 
 
 def start(name: str, arguments: Sequence[str]) -> int:
     """Trains the agent ``name`` in a new folder."""
-    agent_name, options, config, agent_config = parse_new(name, arguments)
-    building.check_installed(options, config)
-    agent = agents.find(agent_name).load()[0](agent_config)
-    spec = building.environment_spec(options.environment, config.seed, agent)
-    building.check_agent(agent, spec)
-    path = Path(config.directory or default_path(agent_name, options.environment, config.seed))
+    entry, options, config, agent_config = parse_new(name, arguments)
+    building.check_installed(options.engine, config)
+    make_agent: Any = entry.load()
+    agent = make_agent(agent_config)
+    path = Path(config.directory or _default_path(entry.name, options.environment, config.seed))
     config = dataclasses.replace(config, directory=str(path))
+    spec = building.environment_spec(agent, options.environment, config)
+    building.check_agent(agent, spec)
+    _check_new(path)
     program = building.build_program(agent, options.environment, config)  # may be refused: before the folder
-    return run(RunFolder.create(path, agent_name, agent_config, options, config, spec), program)
+    folder = RunFolder.describe(agent, options.environment, config, spec)
+    folder = dataclasses.replace(folder, engine=options.engine, restarts=options.restarts)
+    folder.save()
+    return run(folder, program)
 
 
-def parse_new(name: str, arguments: Sequence[str]) -> tuple[str, TrainOptions, RunConfig, Any]:
-    """The agent's name, the options, the run's config and the agent's; the preset gives the defaults."""
-    try:
-        entry = agents.find(name)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
-    _, config_class = entry.load()
-    preset = presets.find(entry.name, _environment_of(arguments))
+def parse_new(name: str, arguments: Sequence[str]) -> tuple[AgentEntry, TrainOptions, RunConfig, Any]:
+    """The agent's entry, the options, the run's config and the agent's; the preset gives the defaults."""
+    entry = find(name)
+    preset = presets_of(entry.load()).get(_environment_of(arguments), Preset())
     parsed = parse_train(
-        config_class(**preset.agent),
+        entry.make_config(**preset.agent),
         dict(preset.run),
         arguments,
         prog=f"repertory train {entry.name}",
-        description=f"Trains {entry.name}: {entry.summary}.",
+        description=f"{entry.summary()}.",
     )
-    return entry.name, *parsed
+    return entry, *parsed
+
+
+def find(name: str) -> AgentEntry:
+    """The agent of a command line; UsageError if there is none."""
+    try:
+        entry = find_agent(name)
+        entry.load()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return entry
 
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
     """Goes on with a run."""
     given = parse(ResumeOptions, arguments, prog="repertory train")
     folder = RunFolder.open(given.resume)
-    if name is not None and agents.find(name).name != folder.agent:
-        raise CommandError(
-            f"{folder.path} is a run of {folder.agent!r}, not of {name!r}; leave the agent out."
-        )
-    if given.environment is not None and given.environment != folder.options.environment:
-        raise CommandError(
-            f"{folder.path} was trained in {folder.options.environment!r} and cannot go on in "
+    if name is not None and find(name).name != folder.agent:
+        raise UsageError(f"{folder.path} is a run of {folder.agent!r}, not of {name!r}; leave the agent out.")
+    if given.environment is not None and given.environment != folder.environment:
+        raise UsageError(
+            f"{folder.path} was trained in {folder.environment!r} and cannot go on in "
             f"{given.environment!r}. Leave --environment out, or start a new run there."
         )
-    options = dataclasses.replace(folder.options, **_given(given, "engine", "restarts"))
-    new = _given(given, "max_env_steps", "target_return")
-    config = dataclasses.replace(folder.config, **new, directory=str(folder.path))
-    building.check_installed(options, config)
-    agent = folder.make_agent()
-    _check_same_environment(folder, building.environment_spec(options.environment, config.seed, agent))
-    folder = dataclasses.replace(folder, options=options, config=config)
-    program = building.build_program(agent, options.environment, config)
+    config = dataclasses.replace(folder.config, **_given(given, "max_env_steps", "target_return"))
+    folder = dataclasses.replace(folder, config=config, **_given(given, "engine", "restarts"))
+    building.check_installed(folder.engine, config)
+    program = building.build_program(folder.make_agent(), folder.environment_factory(), config)
     with _writing(folder.path), chosen_checkpoint(folder, given.checkpoint):
         folder.save()
         return run(folder, program)
+
+
+def _check_new(path: Path) -> None:
+    """CommandError if the folder holds a run."""
+    if not (path / "config.json").exists():
+        return
+    if Checkpointer(path / "checkpoints").checkpoints():
+        advice = f"Go on with it: repertory train --resume {path}; or give"
+    else:
+        advice = "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
+    raise CommandError(f"{path} holds a run already. {advice} another folder with --directory.")
+
+
+def _default_path(agent: str, environment: str, seed: int) -> Path:
+    """A new folder's name: ``runs/dqn-CartPole-v1-seed1-20260131-120000``."""
+    place = environment.partition(":")[2].replace("/", "-").replace(":", "-")
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{agent.rpartition(':')[2]}-{place}-seed{seed}-{now}"
 
 
 def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:
@@ -153,31 +182,22 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
         raise
 
 
-def run(folder: RunFolder, program: Any) -> int:
+def run(folder: RunFolder, program: launch.Program) -> int:
     """Runs the program of ``folder`` to its end and reports it; returns the exit code."""
-    import launch
-
-    options = folder.options
-    print(f"{folder.agent} in {options.environment}, engine {options.engine}, folder {folder.path}")
+    print(f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}")
     with _writing(folder.path), folder.locked():
         try:
-            result, stopped_by = _run(launch, program, folder)
+            result, stopped_by = _run(program, folder)
         except launch.LaunchError as error:
             raise CommandError(_explain(error, folder.path)) from error
         return _report(folder, result, stopped_by)
 
 
-def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]:
+def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
     """The result, and the signal that ended the run or None."""
-    from framework.loggers import ProgressDisplay
-    from launch.view import NodesView
-
-    options = folder.options
-    restarts = dict.fromkeys(program.groups, options.restarts)
+    restarts = dict.fromkeys(program.groups, folder.restarts) if folder.restarts else None
     with (
-        launch.start(
-            program, options.engine, directory=folder.path, restarts=restarts if options.restarts else None
-        ) as job,
+        launch.start(program, folder.engine, directory=folder.path, restarts=restarts) as job,
         _stopping(job) as received,
         ProgressDisplay(
             folder.config.max_env_steps, folder.config.target_return, below=NodesView(job.status)
@@ -190,13 +210,13 @@ def _run(launch: Any, program: Any, folder: RunFolder) -> tuple[Any, int | None]
                 except TimeoutError:
                     if job.over:
                         raise
-                    display.update(None if received else _snapshot(launch, job))
+                    display.update(None if received else _snapshot(job))
         finally:
             display.update(None)  # how the nodes have ended
         return job.result, (received[0] if received else None)
 
 
-def _snapshot(launch: Any, job: Any) -> Any:
+def _snapshot(job: Any) -> Any:
     """The monitor's newest numbers; None while the program starts or ends."""
     try:
         return job.client("monitor").with_timeout(5.0).snapshot()
@@ -223,8 +243,6 @@ def _stopping(job: Any) -> Iterator[list[int]]:
 
 
 def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
-    from agents.commands.plot import draw_run
-
     draw_run(folder)
     if stopped_by is not None:
         latest = folder.checkpointer.latest()
@@ -263,16 +281,6 @@ def describe_result(result: dict[str, Any], config: RunConfig) -> str:
     return f"The program ended{after}{f' ({reason})' if reason else ''}."
 
 
-def _check_same_environment(folder: RunFolder, spec: Any) -> None:
-    now = describe_spec(spec)
-    if now != folder.environment_spec:
-        raise CommandError(
-            f"{folder.path}: the environment {folder.options.environment!r} is not the one that the run was "
-            f"trained in. It was:\n  {folder.environment_spec}\nand now is:\n  {now}\n"
-            "Install the version of it that config.json names, or start a new run."
-        )
-
-
 def _explain(error: Exception, path: Path) -> str:
     cause = error.__cause__
     node = getattr(error, "node", None)
@@ -289,8 +297,6 @@ def _explain(error: Exception, path: Path) -> str:
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Turns what goes wrong with the run's own files into one clear error."""
-    from framework.loggers.files import explained
-
     try:
         yield
     except CheckpointError as error:

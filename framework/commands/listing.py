@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import agents
-from agents import presets
-from agents.commands.options import parse
+from framework.commands.options import parse
+from framework.environments import suites
+from framework.programs.presets import presets_of
+from framework.programs.registry import agent_names, find_agent
+from launch.engines.base import engine_names
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def text() -> str:
     """What ``repertory list`` prints."""
-    from framework.environments import suites
-    from launch.engines.base import engine_names
-
-    width = max(len(name) for name in agents.REGISTRY)
+    agents = [find_agent(name) for name in agent_names()]
+    width = max((len(agent.name) for agent in agents), default=0)
     lines = ["agents"]
-    lines += [f"  {entry.name:<{width}}  {entry.summary}" for entry in agents.REGISTRY.values()]
+    lines += [f"  {agent.name:<{width}}  {agent.summary()}" for agent in agents]
     lines += ["", "environments"]
     lines += [f"  {suite}:NAME  such as {suite}:{example}" for suite, example in suites.EXAMPLES.items()]
     lines += ["", "engines", *(f"  {name}" for name in engine_names()), "", "presets"]
-    lines += [f"  repertory train {agent} --environment {name}" for agent, name in presets.PRESETS]
+    for agent in agents:
+        lines += [f"  repertory train {agent.name} --environment {name}" for name in presets_of(agent.load())]
     return "\n".join(lines)

@@ -9,10 +9,10 @@ from typing import Any
 
 import tyro
 
-from agents.commands.errors import CommandError
-from agents.commands.loading import LoadedPolicy, load_policy
-from agents.commands.options import parse
-from agents.commands.run_folder import RunFolder
+from framework.commands.errors import UsageError
+from framework.commands.options import parse
+from framework.programs.loading import LoadedPolicy, load_policy
+from framework.programs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
     for name in ("episodes", "envs"):
         if getattr(options, name) < 1:
-            raise CommandError(f"--{name} is {getattr(options, name)}; expected 1 or more.")
+            raise UsageError(f"--{name}: got {getattr(options, name)}, expected at least 1.")
     policy = load_policy(options.run, options.checkpoint)
     result = evaluate(policy, options.episodes, min(options.envs, options.episodes), options.seed)
     RunFolder.open(options.run).write_json("evaluation.json", result)

@@ -10,10 +10,10 @@ from typing import Any
 
 import tyro
 
-from agents.commands.options import parse
-from agents.commands.run_folder import RunFolder
+from framework.commands.options import parse
 from framework.loggers.base import format_value
 from framework.loggers.jsonl import read_jsonl
+from framework.programs.run_folder import RunFolder
 from launch.view import NodesView
 
 
@@ -62,7 +62,7 @@ def text(folder: RunFolder) -> str:
     """What ``repertory status`` prints."""
     pid = folder.running_pid()
     state = f"running as process {pid}" if pid is not None else "not running"
-    lines = [f"{folder.path}: {folder.agent} in {folder.options.environment}, {state}"]
+    lines = [f"{folder.path}: {folder.agent} in {folder.environment_name}, {state}"]
     lines += [_node(node) for node in _status(folder).get("nodes", [])]
     newest: dict[str, dict[str, Any]] = {}
     if folder.metrics.exists():

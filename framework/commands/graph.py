@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import agents
-from agents.commands import building
-from agents.commands.errors import CommandError
-from agents.commands.options import TrainOptions, parse
+from framework.commands import building
+from framework.commands.errors import UsageError
+from framework.commands.options import TrainOptions, parse
+from framework.commands.train import find
+from framework.programs.registry import agent_names
 from framework.programs.run_config import RunConfig
 
 _BOX = (150, 46)  # width and height of a box
@@ -50,13 +51,11 @@ def main(arguments: Sequence[str]) -> int:
     prog = f"repertory graph {name or 'AGENT'}"
     options = parse(GraphOptions, arguments, prog=prog)
     if name is None:
-        raise CommandError(f"graph: which agent? repertory graph AGENT, one of {', '.join(agents.REGISTRY)}.")
-    try:
-        agent = agents.make(name)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
+        raise UsageError(f"graph: which agent? repertory graph AGENT, one of {', '.join(agent_names())}.")
+    make_agent: Any = find(name).load()
+    agent = make_agent()
     config = RunConfig(num_actors=options.num_actors, directory=str(Path("runs") / name))
-    building.environment_spec(options.environment, config.seed, agent)
+    building.environment_spec(agent, options.environment, config)
     program = building.build_program(agent, options.environment, config)
     groups = groups_of(program)
     print(as_text(program.name, groups))

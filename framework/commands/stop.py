@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import tyro
 
-from agents.commands.errors import CommandError
-from agents.commands.options import parse
-from agents.commands.run_folder import RunFolder
+from framework.commands.errors import CommandError
+from framework.commands.options import parse
+from framework.programs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

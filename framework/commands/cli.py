@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from agents.commands.errors import CommandError
+from framework.commands.errors import UsageError
+from framework.programs.run_folder import RunError
 
-# Command: its module in agents.commands, and what it does.
+# Command: its module in framework.commands, and what it does.
 COMMANDS = {
     "train": ("train", "train an agent: train AGENT [flags], or train --resume RUN"),
     "eval": ("evaluate", "play episodes with what a run has learned"),
@@ -44,12 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         _complain(f"Unknown command {command!r}; the commands are {', '.join(COMMANDS)}.{hint}")
         return 2
-    module = importlib.import_module(f"agents.commands.{COMMANDS[command][0]}")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for agents and environments of the folder at hand
+    module = importlib.import_module(f"framework.commands.{COMMANDS[command][0]}")
     try:
         return module.main(arguments[1:])
-    except CommandError as error:
+    except RunError as error:
         _complain(str(error))
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tyro
 
-from agents.commands.errors import CommandError
-from agents.commands.options import parse
-from agents.commands.run_folder import RunFolder
+from framework.commands.errors import CommandError, UsageError
+from framework.commands.options import parse
 from framework.loggers.jsonl import read_jsonl
+from framework.programs.run_folder import RunFolder
 
 _GRID = 200  # places on the x axis where the curves of several seeds are averaged
 # Settings that do not make it another experiment.
@@ -50,7 +50,7 @@ class Curve:
 def main(arguments: Sequence[str]) -> int:
     options = parse(PlotOptions, arguments, prog="repertory plot")
     if not options.runs:
-        raise CommandError("plot: which runs? repertory plot RUN [RUN ...]")
+        raise UsageError("plot: which runs? repertory plot RUN [RUN ...]")
     groups: dict[str, list[tuple[RunFolder, Curve]]] = {}
     for path in options.runs:
         folder = RunFolder.open(path)
@@ -80,7 +80,7 @@ def draw_run(folder: RunFolder) -> Path | None:
         curves,
         "episode_return",
         folder.path / "curve.png",
-        title=f"{folder.agent} in {folder.options.environment}",
+        title=f"{folder.agent} in {folder.environment_name}",
     )
 
 
@@ -149,20 +149,20 @@ def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str =
     try:
         figure.savefig(output, dpi=120)
     except ValueError as error:
-        raise CommandError(f"--output {output}: {error}") from error
+        raise UsageError(f"--output {output}: {error}") from error
     return output
 
 
 def _experiment(folder: RunFolder) -> str:
     """Equal for runs that differ only in what does not matter for learning."""
-    settings = {"agent": folder.agent, **asdict(folder.options), **asdict(folder.config)}
-    settings["config"] = {name: value for name, value in folder.agent_config.items() if name != "seed"}
+    settings = {**asdict(folder), **asdict(folder.config)}
+    del settings["config"]
     return json.dumps({name: value for name, value in settings.items() if name not in _NOT_COMPARED})
 
 
 def _name(members: list[tuple[RunFolder, Curve]], groups: dict[str, Any]) -> str:
     folder = members[0][0]
-    name = f"{folder.agent}, {folder.options.environment.partition(':')[2]}"
+    name = f"{folder.agent}, {folder.environment_name}"
     return name if len(groups) == 1 else f"{name}, {folder.path.name}"
 
 

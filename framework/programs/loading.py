@@ -1,14 +1,18 @@
-"""From a run's folder to a policy that acts: for ``eval``, ``video`` and ``agents.load_policy``."""
+"""From a run's folder to a policy that acts."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from agents.commands.building import environment_spec
-from agents.commands.errors import CommandError
-from agents.commands.run_folder import RunFolder, describe_spec
+import numpy as np
+import torch
+import tree
+
+from framework.actors import PolicyActor
 from framework.checkpoints import CheckpointError, CheckpointReader
+from framework.programs.make import environment_spec, make_environment
+from framework.programs.run_folder import RunError, RunFolder
 
 
 class LoadedPolicy:
@@ -16,7 +20,7 @@ class LoadedPolicy:
 
     ::
 
-        policy = agents.load_policy("runs/cartpole")
+        policy = load_policy("runs/cartpole")
         environment = policy.make_environment(num_envs=1, seed=0)
         timestep = environment.reset()
         action = policy(timestep.observation)               # [B, ...] to [B, ...]
@@ -31,19 +35,20 @@ class LoadedPolicy:
 
     def __init__(self, folder: RunFolder, reader: CheckpointReader, best: bool = False):
         self.agent = folder.make_agent()
-        self.spec = environment_spec(folder.options.environment, folder.config.seed, self.agent)
-        if describe_spec(self.spec) != folder.environment_spec:
-            raise CommandError(
-                f"{folder.path}: {folder.options.environment!r} is not the environment that the run was "
-                f"trained in; it had {folder.environment_spec}. Install the versions that config.json names."
-            )
+        self._factory, self._config = folder.environment_factory(), folder.config
+        try:
+            self.spec = environment_spec(self.agent, self._factory, folder.config)
+        except (ValueError, TypeError, ImportError) as error:
+            raise RunError(f"{folder.path}: {error}") from error
+        RunFolder.describe(self.agent, self._factory, folder.config, self.spec).check_same()
         self.networks = self.agent.make_networks(self.spec)
         self.step, self.checkpoint = reader.step, reader.path
-        self._environment, self._stepping = folder.options.environment, folder.config.stepping
         if best:
             self._load_best(reader)
         else:
             self._load(reader)
+        if isinstance(self.networks, torch.nn.Module):
+            self.networks.eval()
         self._policy = self.agent.make_policy(self.networks, evaluation=True)
         self._state: Any = None
         self._envs = 0
@@ -65,22 +70,11 @@ class LoadedPolicy:
 
     def make_actor(self, num_envs: int, seed: int = 0) -> Any:
         """A ``PolicyActor`` that stores nothing."""
-        from framework.actors import PolicyActor
-
         return PolicyActor(self._policy, num_envs=num_envs, seed=seed)
 
     def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
         """The run's environment."""
-        from framework import environments
-
-        return environments.make(
-            self._environment,
-            num_envs=num_envs,
-            seed=seed,
-            stepping="inline" if render_mode else self._stepping,
-            render_mode=render_mode,
-            wrappers=self.agent.environment_wrappers(),
-        )
+        return make_environment(self.agent, self._factory, self._config, num_envs, seed, render_mode)
 
     def _load(self, reader: CheckpointReader) -> None:
         if "learner" in reader.names:
@@ -91,7 +85,7 @@ class LoadedPolicy:
 
     def _load_best(self, reader: CheckpointReader) -> None:
         if "best" not in reader.names:
-            raise CommandError(
+            raise RunError(
                 f"{reader.path} holds no best parameters: nothing was evaluated before it was saved. "
                 "Leave --checkpoint out to take the newest."
             )
@@ -102,9 +96,6 @@ class LoadedPolicy:
 
 def _envs(observation: Any, observation_spec: Any) -> int:
     """B of a nest of ``[B, ...]`` that fits the spec."""
-    import numpy as np
-    import tree
-
     shapes = [tuple(np.shape(leaf)) for leaf in tree.flatten(observation)]
     expected = [tuple(spec.shape) for spec in tree.flatten(observation_spec)]
     envs = {shape[:1] for shape in shapes}
@@ -113,15 +104,32 @@ def _envs(observation: Any, observation_spec: Any) -> int:
         wanted = tree.map_structure(
             lambda spec: f"[{', '.join(map(str, ('B', *spec.shape)))}]", observation_spec
         )
+        single = (
+            ""
+            if shapes != expected
+            else (
+                " A single observation needs a batch dimension: observation[None], for each array of a nest."
+            )
+        )
         raise ValueError(
-            f"The observation has shape {came}; expected {wanted} for B envs, the same B everywhere. "
-            "A single observation needs a batch dimension: observation[None], for each array of a nest."
+            f"observation: got shape {came}, expected {wanted} for B envs, the same B everywhere.{single}"
         )
     return shapes[0][0]
 
 
-def load_policy(run: str | os.PathLike, checkpoint: str | int | os.PathLike | None = None) -> LoadedPolicy:
-    """See ``agents.load_policy``. CommandError if the run or its checkpoint cannot be read."""
+def load_policy(
+    run: str | os.PathLike[str], checkpoint: str | int | os.PathLike[str] | None = None
+) -> LoadedPolicy:
+    """What the run in the folder ``run`` has learned, ready to act: ``action = policy(observation)``.
+
+    Args:
+      run: the folder of the run.
+      checkpoint: which one: None for the newest, "best" for the parameters of the best evaluation,
+        "previous", a step, or a folder.
+
+    Raises:
+      RunError: the run or its checkpoint cannot be read.
+    """
     folder = RunFolder.open(run)
     try:
         best = checkpoint == "best"
@@ -129,4 +137,4 @@ def load_policy(run: str | os.PathLike, checkpoint: str | int | os.PathLike | No
         return LoadedPolicy(folder, reader, best)
     except CheckpointError as error:
         advice = " Choose another with --checkpoint." if folder.checkpointer.checkpoints() else ""
-        raise CommandError(f"{error}{advice}") from error
+        raise RunError(f"{error}{advice}") from error

@@ -1,0 +1,102 @@
+"""Batches of several tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from framework.replay.batches import join
+from framework.replay.contracts import Client, Source
+from framework.replay.types import PaddedSample, ReplaySample
+
+# The number of the table in the keys of mixed batches: bits 56 to 60 belong to shards.
+_TABLE_SHIFT = 61
+MAX_TABLES = 8
+
+
+class Mixture:
+    """Draws batches from several tables; see `framework.replay.contracts.Source`.
+
+    The shares of a batch are the weights', rounded so that they hold exactly in the long run. The items of
+    the first table come first.
+
+    Args:
+      client: of the tables.
+      weights: `{table: weight > 0}`, of at most 8 tables.
+    """
+
+    def __init__(self, client: Client, weights: Mapping[str, float]) -> None:
+        if not 1 <= len(weights) <= MAX_TABLES or not all(0 < v < float("inf") for v in weights.values()):
+            raise ValueError(
+                f"table: got {dict(weights)}, expected a name or 1 to {MAX_TABLES} names with weights > 0"
+            )
+        self._client = client
+        self._source: Source = client.source()
+        self._tables = list(weights)
+        self._shares = np.array(list(weights.values())) / sum(weights.values())
+        self._owed = np.zeros(len(weights))
+
+    def draw(
+        self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
+    ) -> tuple[ReplaySample | PaddedSample, list[Any]]:
+        counts, owed = self._counts(n)
+        drawn: list[Any] = []
+        samples = []
+        begin = 0
+        try:
+            for number in np.flatnonzero(counts).tolist():
+                end = begin + int(counts[number])
+                part = None if out is None else [array[begin:end] for array in out]
+                sample, each = self._source.draw(self._tables[number], end - begin, timeout, part, pad)
+                drawn.append(each)
+                key = sample.info.key | (np.uint64(number) << np.uint64(_TABLE_SHIFT))
+                samples.append(sample._replace(info=sample.info._replace(key=key)))
+                begin = end
+            batch = join(samples, out)
+        except BaseException:
+            self.give_back(drawn)
+            raise
+        self._owed = owed
+        return batch, drawn
+
+    def _counts(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """How many items of each table make the next batch, the largest debts first; what is owed then."""
+        owed = self._owed + self._shares * n
+        counts = np.maximum(np.floor(owed), 0).astype(np.int64)
+        missing = n - int(counts.sum())
+        counts[np.argsort(counts - owed, kind="stable")[:missing]] += 1
+        return counts, owed - counts
+
+    def release(self, drawn: list[Any]) -> None:
+        for each in drawn:
+            self._source.release(each)
+
+    def give_back(self, drawn: list[Any]) -> None:
+        for each in drawn:
+            self._source.give_back(each)
+
+    def can_sample(self, table: str, n: int) -> bool:
+        counts, _ = self._counts(n)
+        return all(
+            self._source.can_sample(name, count)
+            for name, count in zip(self._tables, counts.tolist(), strict=True)
+            if count
+        )
+
+    def update_priorities(self, keys: Any, priorities: Any) -> None:
+        """New priorities for items of mixed batches; keys and priorities `[N]`."""
+        keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
+        numbers = keys >> np.uint64(_TABLE_SHIFT)
+        plain = keys & np.uint64((1 << _TABLE_SHIFT) - 1)
+        for number, table in enumerate(self._tables):
+            mine = numbers == number
+            if mine.any():
+                self._client.update_priorities(table, plain[mine], priorities[mine])
+
+    def interrupt(self) -> None:
+        self._source.interrupt()
+
+    def close(self) -> None:
+        self._source.close()

@@ -1,0 +1,135 @@
+"""Agents by name: entry points of the group ``repertory.agents``, and ``module:Class``.
+
+::
+
+    agent = make_agent("dqn", learning_rate=3e-4)         # from a name and fields of its config
+    agent = make_agent("my_agents.soft_q:SoftQ")          # a class that no package declares
+
+An agent that is found by name is a class that takes one argument, ``config``: a frozen dataclass with a
+default for every field, or nothing for the defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import pathlib
+import sys
+from importlib import metadata
+from typing import Any
+
+from framework import core
+
+GROUP = "repertory.agents"
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentEntry:
+    """Where an agent is found; nothing is imported before `load`.
+
+    Attributes:
+      name: on the command line and in the files of a run.
+      target: ``module:Class``.
+    """
+
+    name: str
+    target: str
+
+    def load(self) -> type[core.Agent]:
+        """The agent's class. ValueError if it cannot be imported."""
+        module, _, name = self.target.partition(":")
+        try:
+            found: type[core.Agent] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"agent: got {self.name!r}, which cannot be imported: {error}.") from error
+        return found
+
+    def summary(self) -> str:
+        """The first line of the class's docstring."""
+        return (inspect.getdoc(self.load()) or "").partition("\n")[0].rstrip(".")
+
+    def make_config(self, **fields: Any) -> Any:
+        """The agent's config with these fields. ValueError names a field that it does not have."""
+        config_class = type(_config_of(self.load()()))
+        known = [field.name for field in dataclasses.fields(config_class)]
+        for field in fields:
+            if field not in known:
+                raise ValueError(
+                    f"{config_class.__name__} has no field {field!r}; it has {', '.join(known)}."
+                    f"{_hint(field, known)}"
+                )
+        return config_class(**fields)
+
+
+def agent_names() -> list[str]:
+    """The names of all agents that installed packages declare."""
+    return sorted(_entry_points())
+
+
+def find_agent(name: str) -> AgentEntry:
+    """The agent called ``name`` (``-`` and ``_`` are the same), or ``module:Class``; ValueError if none."""
+    if ":" in name:
+        return AgentEntry(name, name)
+    known = _entry_points()
+    plain = name.replace("-", "_")
+    if plain in known:
+        return AgentEntry(plain, known[plain])
+    if not known:
+        raise ValueError(
+            f"agent: got {name!r}, and no installed package declares agents. Install this one anew: "
+            "pip install -e . (or give module:Class)."
+        )
+    raise ValueError(
+        f"Unknown agent {name!r}; the agents are {', '.join(sorted(known))}, or module:Class."
+        f"{_hint(name, list(known))}"
+    )
+
+
+def make_agent(name: str, /, **fields: Any) -> core.Agent:
+    """The agent called ``name``, or ``module:Class``, with these fields of its config."""
+    entry = find_agent(name)
+    agent: Any = entry.load()
+    return agent(entry.make_config(**fields)) if fields else agent()
+
+
+def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any] | None]:
+    """The name by which `find_agent` finds the agent's class, and the fields of its config or None."""
+    cls = type(agent)
+    target = f"{_module_of(cls)}:{cls.__qualname__}"
+    names = [name for name, other in _entry_points().items() if other == target]
+    config: Any = getattr(agent, "config", None)
+    return (names or [target])[0], dataclasses.asdict(config) if _is_config(config) else None
+
+
+def _config_of(agent: core.Agent) -> Any:
+    config = getattr(agent, "config", None)
+    if not _is_config(config):
+        raise ValueError(
+            f"{type(agent).__name__} has no settings: got {config!r} as its attribute config, expected a "
+            "dataclass."
+        )
+    return config
+
+
+def _is_config(config: Any) -> bool:
+    return dataclasses.is_dataclass(config) and not isinstance(config, type)
+
+
+def _module_of(cls: type) -> str:
+    """The module's name for other processes; that of the file for a class of the script that runs."""
+    if cls.__module__ != "__main__":
+        return cls.__module__
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec is not None else pathlib.Path(getattr(main, "__file__", "__main__")).stem
+
+
+def _entry_points() -> dict[str, str]:
+    return {entry.name: entry.value for entry in metadata.entry_points(group=GROUP)}
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f" Did you mean {close[0]!r}?" if close else ""

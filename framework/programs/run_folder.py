@@ -1,0 +1,290 @@
+"""The folder of a run: what is in it, who may write to it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import framework
+from framework import core, specs
+from framework.checkpoints import Checkpointer, package_versions
+from framework.loggers.files import explained
+from framework.programs.registry import describe_agent, find_agent
+from framework.programs.run_config import RunConfig
+
+FORMAT = 2
+_FACTORY = "factory:"  # before module:function, where the environment is not a name
+
+
+class RunError(Exception):
+    """What is wrong with a run's folder, and what to do about it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The files of one run. Programs with a directory write ``config.json`` when they start.
+
+    ::
+
+        folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
+        folder.record()
+        with folder.locked():                    # one process at a time
+            ...
+        agent = RunFolder.open(path).make_agent()
+
+    Attributes:
+      agent: the agent's name, or ``module:Class``.
+      agent_config: its config's fields; None if it has no config.
+      environment: its name, or ``factory:module:function``; None if the factory cannot be found again.
+      config: the settings of the program.
+      environment_spec: the specs of the environment as text, to notice another one.
+      engine: what runs the program.
+      restarts: how often each node may fail and be restarted.
+    """
+
+    agent: str
+    agent_config: Mapping[str, Any] | None
+    environment: str | None
+    config: RunConfig
+    environment_spec: str
+    engine: str = "processes"
+    restarts: int = 0
+
+    @property
+    def path(self) -> Path:
+        """The folder, as given by whoever uses it."""
+        assert self.config.directory is not None
+        return Path(self.config.directory)
+
+    @property
+    def environment_name(self) -> str:
+        """For people."""
+        return self.environment or "an environment of its own"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        return Checkpointer(self.path / "checkpoints", keep=self.config.keep_checkpoints)
+
+    @classmethod
+    def describe(
+        cls,
+        agent: core.Agent,
+        environment: str | Callable[..., Any],
+        config: RunConfig,
+        spec: specs.EnvironmentSpec,
+    ) -> RunFolder:
+        """The run of ``agent`` in ``environment``; nothing is written yet."""
+        name, fields = describe_agent(agent)
+        return cls(name, fields, _name_of(environment), config, describe_spec(spec))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Reads a run's ``config.json``; RunError if there is none or it cannot be understood."""
+        file = Path(path) / "config.json"
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise RunError(
+                f"{path} is not a run: it has no config.json. Give the directory of a program that has run."
+            ) from error
+        except (OSError, ValueError) as error:
+            raise RunError(f"{file} cannot be read: {error}.") from error
+        try:
+            if content["format"] != FORMAT:
+                raise RunError(
+                    f"{file} has format {content['format']}; this version reads format {FORMAT}. "
+                    "Use the version that wrote it (see versions in the file)."
+                )
+            values = {field.name: content[field.name] for field in dataclasses.fields(cls)}
+        except KeyError as error:
+            raise RunError(f"{file} has no entry {error}; it was altered.") from error
+        config = from_plain(RunConfig, {**values["config"], "directory": os.fspath(path)}, str(file))
+        return cls(**{**values, "config": config})
+
+    def record(self) -> None:
+        """Writes ``config.json``, unless it says the same already; engine and restarts stay as they were."""
+        known = RunFolder.open(self.path) if (self.path / "config.json").exists() else self
+        new = dataclasses.replace(self, engine=known.engine, restarts=known.restarts)
+        if known is self or json.dumps(dataclasses.asdict(new)) != json.dumps(dataclasses.asdict(known)):
+            new.save()
+
+    def save(self) -> None:
+        """Makes the folder and writes ``config.json``; RunError if that cannot be written."""
+        content = {
+            "format": FORMAT,
+            **dataclasses.asdict(self),
+            "command": " ".join(sys.argv),
+            "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "versions": package_versions(),
+            "git_commit": git_commits(),
+        }
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.write_json("config.json", content)
+        except OSError as error:
+            raise RunError(str(explained(error, self.path / "config.json").strerror)) from error
+
+    def check_same(self) -> None:
+        """RunError if the folder holds a run of another agent or in another environment."""
+        if not (self.path / "config.json").exists():
+            return
+        known = RunFolder.open(self.path)
+        if known.agent != self.agent:
+            raise RunError(
+                f"{self.path} is a run of {known.agent!r}, not of {self.agent!r}. Use another folder."
+            )
+        if known.environment_spec != self.environment_spec:
+            raise RunError(
+                f"{self.path}: the environment {self.environment!r} is not the one that the run was trained "
+                f"in. It was:\n  {known.environment_spec}\nand now is:\n  {self.environment_spec}\n"
+                "Install the version of it that config.json names, or start a new run."
+            )
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Writes one file of the folder, replacing an old one in one step."""
+        beside = self.path / f".{name}.new"
+        try:
+            beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            os.replace(beside, self.path / name)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def make_agent(self) -> core.Agent:
+        """The agent as it was configured; RunError if there is none of its name any more."""
+        try:
+            entry = find_agent(self.agent)
+            agent: Any = entry.load()
+            if self.agent_config is None:
+                return agent()
+            config_class = type(entry.make_config())
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{self.path}: {error}") from error
+        return agent(from_plain(config_class, self.agent_config, str(self.path / "config.json")))
+
+    def environment_factory(self) -> str | Callable[..., Any]:
+        """What `environments.make` takes; RunError if the run's factory cannot be found again."""
+        if self.environment is None:
+            raise RunError(
+                f"{self.path}: its environment was a function without a name that can be imported. Give "
+                "make_program the environment's name, or a function of a module."
+            )
+        if not self.environment.startswith(_FACTORY):
+            return self.environment
+        module, _, name = self.environment.removeprefix(_FACTORY).partition(":")
+        try:
+            factory: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            raise RunError(f"{self.path}: {self.environment!r} cannot be imported: {error}") from error
+        if not callable(factory):
+            raise RunError(f"{self.path}: {self.environment!r} is no longer a function.")
+        return factory
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder for this process; RunError if another process trains in it."""
+        with open(self.path / "run.lock", "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(
+                    f"{self.path} is being trained by process {self.running_pid()}. Stop it first: "
+                    f"repertory stop {self.path}"
+                ) from error
+            file.seek(0)
+            file.truncate()
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.seek(0)
+                file.truncate()
+
+    def running_pid(self) -> int | None:
+        """The process that trains here now, or None."""
+        try:
+            with open(self.path / "run.lock", encoding="utf-8") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    text = file.read().strip()
+                    return int(text) if text.isdigit() else None
+        except FileNotFoundError:
+            return None
+        return None
+
+    def wait_until_free(self, timeout: float | None) -> bool:
+        """Waits for the process that trains here to let go; False after ``timeout`` seconds (None: never)."""
+
+        def wait() -> None:
+            with open(self.path / "run.lock", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        thread.join(timeout)
+        return not thread.is_alive()
+
+
+def _name_of(environment: str | Callable[..., Any]) -> str | None:
+    if isinstance(environment, str):
+        return environment
+    module, name = getattr(environment, "__module__", None), getattr(environment, "__qualname__", None)
+    if module is None or name is None or module == "__main__" or "<" in name:
+        return None
+    return f"{_FACTORY}{module}:{name}"
+
+
+def describe_spec(spec: specs.EnvironmentSpec) -> str:
+    """The observation and action specs as text that is equal for equal environments."""
+    return f"observations: {spec.observations!r}; actions: {spec.actions!r}"
+
+
+def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:
+    """A dataclass from JSON; RunError names a field that it does not have, or whose value cannot be."""
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(content) - set(hints))
+    if unknown:
+        raise RunError(
+            f"{where}: {cls.__name__} has no field {', '.join(map(repr, unknown))}; it has "
+            f"{', '.join(hints)}. Correct the file, or use the version that wrote it."
+        )
+    values = {}
+    for name, value in content.items():
+        kinds = (hints[name], *typing.get_args(hints[name]))  # JSON has no tuples
+        is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
+        values[name] = tuple(value) if isinstance(value, list) and is_tuple else value
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise RunError(f"{where}: {error} Correct the file.") from error
+
+
+def git_commits() -> dict[str, str]:
+    """The commits of Repertory's and of the working folder's checkouts, ``-dirty`` if changed since."""
+    commits = {}
+    for name, folder in (("repertory", Path(framework.__path__[0])), ("working_folder", Path.cwd())):
+        git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        try:
+            answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue  # no git, or no checkout: an installed package has versions only
+        commits[name] = answer.stdout.strip()
+    return commits

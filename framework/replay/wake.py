@@ -1,0 +1,40 @@
+"""`Wake` ends the poll of another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class Wake:
+    """A pipe that is readable from `set` until `clear`. May be set from any thread, at any time."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self.is_set = False
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+        return self._read
+
+    def set(self) -> None:
+        """Ends the poll of now or, if none is under way, the next one."""
+        if not self.is_set:
+            self.is_set = True
+            with contextlib.suppress(BlockingIOError):  # a full pipe is readable anyway
+                os.write(self._write, b"!")
+
+    def clear(self) -> None:
+        """Makes the next poll wait again. The caller looks afterwards at what was to be seen."""
+        # In this order: a `set` in between writes nothing, and its caller's change is seen by this caller.
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+        self.is_set = False
+
+    def __del__(self) -> None:
+        # Not earlier: another thread could write to a descriptor that belongs to somebody else by then.
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self._read)
+            os.close(self._write)

@@ -1,0 +1,75 @@
+"""The folder of a program made in Python is a run for every command."""
+
+import dataclasses
+import json
+
+import pytest
+
+import launch
+from agents.dqn import DQN, DQNConfig
+from framework.environments.testing import FakeEnvironment
+from framework.programs import RunConfig, make_program
+from framework.programs.run_folder import RunError, RunFolder
+
+SMALL = DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(16,))
+
+
+class Own(DQN):
+    """An agent that no package declares."""
+
+
+def config_of(path, **changes):
+    settings = {"max_env_steps": 300, "evaluate_period": 150, "num_evaluation_episodes": 2, "csv": True}
+    return RunConfig(**{**settings, "directory": str(path), **changes})
+
+
+def run(path, agent=None, environment="gymnasium:CartPole-v1", **changes):
+    program = make_program(agent or DQN(SMALL), environment, config_of(path, **changes))
+    assert not (path / "config.json").exists()  # written when it runs
+    launch.launch(program, engine="serial")
+
+
+def test_every_command_takes_it(repertory, tmp_path):
+    path = tmp_path / "run"
+    run(path)
+    assert (path / "metrics.csv").exists()
+    for command in (("status",), ("eval", "--episodes", "2"), ("plot", "--output", tmp_path / "curves.png")):
+        code, out, err = repertory(command[0], path, *command[1:])
+        assert code == 0, err
+    assert "dqn in gymnasium:CartPole-v1, not running" in repertory("status", path)[1]
+    assert repertory("stop", path)[0] == 1
+    code, out, err = repertory("train", "--resume", path, "--engine", "serial", "--max-env-steps", "400")
+    assert code == 0 and "400 env steps is spent" in out, err
+    content = json.loads((path / "config.json").read_text())
+    assert content["engine"] == "serial" and content["config"]["max_env_steps"] == 400
+
+
+@pytest.mark.parametrize(
+    "agent, environment", [(Own(SMALL), "gymnasium:CartPole-v1"), (DQN(SMALL), FakeEnvironment)]
+)
+def test_what_it_was_made_of_is_found_again(tmp_path, agent, environment):
+    run(tmp_path / "run", agent, environment)
+    folder = RunFolder.open(tmp_path / "run")
+    assert type(folder.make_agent()) is type(agent) and folder.make_agent().config == SMALL
+    assert folder.environment_factory() == environment
+
+
+def test_an_environment_without_a_name_is_one_clear_error(repertory, tmp_path):
+    run(tmp_path / "run", environment=lambda: FakeEnvironment())
+    code, _, err = repertory("eval", tmp_path / "run")
+    assert code == 1 and "a function of a module" in err
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path):
+    path = tmp_path / "run"
+    run(path)
+    with pytest.raises(RunError, match=r"is a run of 'dqn', not of '.*:Own'"):
+        make_program(Own(SMALL), "gymnasium:CartPole-v1", config_of(path))
+    with pytest.raises(RunError, match="is not the one that the run was trained"):
+        make_program(DQN(SMALL), "gymnasium:Acrobot-v1", config_of(path))
+    before = (path / "config.json").read_bytes()
+    launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", config_of(path)), engine="serial")
+    assert (path / "config.json").read_bytes() == before
+    changed = dataclasses.replace(config_of(path), max_env_steps=350)
+    launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", changed), engine="serial")
+    assert RunFolder.open(path).config.max_env_steps == 350
