@@ -157,10 +157,12 @@ def test_an_unroll_that_had_no_room_gets_in_though_no_step_follows(served):
         client = ServedClient(server.address) if served else server.localhost_client()
         reader = ServedClient(server.address)
         adder = adders.UnrollAdder(client, 2)
-        # One is in the table; the second waits, in the server or in the writer.
-        play(adder, [[FIRST]] + [[MID]] * 4)
-        seen = [reader.sample_batch(TABLE, 1, timeout=10).data.observation[0, 0] for _ in range(2)]
-        assert seen == [0, 2]
+        # One fits into the table; the last waits, in the server or in the writer.
+        actor = threading.Thread(target=play, args=(adder, [[FIRST]] + [[MID]] * 6), daemon=True)
+        actor.start()
+        seen = [reader.sample_batch(TABLE, 1, timeout=10).data.observation[0, 0] for _ in range(3)]
+        assert seen == [0, 2, 4]
+        actor.join(10)
         assert adder.close(timeout=10) == 0
         reader.close()
         client.close()
