@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay import contracts
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.writer import ReverbWriter
 from framework.replay.errors import (
@@ -24,7 +25,7 @@ START_SECONDS = 120.0  # that a server of another process may take to come up, T
 _LOOK = 0.005  # seconds between two looks at a table that gives nothing: dm-reverb tells nobody
 
 
-class Client:
+class Client(contracts.Client):
     """Talks to a dm-reverb server; has the methods of our other clients.
 
     Args:
@@ -341,7 +342,7 @@ class Client:
             raise ServerClosed("the server was stopped, or the client closed")
 
 
-class _Source:
+class _Source(contracts.Source):
     """What a `Dataset` draws from. dm-reverb counts a sample when it is drawn and takes none back: what was
     not handed out is kept by the client for its next reader."""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from framework import nest as nests
+from framework.replay import contracts
 from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.late import LateFlush
@@ -40,7 +41,7 @@ _SETTLE = 5.0  # seconds that a server which is not held up by a rate limiter ma
 _STRUCTURES = "structure"  # the stream of the descriptions of structures
 
 
-class ReverbWriter:
+class ReverbWriter(contracts.Writer):
     """See `contracts.Writer`.
 
     It differs in two ways. ``create_items`` returns no keys: dm-reverb does not tell them. Items are on
