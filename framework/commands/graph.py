@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from framework.commands.train import find
 from framework.programs.registry import agent_names
 from framework.programs.run_config import RunConfig
 
-_BOX = (150, 46)  # width and height of a box
+_BOX = (150, 46)  # least width, and height, of a box
 _GAP = (36, 64)  # between boxes, and between rows of boxes
 
 
@@ -94,16 +95,14 @@ def as_text(name: str, groups: Sequence[Group]) -> str:
 def as_svg(name: str, groups: Sequence[Group]) -> str:
     """A picture: who calls stands above whom it calls, an arrow for each call."""
     rows = _rows(groups)
-    width = max(len(row) for row in rows) * (_BOX[0] + _GAP[0]) + _GAP[0]
-    height = len(rows) * (_BOX[1] + _GAP[1]) + _GAP[1]
-    places = {}
+    box = max([_BOX[0], *(_text_width(group) for group in groups)]), _BOX[1]
+    width = max(len(row) for row in rows) * (box[0] + _GAP[0]) + _GAP[0]
+    height = len(rows) * (box[1] + _GAP[1]) + _GAP[1]
+    places: dict[str, tuple[float, float]] = {}
     for number, row in enumerate(rows):
-        left = (width - len(row) * (_BOX[0] + _GAP[0]) + _GAP[0]) / 2
+        left = (width - len(row) * (box[0] + _GAP[0]) + _GAP[0]) / 2
         for column, group in enumerate(row):
-            places[group.label] = (
-                left + column * (_BOX[0] + _GAP[0]),
-                _GAP[1] + number * (_BOX[1] + _GAP[1]),
-            )
+            places[group.label] = (left + column * (box[0] + _GAP[0]), _GAP[1] + number * (box[1] + _GAP[1]))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
         f'height="{height:g}" font-family="sans-serif" font-size="14" text-anchor="middle">',
@@ -113,10 +112,34 @@ def as_svg(name: str, groups: Sequence[Group]) -> str:
         f'<text x="{width / 2:g}" y="28" font-size="16" font-weight="bold">{html.escape(name)}</text>',
     ]
     for group in groups:
-        parts += [_arrow(places[group.label], places[used]) for used in group.uses if used != group.label]
+        for used in group.uses:
+            if used != group.label:
+                parts.append(_arrow(_way(places, box, group.label, used)))
     for group in groups:
-        parts += _box(group, *places[group.label])
+        parts += _box(group, box, *places[group.label])
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _text_width(group: Group) -> float:
+    """Of the longer of its two lines, at the widths of sans-serif letters, with a margin."""
+    return max(8.5 * len(_title(group)), 6.0 * len(group.kind)) + 16
+
+
+def _way(
+    places: dict[str, tuple[float, float]], box: tuple[float, float], start: str, end: str
+) -> list[tuple[float, float]]:
+    """The points that an arrow goes through: past the boxes of the rows between, in the nearest gap."""
+    (x1, y1), (x2, y2) = places[start], places[end]
+    x1, y1, x2 = x1 + box[0] / 2, y1 + box[1], x2 + box[0] / 2
+    points = [(x1, y1)]
+    for y in sorted({y for _, y in places.values() if y1 <= y < y2}):
+        row = sorted(x for x, other in places.values() if other == y)
+        straight = x1 + (x2 - x1) * (y + box[1] / 2 - y1) / (y2 - y1)
+        if any(x - 8 < straight < x + box[0] + 8 for x in row):
+            gaps = [row[0] - _GAP[0] / 2, *(x + box[0] + _GAP[0] / 2 for x in row)]
+            straight = min(gaps, key=lambda gap: abs(gap - straight))
+        points += [(straight, y), (straight, y + box[1])]
+    return [*points, (x2, y2)]
 
 
 def _rows(groups: Sequence[Group]) -> list[list[Group]]:
@@ -142,10 +165,10 @@ def _title(group: Group) -> str:
     return group.label if group.count == 1 else f"{group.label} x{group.count}"
 
 
-def _box(group: Group, x: float, y: float) -> list[str]:
-    width, height = _BOX
+def _box(group: Group, size: tuple[float, float], x: float, y: float) -> list[str]:
+    width, height = size
     middle = x + width / 2
-    shape = f'width="{width}" height="{height}" rx="6" stroke="#567"'
+    shape = f'width="{width:g}" height="{height:g}" rx="6" stroke="#567"'
     behind = [f'<rect x="{x + 5:g}" y="{y - 5:g}" {shape} fill="#e3ecf4"/>']
     return [
         *(behind if group.count > 1 else []),
@@ -155,12 +178,9 @@ def _box(group: Group, x: float, y: float) -> list[str]:
     ]
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
-    width, height = _BOX
-    x1, y1 = start[0] + width / 2, start[1] + height
-    x2, y2 = end[0] + width / 2, end[1]
-    bend = (y2 - y1) / 2
-    return (
-        f'<path d="M{x1:g} {y1:g} C{x1:g} {y1 + bend:g} {x2:g} {y2 - bend:g} {x2:g} {y2:g}" fill="none" '
-        'stroke="#567" marker-end="url(#tip)"/>'
-    )
+def _arrow(points: list[tuple[float, float]]) -> str:
+    path = f"M{points[0][0]:g} {points[0][1]:g}"
+    for (x1, y1), (x2, y2) in itertools.pairwise(points):
+        bend = (y2 - y1) / 2
+        path += f" C{x1:g} {y1 + bend:g} {x2:g} {y2 - bend:g} {x2:g} {y2:g}"
+    return f'<path d="{path}" fill="none" stroke="#567" marker-end="url(#tip)"/>'

@@ -86,21 +86,20 @@ def draw_run(folder: RunFolder) -> Path | None:
 
 def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
     """The metric of a label's rows against env steps; ``actor`` stands for all actors together."""
-    points: list[tuple[float, float]] = []
+    points: dict[float, float] = {}
+    made: dict[str, int] = {}  # by each actor, as of its newest row
     if folder.metrics.exists():
         for row in read_jsonl(folder.metrics):
             of = str(row.get("label", ""))
-            value = row.get(metric)
-            if (of.rpartition("-")[0] != label and of != label) or not isinstance(value, int | float):
+            if of.rpartition("-")[0] != label and of != label:
                 continue
-            steps = row.get("env_steps")
-            if steps is None and isinstance(row.get("steps"), int):
-                # An actor counts its own steps only; the others are about as far.
-                steps = row["steps"] * (folder.config.num_actors if label == "actor" else 1)  # type: ignore[operator]
-            if isinstance(steps, int | float):
-                points.append((steps, value))
-    points.sort(key=lambda point: point[0])
-    array = np.array(points, dtype=np.float64).reshape(-1, 2)
+            value, steps, own = row.get(metric), row.get("env_steps"), row.get("steps")
+            if steps is None and isinstance(own, int):  # an actor counts its own steps only
+                made[of] = own
+                steps = sum(made.values())
+            if isinstance(steps, int | float) and isinstance(value, int | float):
+                points[steps] = value  # a run that was resumed may have evaluated this step before
+    array = np.array(sorted(points.items()), dtype=np.float64).reshape(-1, 2)
     return Curve(array[:, 0], array[:, 1])
 
 

@@ -16,6 +16,8 @@ from framework.loggers.jsonl import read_jsonl
 from framework.programs.run_folder import RunFolder
 from launch.view import NodesView
 
+_ENDED = ("returned", "closed", "failed", "killed", "stopped", "done")  # states that an engine leaves
+
 
 @dataclass(frozen=True)
 class StatusOptions:
@@ -77,10 +79,16 @@ def text(folder: RunFolder) -> str:
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:
+    """What the engine wrote last; what it could not write any more, because it was killed, is put right."""
     try:
-        return json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
+        status: dict[str, Any] = json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):  # not every engine writes it; it may be half written
         return {}
+    if folder.running_pid() is None:
+        for each in (status, *status.get("nodes", [])):
+            if each.get("state") not in _ENDED:
+                each["state"] = "killed"
+    return status
 
 
 def _node(node: dict[str, Any]) -> str:

@@ -291,7 +291,8 @@ def _explain(error: Exception, path: Path) -> str:
     reason, _, traceback = str(error).partition("\n\n")
     if traceback:
         print(traceback, file=sys.stderr)  # first: what ends up at the bottom of the screen is the reason
-    return f"{reason}\nThe run ended in {path}; logs of its nodes are in {path / 'logs'}."
+    logs = f"; logs of its nodes are in {path / 'logs'}" if (path / "logs").is_dir() else ""
+    return f"{reason}\nThe run ended in {path}{logs}."
 
 
 @contextlib.contextmanager

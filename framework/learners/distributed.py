@@ -135,9 +135,9 @@ class _Loss(nn.Module):
     def forward(self, batch: Any, context: Any) -> Any:
         output = self._loss_fn(self.networks, batch, context)
         if output.weight is not None:
-            # Gradients are averaged over learners as if each had the same: who has more weighs more here.
+            # Gradients are averaged as if all learners had equally many elements; one with more weighs more.
             weight = output.weight.detach().float()
             share = weight * self._group.size / self._group.total(weight).clamp(min=1e-8)
             output = output._replace(loss=output.loss * share)
-        # A parameter that only a metric depends on gets no gradient; nobody must wait for it.
+        # A parameter that only a metric depends on gets no gradient, so that no learner waits for one.
         return output._replace(metrics={name: value.detach() for name, value in output.metrics.items()})

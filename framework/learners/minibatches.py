@@ -50,7 +50,7 @@ class MinibatchLearner(SGDLearner):
       loss_fn: as in ``SGDLearner``, of one minibatch of ``Prepared.data``.
       optimizer_fn: as in ``SGDLearner``.
       epochs: passes over a batch.
-      minibatch_size: rows of a minibatch; the batch is cut into so many parts that they come closest to it.
+      minibatch_size: rows of a minibatch; the number of parts of a batch is the one that comes closest to it.
         Several learners shuffle the rows of all alike and cut them as one would; each has those of a
         minibatch that are in its shard. That may be none: the loss must then be finite, its weight 0.
       finish_fn: called after the last epoch; what it returns joins the metrics. None for nothing.

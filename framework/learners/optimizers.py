@@ -59,7 +59,7 @@ class Adam(torch.optim.Adam):
             if not parameters:
                 continue
             if steps[0].is_cpu:
-                # A number of Python's would be made a tensor anew for each parameter.
+                # A Python number would be made a tensor for each parameter.
                 torch._foreach_add_(steps, _ONE, alpha=1.0)
             else:
                 torch._foreach_add_(steps, 1)

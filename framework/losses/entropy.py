@@ -25,7 +25,7 @@ def mask_logits(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tenso
         return logits
     if legal.dim() == 0 or logits.shape[-legal.dim() :] != legal.shape:
         raise ValueError(
-            f"legal has shape {tuple(legal.shape)}; expected {tuple(logits.shape)}, as the logits, or the "
+            f"legal: got shape {tuple(legal.shape)}, expected {tuple(logits.shape)}, as the logits, or the "
             "last axes of that."
         )
     fill = max(ILLEGAL_LOGIT, torch.finfo(logits.dtype).min / 2)

@@ -25,4 +25,4 @@ def check_alike(mask: torch.Tensor | None = None, **tensors: torch.Tensor) -> No
     if mask is not None:
         shapes["mask"] = tuple(mask.shape)
     if len(set(shapes.values())) > 1:
-        raise ValueError(f"Shapes are {shapes}; expected the same for all.")
+        raise ValueError(f"shapes: got {shapes}, expected the same for all.")

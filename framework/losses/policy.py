@@ -27,7 +27,7 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch
         return values.mean() if values.numel() else values.sum()
     if mask.shape != values.shape:
         raise ValueError(
-            f"mask has shape {tuple(mask.shape)}; expected {tuple(values.shape)}, as the values."
+            f"mask: got shape {tuple(mask.shape)}, expected {tuple(values.shape)}, as the values."
         )
     return where_counted(values * mask, mask).sum() / mask.sum().clamp(min=1e-8)
 

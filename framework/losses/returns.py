@@ -90,7 +90,7 @@ def n_step_returns(
     Fewer rewards where the episode or the sequence ends sooner. Arguments as in ``generalized_advantages``.
     """
     if n < 1:
-        raise ValueError(f"n is {n}; expected at least 1 step.")
+        raise ValueError(f"n: got {n}, expected at least 1 step.")
     with torch.no_grad():
         _check(rewards=rewards, discounts=discounts, values=values, mask=mask)
         usable = transition_mask(mask)
@@ -244,9 +244,9 @@ def _check(**tensors: torch.Tensor) -> None:
     """All must be ``[N, T]`` alike: a stray axis would broadcast into nonsense without a word."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 2:
-        raise ValueError(f"Shapes are {shapes}; expected [N, T], the same for all.")
+        raise ValueError(f"shapes: got {shapes}, expected [N, T], the same for all.")
     if next(iter(shapes.values()))[1] == 0:
-        raise ValueError(f"Shapes are {shapes}; expected [N, T] with T at least 1, rows to learn from.")
+        raise ValueError(f"shapes: got {shapes}, expected [N, T] with T at least 1, rows to learn from.")
 
 
 def _next(rows: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def sac_critic_loss(
     """
     if action_values.shape[1:] != rewards.shape:
         raise ValueError(
-            f"action_values has shape {tuple(action_values.shape)}; expected [critics, *rewards], and "
+            f"action_values: got shape {tuple(action_values.shape)}, expected [critics, *rewards], and "
             f"rewards has {tuple(rewards.shape)}."
         )
     check_alike(mask, rewards=rewards, discounts=discounts, next_soft_values=next_soft_values)

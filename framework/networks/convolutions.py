@@ -25,13 +25,13 @@ class _Images(nn.Module):
     def __init__(self, shape: Sequence[int]):
         super().__init__()
         if len(shape) != 3:
-            raise ValueError(f"shape is {tuple(shape)}; expected three axes, as (channels, height, width).")
+            raise ValueError(f"shape: got {tuple(shape)}, expected three axes, as (channels, height, width).")
         self._channels_last = int(np.argmin(shape)) == 2
         self.channels, self.height, self.width = (
             (shape[2], *shape[:2]) if self._channels_last else tuple(shape)
         )
         if min(self.height, self.width) < 3:
-            raise ValueError(f"shape is {tuple(shape)}; images need at least 3 x 3 pixels.")
+            raise ValueError(f"shape: got {tuple(shape)}, expected at least 3 x 3 pixels.")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         leading = images.shape[:-3]

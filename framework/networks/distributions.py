@@ -69,7 +69,7 @@ class MultiCategorical:
     def __init__(self, logits: torch.Tensor, sizes: Sequence[int], legal: torch.Tensor | None = None):
         if logits.shape[-1] != sum(sizes):
             raise ValueError(
-                f"logits have {logits.shape[-1]} entries; sizes {tuple(sizes)} need {sum(sizes)}."
+                f"logits: got {logits.shape[-1]} entries, expected {sum(sizes)} for sizes {tuple(sizes)}."
             )
         self.parts = [Categorical(p) for p in entropies.mask_logits(logits, legal).split(list(sizes), -1)]
 

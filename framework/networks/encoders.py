@@ -65,7 +65,9 @@ class ObservationEncoder(nn.Module):
             return observation.float()
         leaves = [observation] if self._single else tree.flatten(observation)
         if len(leaves) != len(self._specs):
-            raise ValueError(f"The observation has {len(leaves)} leaves; its spec has {len(self._specs)}.")
+            raise ValueError(
+                f"observation: got {len(leaves)} leaves, expected {len(self._specs)} as in its spec."
+            )
         flat, features = [], []
         for index, (leaf, spec) in enumerate(zip(leaves, self._specs, strict=True)):
             if len(spec.shape) == 3:

@@ -82,12 +82,12 @@ class SquashedGaussianHead(nn.Module):
         super().__init__()
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError(
-                f"The action's bounds are {low} and {high}; a squashed Gaussian needs finite ones."
+                f"action bounds: got {low} and {high}, expected finite ones for a squashed Gaussian."
             )
         if not (low < high).all():
             raise ValueError(
-                f"The action's bounds are {low} and {high}; between equal ones a squashed Gaussian has no "
-                "density. Leave such dimensions out."
+                f"action bounds: got {low} and {high}, expected no equal ones: a squashed Gaussian has no "
+                "density between them. Leave such dimensions out."
             )
         self.both = nn.Linear(input_size, 2 * len(low))
         self._log_std_range = log_std_range
@@ -122,6 +122,6 @@ def make_policy_head(input_size: int, action_spec: Any, squash: bool = False) ->
     if shape is not None and len(shape) == 1 and np.issubdtype(action_spec.dtype, np.floating) and not squash:
         return GaussianHead(input_size, shape[0])
     raise ValueError(
-        f"There is no policy head for the action spec {action_spec!r}; expected a DiscreteArray, "
+        f"action spec: got {action_spec!r}, expected a DiscreteArray, "
         "integers that start at 0, or floats with one axis (bounded ones to squash)."
     )

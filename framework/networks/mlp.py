@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def make_activation(name: str) -> nn.Module:
     """The activation module called ``name``: relu, tanh, elu or silu."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}; expected one of {sorted(ACTIVATIONS)}.")
+        raise ValueError(f"activation: got {name!r}, expected one of {sorted(ACTIVATIONS)}.")
     return ACTIVATIONS[name]()
 
 

@@ -34,7 +34,7 @@ class RecurrentCore(nn.Module):
         super().__init__()
         cells: dict[str, type[nn.LSTMCell] | type[nn.GRUCell]] = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
         if kind not in cells:
-            raise ValueError(f"kind is {kind!r}; expected one of {sorted(cells)}.")
+            raise ValueError(f"kind: got {kind!r}, expected one of {sorted(cells)}.")
         self.cell = cells[kind](input_size, hidden_size)
         if kind == "lstm":
             with torch.no_grad():
@@ -66,7 +66,7 @@ class RecurrentCore(nn.Module):
         """
         if start_of_episode is not None and start_of_episode.shape != inputs.shape[:2]:
             raise ValueError(
-                f"start_of_episode has shape {tuple(start_of_episode.shape)}; expected "
+                f"start_of_episode: got shape {tuple(start_of_episode.shape)}, expected "
                 f"{tuple(inputs.shape[:2])}, the first two axes of the inputs."
             )
         outputs = []

@@ -37,7 +37,8 @@ def make_program(
       environment_factory: a name for ``environments.make``, or a callable that returns an environment.
       config: how many nodes, how long, what is written; None is ``RunConfig()``.
       logger_factory: returns the logger of all rows; None writes what ``config`` says to its directory.
-      on_write: called with the monitor's snapshot after every row, in the monitor's process.
+      on_write: called with the monitor's snapshot after every row, in the monitor's process. An exception
+        from it ends the program; it is the ``__cause__`` of the `launch.NodeError`.
       name: of the program; the agent's class name if None.
 
     Raises:

@@ -22,8 +22,8 @@ class Monitor:
         self._replay, self._counter = replay, counter
         self._lock = threading.Lock()
         self._latest: dict[str, dict[str, Any]] = {}
-        self._started = time.time()
-        self._rate = (0, time.perf_counter())
+        self._started = time.monotonic()
+        self._rate = (0, self._started)  # env steps and clock of the last row of the learner
         self._result: dict[str, Any] | None = None
 
     def write(self, label: str, row: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ class Monitor:
         with self._lock:
             self._latest[label] = {**self._latest.get(label, {}), **row}
             if self._logger is not None:
-                self._logger.write({"label": label, **row, "time/wall_s": time.time() - self._started})
+                self._logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
         if self._on_write is not None:
             self._on_write(self.snapshot())
 
@@ -46,7 +46,7 @@ class Monitor:
         return {
             "labels": labels,
             "counts": counts,
-            "seconds": time.time() - self._started,
+            "seconds": time.monotonic() - self._started,
             "result": self._result,
         }
 
@@ -69,7 +69,7 @@ class Monitor:
         numbers: dict[str, Any] = {}
         if self._counter is not None:
             counts = self._counter.get_counts()
-            made, now = counts.get("env_steps", 0), time.perf_counter()
+            made, now = counts.get("env_steps", 0), time.monotonic()
             numbers["env_steps"] = made
             numbers["time/env_steps_per_s"] = (made - self._rate[0]) / max(now - self._rate[1], 1e-9)
             self._rate = (made, now)

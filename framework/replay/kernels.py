@@ -71,7 +71,9 @@ class Kernels:
         counts = times.take(slots)
         np.add.at(times, slots, np.int32(1))
         counts += 1
-        repeated = np.flatnonzero(times.take(slots) != counts)
+        repeated = (times.take(slots) != counts).nonzero()[0]
+        if not len(repeated):
+            return counts
         seen: dict[int, int] = {}
         for at, slot in zip(repeated.tolist(), slots[repeated].tolist(), strict=True):
             seen[slot] = earlier = seen.get(slot, -1) + 1
@@ -87,8 +89,12 @@ class Kernels:
         """Subtracts 1; the rows that come to 0, ascending. IndexError as for `acquire`."""
         _check_range(counts, rows)
         np.subtract.at(counts, rows, np.int32(1))
-        free = np.sort(rows[counts.take(rows) == 0])
-        return free if len(free) < 2 else free[np.append(True, free[1:] != free[:-1])]
+        over = counts.take(rows) == 0
+        if not np.count_nonzero(over):
+            return rows[:0]
+        free = rows[over]
+        free.sort()
+        return np.unique(free) if np.count_nonzero(free[1:] == free[:-1]) else free
 
 
 class CompiledKernels(Kernels):

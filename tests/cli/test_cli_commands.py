@@ -171,6 +171,16 @@ class TestStatusAndStop:
         for text in ("not running", "actor-0: closed (pid 77)", "episode_return = 30.000", "step-10"):
             assert text in out
 
+    def test_nodes_of_a_run_that_was_killed_are_not_called_running(self, repertory, make_run):
+        folder = make_run(steps=[10])
+        nodes = [{"label": "actor-0", "state": "running"}, {"label": "learner", "state": "returned"}]
+        (folder.path / "status.json").write_text(json.dumps({"state": "running", "nodes": nodes}))
+        code, out, _ = repertory("status", folder.path)
+        assert code == 0 and "actor-0: killed" in out and "learner: returned" in out
+        assert "killed" in repertory("status", folder.path, "--watch")[1]
+        with folder.locked():
+            assert "actor-0: running" in repertory("status", folder.path)[1]
+
     def test_stop_of_a_run_that_is_over(self, repertory, make_run):
         code, _, err = repertory("stop", make_run().path)
         assert code == 1 and "is not running" in err
@@ -270,14 +280,17 @@ class TestPlot:
         with folder.metrics.open("a") as file:
             for row in (
                 {"label": "actor-0", "steps": 50, "episode_return": 9.0},
-                {"label": "actor-1", "steps": 10, "episode_return": 7.0},
+                {"label": "actor-1", "steps": 10},
+                {"label": "actor-1", "steps": 30, "episode_return": 7.0},
+                {"label": "actor-0", "steps": 90, "episode_return": 8.0},
+                {"label": "evaluator", "env_steps": 300, "episode_return": 5.0},  # resumed there
                 {"label": "learner", "steps": 5, "env_steps": 250, "loss": 0.5},
             ):
                 file.write(json.dumps(row) + "\n")
         evaluated = plot.read_curve(folder, "evaluator", "episode_return")
-        assert evaluated.x.tolist() == [100, 200, 300] and evaluated.y.tolist() == [1, 2, 4]
+        assert evaluated.x.tolist() == [100, 200, 300] and evaluated.y.tolist() == [1, 2, 5]
         acting = plot.read_curve(folder, "actor", "episode_return")  # two actors
-        assert acting.x.tolist() == [20, 100] and acting.y.tolist() == [7, 9]
+        assert acting.x.tolist() == [50, 80, 120] and acting.y.tolist() == [9, 7, 8]
         assert plot.read_curve(folder, "learner", "loss").x.tolist() == [250]
 
     def test_average_over_seeds(self):
@@ -341,6 +354,33 @@ class TestGraph:
         assert texts["actor x2"] < texts["learner"] < texts["replay"]
         arrows = [path for path in root.iter(f"{space}path") if path.get("marker-end")]
         assert len(arrows) == 3
+
+    @pytest.mark.parametrize("name", agent_names())
+    def test_no_arrow_runs_behind_a_box_and_no_text_over_its_edge(self, repertory, tmp_path, name):
+        repertory("graph", name, "--svg", tmp_path / "g.svg")
+        root = ElementTree.parse(tmp_path / "g.svg").getroot()
+        space = "{http://www.w3.org/2000/svg}"
+        boxes = [
+            tuple(float(rect.get(key)) for key in ("x", "y", "width", "height"))
+            for rect in root.iter(f"{space}rect")
+            if rect.get("x")
+        ]
+        for path in root.iter(f"{space}path"):
+            if not path.get("marker-end"):
+                continue
+            numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", path.get("d"))]
+            corners = np.array(numbers).reshape(-1, 2)
+            t = np.linspace(0, 1, 50)[:, None]
+            for at in range(0, len(corners) - 1, 3):
+                p, q, r, s = corners[at : at + 4]
+                curve = (1 - t) ** 3 * p + 3 * (1 - t) ** 2 * t * q + 3 * (1 - t) * t**2 * r + t**3 * s
+                for x, y, width, height in boxes:
+                    inside = (
+                        abs(curve - (x + width / 2, y + height / 2)) < (width / 2 - 6, height / 2 - 6)
+                    ).all(1)
+                    assert not inside.any(), (name, p, s)
+        widest = max(len(text.text) for text in root.iter(f"{space}text") if text.get("font-size") == "10")
+        assert boxes[0][2] >= 5.5 * widest
 
     def test_a_circle_of_calls_can_be_drawn(self):
         groups = [Group("a", "A", 1, ("b",)), Group("b", "B", 1, ("a",)), Group("c", "C", 1, ("c",))]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +211,22 @@ def test_status_and_stop_of_a_running_run(repertory, tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
     code, out, _ = repertory("status", tmp_path / "run")
     assert "not running" in out
+
+
+def test_environments_and_agents_of_the_folder_at_hand(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "from agents.random_actions import RandomActions\n"
+        "gymnasium.register('Mine-v0', CartPoleEnv, max_episode_steps=20)\n"
+        "class Mine(RandomActions):\n    'Nothing new.'\n"
+    )
+    script = shutil.which("repertory", path=os.path.dirname(sys.executable))
+    command = [script, "train", "mine:Mine", "--environment", "gymnasium:mine:Mine-v0", "--engine", "serial"]
+    command += ["--max-env-steps", "100", "--directory", "run", "--num-evaluation-episodes", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "mine:Mine in gymnasium:mine:Mine-v0" in done.stdout
 
 
 def test_a_disk_that_fills_up(tmp_path):

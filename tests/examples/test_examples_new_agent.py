@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from agents import presets
 from framework import core, learners, networks, programs, replay, specs, torch_agents, types
+from framework.programs import presets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

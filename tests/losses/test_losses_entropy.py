@@ -91,7 +91,7 @@ def test_masks_fit_every_dtype(dtype):
 
 @pytest.mark.parametrize("shape", [(4, 1), (4,), (1, 5), (), (2, 4, 5)])
 def test_a_mask_of_another_shape_is_named(shape):
-    with pytest.raises(ValueError, match=rf"legal has shape {re.escape(str(shape))}; expected \(4, 5\)"):
+    with pytest.raises(ValueError, match=rf"legal: got shape {re.escape(str(shape))}, expected \(4, 5\)"):
         losses.mask_logits(torch.zeros(4, 5), torch.ones(shape))
 
 

@@ -29,7 +29,7 @@ def test_masked_mean_ignores_what_does_not_count_even_nan(random):
     assert mean.item() == 2.0
     assert values.grad.tolist() == [[0.5, 0.0], [0.5, 0.0]]
     assert losses.masked_mean(values, torch.zeros(2, 2)).item() == 0.0
-    with pytest.raises(ValueError, match=r"mask has shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"mask: got shape \(2,\)"):
         losses.masked_mean(values, torch.ones(2))
 
 

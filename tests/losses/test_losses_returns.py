@@ -108,7 +108,7 @@ def test_wrong_shapes_are_named():
     with pytest.raises(ValueError, match=r"rewards': \(2, 0\).*T at least 1"):
         losses.generalized_advantages(none, none, none, none, 0.9)
     assert losses.transition_mask(none).shape == (2, 0)
-    with pytest.raises(ValueError, match="n is 0"):
+    with pytest.raises(ValueError, match="n: got 0"):
         losses.n_step_returns(good, good, good, good, 0)
 
 

@@ -58,7 +58,7 @@ def test_an_encoder_uses_every_leaf():
 
 def test_an_observation_with_other_leaves_than_the_spec_is_an_error():
     encoder = networks.ObservationEncoder({"a": VECTOR, "b": VECTOR})
-    with pytest.raises(ValueError, match="1 leaves; its spec has 2"):
+    with pytest.raises(ValueError, match="got 1 leaves, expected 2"):
         encoder({"a": torch.zeros(1, 5)})
 
 
@@ -150,7 +150,7 @@ def test_no_gradient_runs_over_the_start_of_an_episode():
     outputs[0, 3].sum().backward()
     assert (inputs.grad[0, :2] == 0).all()
     assert (inputs.grad[0, 2:] != 0).any()
-    with pytest.raises(ValueError, match="start_of_episode has shape"):
+    with pytest.raises(ValueError, match="start_of_episode: got shape"):
         core.unroll(inputs, core.initial_state(1), torch.zeros(1, 3))
     with pytest.raises(ValueError, match="'rnn'"):
         networks.RecurrentCore(3, 4, "rnn")

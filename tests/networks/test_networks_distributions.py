@@ -61,7 +61,7 @@ def test_multi_categorical_is_independent_choices():
     expected = sum(td.kl_divergence(p, q) for p, q in zip(parts, uniform, strict=True))
     torch.testing.assert_close(ours.kl(other), expected)
     assert ours.sample(seeded()).shape == ours.mode().shape == (4, 2)
-    with pytest.raises(ValueError, match="need 6"):
+    with pytest.raises(ValueError, match="expected 6"):
         networks.MultiCategorical(logits, (3, 3))
 
 
@@ -152,7 +152,7 @@ def test_the_head_fits_the_spec(spec, squash, distribution, shape):
     ids=["two axes", "integers from 1", "squash without bounds", "nest"],
 )
 def test_a_spec_without_a_head_is_named(spec, squash):
-    with pytest.raises(ValueError, match="no policy head for the action spec"):
+    with pytest.raises(ValueError, match=r"action spec: got .* expected a DiscreteArray"):
         networks.make_policy_head(6, spec, squash)
 
 
@@ -162,5 +162,5 @@ def test_infinite_bounds_cannot_be_squashed():
 
 
 def test_equal_bounds_leave_nothing_to_squash():
-    with pytest.raises(ValueError, match="between equal ones"):
+    with pytest.raises(ValueError, match="expected no equal ones"):
         networks.SquashedGaussianHead(3, np.array([-1.0, 2.0]), np.array([1.0, 2.0]))

@@ -402,3 +402,11 @@ def test_the_message_of_a_timeout_is_only_that():
         client.sample_batch("t", 1, timeout=0)
     assert str(error.value).startswith("table 't': cannot sample 1 items (0 went through): size 0 <")
     assert error.value.args[1] == 0
+
+
+def test_questions_take_the_names_of_dm_reverb():
+    client = make(limiter=rl.Queue(3), sampler=selectors.Fifo(), times=1)
+    insert(client, [0, 1])
+    table = client.tables["t"]
+    assert table.can_sample(num_samples=2) and not table.can_sample(num_samples=3)
+    assert table.can_insert(num_inserts=1) and not table.can_insert(num_inserts=2)

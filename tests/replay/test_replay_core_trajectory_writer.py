@@ -197,6 +197,7 @@ def test_items_share_rows_and_free_them():
             item = {"a": writer.history["a"][-3:], "x": writer.history["x"][-1]}
             keys = [writer.create_item(table, 1.0, item) for table in "tu"]
             assert keys[0] != keys[1]
+    writer.flush()
     assert num_rows(client) == 4
     writer.close()
     client.reset("t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -19,10 +20,13 @@ from framework.replay.types import (
     SampleInfo,
     TableInfo,
     TableWorkerTime,
+    TensorSpec,
 )
 from framework.types import Nest
 
 _TIMES = TableWorkerTime._fields
+# The dtypes of the fields of `SampleInfo`.
+_INFO = (np.uint64, np.float64, np.int64, np.float64, np.int32)
 
 
 def to_native_table(table: Any) -> Any:
@@ -69,16 +73,10 @@ def _native_selector(table: str, selector: Any) -> Any:
 def _native_signature(signature: Nest) -> Nest:
     import tensorflow as tf
 
-    specs, structure = nests.flatten(signature)
+    leaves, structure = nests.flatten(signature)
+    specs = [TensorSpec.of(leaf) for leaf in leaves]
     return nests.packer(structure)(
-        [
-            tf.TensorSpec(
-                [None if size is None else int(size) for size in spec.shape],
-                tf.as_dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype)),
-                getattr(spec, "name", None),
-            )
-            for spec in specs
-        ]
+        [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype), spec.name or None) for spec in specs]
     )
 
 
@@ -151,66 +149,60 @@ def describe_structure(structure: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(structure).encode(), np.uint8)
 
 
-class Stacker:
-    """Puts what a ``reverb.Client`` samples together to batches of ours."""
+@functools.lru_cache(maxsize=1024)
+def _described(description: bytes) -> nests.Pack:
+    return nests.packer(json.loads(description.decode()))
 
-    def __init__(self) -> None:
-        self._packers: dict[bytes, Any] = {}
 
-    def _packer(self, described: np.ndarray) -> Any:
-        key = described.tobytes()
-        pack = self._packers.get(key)
-        if pack is None:
-            pack = self._packers[key] = nests.packer(json.loads(key.decode()))
-        return pack
+def stack(
+    table: str, samples: Sequence[Any], signature: Nest, out: list[Any] | None, pad: bool
+) -> ReplaySample | PaddedSample:
+    """One batch from samples of `reverb.Client.sample(emit_timesteps=False)`; see `Table.sample_batch`.
 
-    def stack(
-        self, table: str, samples: Sequence[Any], signature: Nest, out: list[Any] | None, pad: bool
-    ) -> ReplaySample | PaddedSample:
-        """``samples`` are of ``Client.sample(table, emit_timesteps=False)``; see ``Table.sample_batch``."""
-        info = SampleInfo(
-            np.array([sample.info.key for sample in samples], np.uint64),
-            np.array([sample.info.probability for sample in samples], np.float64),
-            np.array([sample.info.table_size for sample in samples], np.int64),
-            np.array([sample.info.priority for sample in samples], np.float64),
-            np.array([sample.info.times_sampled for sample in samples], np.int32),
-        )
-        data = [sample.data for sample in samples]
-        if signature is None:
-            described = data[0][0]
-            if described.dtype != np.uint8 or any(not np.array_equal(d[0], described) for d in data):
-                raise ValueError(
-                    f"table {table!r}: got items of different structure in one batch, or items that this "
-                    "writer did not write; give the table a signature, or keep them in different tables"
-                )
-            pack, data = self._packer(described), [leaves[1:] for leaves in data]
-        else:
-            pack = nests.packer(nests.flatten(signature)[1])
-        leaves, lengths = [], []
-        for at, column in enumerate(zip(*data, strict=True)):
-            arrays = [np.asarray(array) for array in column]
-            sizes = np.array([array.shape[0] if array.ndim else 0 for array in arrays], np.int64)
-            if (sizes != sizes[0]).any():
-                if not pad:
-                    raise ValueError(
-                        f"table {table!r}: got items of different lengths in one batch, "
-                        f"{np.unique(sizes).tolist()}; ask for padding, or sample one by one"
-                    )
-                total = np.zeros((len(arrays), int(sizes.max()), *arrays[0].shape[1:]), arrays[0].dtype)
-                for row, array in zip(total, arrays, strict=True):
-                    row[: len(array)] = array
-            else:
-                total = np.stack(arrays)
-            if out is not None:
-                if out[at].shape != total.shape:
-                    raise ValueError(f"out, leaf {at}: got shape {out[at].shape}, expected {total.shape}")
-                out[at][...] = total
-                total = out[at]
-            leaves.append(total)
-            lengths.append(sizes if arrays[0].ndim else None)
-        if pad:
-            return PaddedSample(info, pack(leaves), pack(lengths))
-        return ReplaySample(info, pack(leaves))
+    Raises:
+      ValueError: the items differ in structure, or in length without `pad`, or do not fit `out`.
+    """
+    info = SampleInfo(
+        *[
+            np.array(field, dtype)
+            for field, dtype in zip(
+                zip(*[sample.info for sample in samples], strict=True), _INFO, strict=True
+            )
+        ]
+    )
+    data = [sample.data for sample in samples]
+    if signature is None:
+        first = data[0][0]
+        if first.dtype != np.uint8 or any(not np.array_equal(leaves[0], first) for leaves in data):
+            raise ValueError(
+                f"table {table!r}: got items of different structure in one batch, or items that this "
+                "writer did not write; give the table a signature, or keep them in different tables"
+            )
+        pack, data = _described(first.tobytes()), [leaves[1:] for leaves in data]
+    else:
+        pack = nests.packer(nests.flatten(signature)[1])
+    leaves, lengths = [], []
+    for at, column in enumerate(zip(*data, strict=True)):
+        arrays = [np.asarray(array) for array in column]
+        timed = arrays[0].ndim > 0
+        sizes = np.array([len(array) if timed else 0 for array in arrays], np.int64)
+        longest = int(sizes.max())
+        if not pad and (sizes != longest).any():
+            raise ValueError(
+                f"table {table!r}: got items of different lengths in one batch, "
+                f"{np.unique(sizes).tolist()}; ask for padding, or sample one by one"
+            )
+        shape = (len(arrays), *([longest] if timed else []), *arrays[0].shape[1:])
+        if out is not None and out[at].shape != shape:
+            raise ValueError(f"out, leaf {at}: got shape {out[at].shape}, expected {shape}")
+        total = np.zeros(shape, arrays[0].dtype) if out is None else out[at]
+        for number, array in enumerate(arrays):
+            total[(number, slice(len(array))) if timed else number] = array
+        leaves.append(total)
+        lengths.append(sizes if timed else None)
+    if pad:
+        return PaddedSample(info, pack(leaves), pack(lengths))
+    return ReplaySample(info, pack(leaves))
 
 
 def check_priorities(priorities: Any, n: int) -> np.ndarray:

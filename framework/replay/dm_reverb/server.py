@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from framework.replay.dm_reverb import convert
-from framework.replay.dm_reverb.client import START_SECONDS, Client
+from framework.replay.dm_reverb.client import Client
+from framework.replay.dm_reverb.tables import START_SECONDS
 from framework.replay.errors import ReverbError, ServerClosed
 
 _PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints within the given one
@@ -49,16 +50,14 @@ class Server:
         native = native_tables(tables)
         self.concurrent = concurrent
         self.tables = dict(zip(names, native, strict=True))
-        # A server that restores a checkpoint makes tables of its own; those given to it stay empty then.
-        self._direct = self.tables if checkpointer is None else None
         self.native = reverb.Server(native, port=port, checkpointer=native_checkpointer(checkpointer))
         self.port: int = self.native.port
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._stopped = threading.Event()
 
     def localhost_client(self) -> Client:
-        """A client in this process; it goes to the tables directly."""
-        client = Client(f"localhost:{self.port}", concurrent=self.concurrent, tables=self._direct)
+        """A client of this server."""
+        client = Client(f"localhost:{self.port}", concurrent=self.concurrent)
         self._clients.add(client)
         return client
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from framework import nest as nests
 from framework.replay import contracts
-from framework.replay.reverb_api.patterns import Config
 from framework.replay.reverb_api.sequence_writer import Writer
-from framework.replay.reverb_api.structured import StructuredWriter
+from framework.replay.reverb_api.structured import Config, StructuredWriter
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from framework.types import Nest
@@ -56,9 +55,19 @@ class ReverbApi(abc.ABC):
             for table, priority in priorities.items():
                 writer.create_item(table, 1, priority)
 
-    def trajectory_writer(self, num_keep_alive_refs: int, *, validate_items: bool = True) -> TrajectoryWriter:
-        """A writer of items that may refer to the last `num_keep_alive_refs` steps."""
-        return TrajectoryWriter(self, num_keep_alive_refs, validate_items)
+    def trajectory_writer(
+        self,
+        num_keep_alive_refs: int,
+        *,
+        validate_items: bool = True,
+        get_signature_timeout_ms: int | None = None,
+    ) -> TrajectoryWriter:
+        """A writer of items that may refer to the last `num_keep_alive_refs` steps.
+
+        `validate_items` and `get_signature_timeout_ms`, of newer and older versions of Reverb, are without
+        effect: the tables check every item.
+        """
+        return TrajectoryWriter(self, num_keep_alive_refs)
 
     def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
         """A writer that creates items by patterns; see `framework.replay.structured`."""

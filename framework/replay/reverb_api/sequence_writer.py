@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 
 import numpy as np
@@ -130,12 +129,7 @@ class Writer:
             raise ValueError("this writer is closed; make another")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._closed:
             self._closed = True
-            self._writer.__exit__(kind, error, traceback)
+            self._writer.__exit__(*error)

@@ -8,46 +8,298 @@
         pattern, "replay", conditions=[structured.Condition.step_index() % 2 == 0]
     )
     writer = client.structured_writer([config])
+
+A pattern names the leaves of a step by their place in the flattened step, whatever their names are.
 """
 
 from __future__ import annotations
 
-import types
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from framework import nest as nests
 from framework.replay.reverb_api.columns import ColumnHistory
-from framework.replay.reverb_api.patterns import (
-    Condition,
-    Config,
-    Moment,
-    Pattern,
-    constant_priority_fn,
-    create_config,
-    create_reference_step,
-    infer_signature,
-    pattern_from_transform,
-    td_error,
-    unpack_pattern,
-)
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter, WriterMaker
+from framework.replay.types import TensorSpec
 from framework.types import Nest
 
-__all__ = [
-    "Condition",
-    "Config",
-    "Pattern",
-    "StructuredWriter",
-    "constant_priority_fn",
-    "create_config",
-    "create_reference_step",
-    "infer_signature",
-    "pattern_from_transform",
-    "td_error",
-    "unpack_pattern",
-]
+# Reads the last steps of a leaf: (place of the leaf, number of steps) -> [L, ...].
+Reader = Callable[[int, int], np.ndarray]
+# The priority of an item, from the steps that its pattern covers and their number.
+PriorityFn = Callable[[Reader, int], float]
+
+
+class Reference:
+    """A leaf of the step. Index it with negative numbers to say which of the last steps an item gets."""
+
+    __slots__ = ("leaf", "path")
+
+    def __init__(self, leaf: int, path: str):
+        self.leaf = leaf
+        self.path = path
+
+    def __getitem__(self, index: int | slice) -> Pattern:
+        if isinstance(index, slice):
+            start, stop, step = index.start, index.stop or None, 1 if index.step is None else index.step
+            if start is None or start >= 0 or (stop is not None and not start < stop < 0) or step < 1:
+                raise ValueError(
+                    f"pattern of {self.path!r}: got [{start}:{index.stop}:{index.step}], expected a negative "
+                    "start, a later stop that is negative or None, and a positive stride"
+                )
+            return Pattern(self.leaf, self.path, range(start, stop or 0, step), False)
+        if isinstance(index, (int, np.integer)) and index < 0:
+            return Pattern(self.leaf, self.path, range(index, index + 1), True)
+        raise ValueError(
+            f"pattern of {self.path!r}: got index {index!r}, expected a negative number or a slice"
+        )
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Leaf number `leaf` of the last `steps`, which are negative; without a time axis if `squeeze`."""
+
+    leaf: int
+    path: str
+    steps: range
+    squeeze: bool
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What conditions look at; see `Condition`."""
+
+    step_index: int
+    steps_since_applied: int
+    is_end_episode: bool
+    read: Callable[[int], np.ndarray | None]
+
+
+class Condition:
+    """A test that must hold for a config to be applied: `Condition.step_index() % 2 == 0`."""
+
+    def __init__(self, test: Callable[[Moment], bool], at_end: bool = False):
+        self.test = test
+        #: Whether it asks for the end of an episode: its config is applied only there.
+        self.at_end = at_end
+
+    @staticmethod
+    def step_index() -> Quantity:
+        """The number of the step in its episode, from 0."""
+        return Quantity(lambda moment: moment.step_index)
+
+    @staticmethod
+    def steps_since_applied() -> Quantity:
+        """Steps, of any episode, since the config was applied last or the writer was made; this one
+        included."""
+        return Quantity(lambda moment: moment.steps_since_applied)
+
+    @staticmethod
+    def is_end_episode() -> Condition:
+        """The call is `end_episode`; the last step of the episode is the last of the pattern."""
+        return Condition(lambda moment: moment.is_end_episode, at_end=True)
+
+    @staticmethod
+    def data(step_structure: Nest) -> Nest:
+        """The nest of the step's values: `Condition.data(step)["reward"] >= 1`.
+
+        No comparison holds in a step that has None there. ValueError, when it is looked at, for a value that
+        is no scalar.
+        """
+        leaves, structure = nests.flatten(step_structure)
+        return nests.packer(structure)([_value_of(leaf) for leaf in range(len(leaves))])
+
+
+def _value_of(leaf: int) -> Quantity:
+    def value(moment: Moment) -> float | None:
+        data = moment.read(leaf)
+        if data is not None and data.size != 1:
+            raise ValueError(
+                f"condition on leaf {leaf} of the step: got shape {data.shape}, expected a scalar"
+            )
+        return None if data is None else data.reshape(()).item()
+
+    return Quantity(value)
+
+
+class Quantity:
+    """A number that a condition compares; comparisons with None are false."""
+
+    def __init__(self, value: Callable[[Moment], float | None]):
+        self._value = value
+
+    def __mod__(self, divisor: int) -> Quantity:
+        def remainder(moment: Moment) -> float | None:
+            value = self._value(moment)
+            return None if value is None else value % divisor
+
+        return Quantity(remainder)
+
+    def _compare(self, relation: Callable[[Any, Any], bool], other: float) -> Condition:
+        def test(moment: Moment) -> bool:
+            value = self._value(moment)
+            return value is not None and bool(relation(value, other))
+
+        return Condition(test)
+
+    def __eq__(self, other: float) -> Condition:  # type: ignore[override]
+        return self._compare(operator.eq, other)
+
+    def __ne__(self, other: float) -> Condition:  # type: ignore[override]
+        return self._compare(operator.ne, other)
+
+    def __ge__(self, other: float) -> Condition:
+        return self._compare(operator.ge, other)
+
+    def __gt__(self, other: float) -> Condition:
+        return self._compare(operator.gt, other)
+
+    def __le__(self, other: float) -> Condition:
+        return self._compare(operator.le, other)
+
+    def __lt__(self, other: float) -> Condition:
+        return self._compare(operator.lt, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Items of `table` with the nest `pattern`, whenever all `conditions` hold."""
+
+    pattern: Nest
+    table: str
+    conditions: tuple[Condition, ...]
+    priority: PriorityFn
+
+    @property
+    def flat(self) -> list[Pattern]:
+        """The leaves of the pattern."""
+        return nests.flatten(self.pattern)[0]
+
+    @property
+    def lookback(self) -> int:
+        """How many steps the history must have."""
+        return max(-leaf.steps[0] for leaf in self.flat)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether it is applied at the end of episodes only."""
+        return any(condition.at_end for condition in self.conditions)
+
+
+def create_reference_step(step_structure: Nest) -> Nest:
+    """A nest like `step_structure` with a `Reference` at each leaf."""
+    _, structure = nests.flatten(step_structure)
+    paths = nests.paths(structure)
+    return nests.packer(structure)([Reference(leaf, path) for leaf, path in enumerate(paths)])
+
+
+def pattern_from_transform(step_structure: Nest, transform: Callable[[Nest], Nest]) -> Nest:
+    """`transform(create_reference_step(step_structure))`."""
+    return transform(create_reference_step(step_structure))
+
+
+def constant_priority_fn(value: float) -> PriorityFn:
+    """Every item has the priority `value`."""
+    if not 0.0 <= value < float("inf"):
+        raise ValueError(f"priority: got {value}, expected a finite number >= 0")
+    return lambda read, lookback: value
+
+
+def td_error(
+    max_priority_weight: float, step_structure: Nest, get_field_from_step_fn: Callable[[Nest], Reference]
+) -> PriorityFn:
+    """`w * max |td| + (1 - w) * mean |td|` over the steps of the item (Kapturowski et al. 2019, R2D2).
+
+    `get_field_from_step_fn` picks the leaf with the temporal-difference errors from a reference step of
+    `step_structure`; w is `max_priority_weight`, 0 to 1.
+    """
+    if not 0.0 <= max_priority_weight <= 1.0:
+        raise ValueError(f"max_priority_weight: got {max_priority_weight}, expected 0 to 1")
+    leaf = get_field_from_step_fn(create_reference_step(step_structure)).leaf
+
+    def priority(read: Reader, lookback: int) -> float:
+        errors = np.abs(read(leaf, lookback).astype(np.float64))
+        return float(max_priority_weight * errors.max() + (1.0 - max_priority_weight) * errors.mean())
+
+    return priority
+
+
+def create_config(
+    pattern: Nest,
+    table: str,
+    conditions: Sequence[Condition] = (),
+    priority: PriorityFn | None = None,
+) -> Config:
+    """A `Config`; the priority is 1 if none is given."""
+    leaves, structure = nests.flatten(pattern)
+    if not leaves:
+        raise ValueError("pattern: got a nest without leaves, expected at least one step[...][...]")
+    for path, leaf in zip(nests.paths(structure), leaves, strict=True):
+        if not isinstance(leaf, Pattern):
+            raise ValueError(
+                f"pattern, leaf {path!r}: got {type(leaf).__name__}, expected step[...][negative index]"
+            )
+    for condition in conditions:
+        if not isinstance(condition, Condition):
+            raise ValueError(
+                f"conditions: got {type(condition).__name__}, expected a comparison of Condition.…()"
+            )
+    return Config(pattern, table, tuple(conditions), priority or constant_priority_fn(1.0))
+
+
+def unpack_pattern(config: Config) -> Nest:
+    """The nest of a config's pattern."""
+    return config.pattern
+
+
+def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
+    """The signature of a table that gets the items of these configs: a nest of `TensorSpec`.
+
+    Args:
+      configs: of one table and one nest. Their patterns may differ in length: that dimension is None then.
+      step_spec: nest of the step with anything that has `shape` and `dtype`, also TensorFlow's.
+
+    Raises:
+      ValueError: no configs; several tables; different nests, dtypes or shapes of a step; or a leaf that the
+        step does not have.
+    """
+    if not configs:
+        raise ValueError("configs: got none, expected at least one")
+    names = sorted({config.table for config in configs})
+    if len(names) > 1:
+        raise ValueError(f"configs: got some for tables {names}, expected all for one table")
+    structure = nests.flatten(configs[0].pattern)[1]
+    if any(nests.flatten(config.pattern)[1] != structure for config in configs):
+        raise ValueError("configs: got patterns of different nests for one table, expected one kind")
+    flat_step = [TensorSpec.of(spec) for spec in nests.flatten(step_spec)[0]]
+    flats = zip(*[config.flat for config in configs], strict=True)
+    specs = [
+        _spec_of(path, flat_step, leaves) for path, leaves in zip(nests.paths(structure), flats, strict=True)
+    ]
+    return nests.packer(structure)(specs)
+
+
+def _spec_of(path: str, step: Sequence[TensorSpec], patterns: Sequence[Pattern]) -> TensorSpec:
+    """The spec of one leaf of the items of all configs."""
+    for pattern in patterns:
+        if pattern.leaf >= len(step):
+            raise ValueError(
+                f"pattern of {pattern.path!r}: got leaf {pattern.leaf}, the step has {len(step)}"
+            )
+    kinds = {(p.squeeze, step[p.leaf].dtype, step[p.leaf].shape) for p in patterns}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"configs, leaf {path!r}: got {sorted(map(str, kinds))} in one table, expected one kind"
+        )
+    squeeze, dtype, shape = kinds.pop()
+    lengths = {len(pattern.steps) for pattern in patterns}
+    length = lengths.pop() if len(lengths) == 1 else None
+    return TensorSpec(shape if squeeze else (length, *shape), dtype, path)
 
 
 class StructuredWriter:
@@ -142,10 +394,5 @@ class StructuredWriter:
     def __enter__(self) -> StructuredWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self._writer.__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        self._writer.__exit__(*error)

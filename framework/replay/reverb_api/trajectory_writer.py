@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import types
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -50,7 +49,6 @@ class TrajectoryWriter:
     Args:
       client: any client of `framework.replay`.
       num_keep_alive_refs: how many of the last steps items may refer to.
-      validate_items: without effect; the tables check every item.
       max_in_flight_items: how many items may wait for room in their tables before `create_item` waits.
     """
 
@@ -58,7 +56,6 @@ class TrajectoryWriter:
         self,
         client: WriterMaker,
         num_keep_alive_refs: int,
-        validate_items: bool = True,
         max_in_flight_items: int = UNLIMITED,
     ):
         if num_keep_alive_refs < 1:
@@ -304,14 +301,9 @@ class TrajectoryWriter:
     def __enter__(self) -> TrajectoryWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
-            if kind is None:
+            if error[0] is None:
                 self.flush()
         finally:
             self.close(timeout=0)  # after an error do not wait for a rate limiter

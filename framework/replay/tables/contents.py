@@ -76,7 +76,7 @@ class Contents:
         slots = _NONE
         if over > 0 and oldest_first:
             oldest = self.remover.first(over)
-            if items.are_read(oldest).any():
+            if np.count_nonzero(items.are_read(oldest)):
                 self.remove(oldest)
             else:
                 self._forget(oldest)
@@ -177,7 +177,7 @@ class Contents:
 
     def age(self, slots: np.ndarray) -> int:
         """How many items came after each of those in `slots`, itself included; the sum."""
-        return len(slots) * self._stamp - int(self.items.stamps.take(slots).sum())
+        return len(slots) * self._stamp - int(np.add.reduce(self.items.stamps.take(slots)))
 
     def parts(self, slots: np.ndarray) -> list[Part]:
         """See `Delivery.parts`."""

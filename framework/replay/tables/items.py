@@ -201,7 +201,7 @@ class Items:
         others = self._cells.take(cells.view(np.int64))
         known = self.keys.take(others)
         lose = (known & self._mask == cells) & (known != 0)
-        if lose.any():
+        if np.count_nonzero(lose):
             self._stray(others[lose], known[lose])
         self._cells[cells] = slots
         self.keys[slots] = keys
@@ -223,7 +223,7 @@ class Items:
         """The slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
         slots = self._cells.take((keys & self._mask).view(np.int64))
         found = (self.keys.take(slots) == keys) & (keys != 0)
-        if not found.all():
+        if np.count_nonzero(found) < len(keys):
             slots[~found] = [self._strays.get(key, -1) for key in keys[~found].tolist()]
         return slots
 

@@ -23,8 +23,6 @@ _MAX = sys.float_info.max
 def _most(n: int, may: Callable[[int], bool]) -> int:
     """The largest number up to `n` that `may` allows; the rules are monotone: once one refuses, it goes on
     to."""
-    if may(n):
-        return n
     low, high = 0, n
     while high - low > 1:
         middle = (low + high) // 2
@@ -88,11 +86,11 @@ class RateLimiter:
 
     def allowed_samples(self, n: int) -> int:
         """How many of `n` may be sampled one after another, if none of them removes an item."""
-        return _most(n, self.can_sample)
+        return n if self.can_sample(n) else _most(n, self.can_sample)
 
     def allowed_inserts(self, n: int) -> int:
         """How many of `n` may be inserted one after another."""
-        return _most(n, self.can_insert)
+        return n if self.can_insert(n) else _most(n, self.can_insert)
 
     def why_not_sample(self, n: int = 1) -> str:
         """Empty if ``n`` may be sampled, else the rule that refuses, with its numbers."""

@@ -478,7 +478,7 @@ class Table:
             if len(keys):
                 slots = contents.items.find(keys)
                 here = slots >= 0
-                if not here.all():
+                if np.count_nonzero(here) < len(slots):
                     slots, priorities = slots[here], priorities[here]
                 if len(slots):
                     contents.update(slots, priorities)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
+import sys
+import types
 
 import dm_env
 import numpy as np
@@ -165,3 +168,71 @@ def test_the_adapter_adds_and_removes_the_env():
                 actor.update()
 
     assert drive(functools.partial(run)).server_info()["replay"].current_size == 60
+
+
+# name: (the adder, the leaves of its items for five steps of one episode with rewards 1 to 5)
+ACME_ADDERS = {
+    "transitions": (
+        lambda acme, client: acme.NStepTransitionAdder(client, 2, 1.0),
+        [
+            [0.0, 11, 1.0, 1.0, 1.0],
+            [0.0, 11, 3.0, 1.0, 2.0],
+            [1.0, 12, 5.0, 1.0, 3.0],
+            [2.0, 13, 7.0, 1.0, 4.0],
+            [3.0, 14, 9.0, 0.0, 5.0],
+            [4.0, 15, 5.0, 0.0, 5.0],
+        ],
+    ),
+    "sequences": (
+        lambda acme, client: acme.SequenceAdder(client, sequence_length=3, period=3),
+        [
+            [[0.0, 1.0, 2.0], [11, 12, 13], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [True, False, False]],
+            [[3.0, 4.0, 5.0], [14, 15, 0], [4.0, 5.0, 0.0], [1.0, 0.0, 0.0], [False, False, False]],
+        ],
+    ),
+    "episodes": (
+        lambda acme, client: acme.EpisodeAdder(client, max_sequence_length=10),
+        [
+            [
+                [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+                [11, 12, 13, 14, 15, 0],
+                [1.0, 2.0, 3.0, 4.0, 5.0, 0.0],
+                [1.0, 1.0, 1.0, 1.0, 0.0, 0.0],
+                [True, False, False, False, False, False],
+            ]
+        ],
+    ),
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("acme") is None, reason="dm-acme is not installed")
+@pytest.mark.parametrize("name", ACME_ADDERS)
+def test_acme_adders_write_to_our_replay(monkeypatch, name):
+    if importlib.util.find_spec("jax") is None:  # of which they need a few functions that numpy has
+        monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(numpy=np))
+        monkeypatch.setitem(sys.modules, "jax.numpy", np)
+    acme_adders = importlib.import_module("acme.adders.reverb")
+    make_adder, expected = ACME_ADDERS[name]
+    table = replay.Table(
+        acme_adders.DEFAULT_PRIORITY_TABLE,
+        replay.selectors.Fifo(),
+        replay.selectors.Fifo(),
+        100,
+        replay.rate_limiters.MinSize(1),
+        max_times_sampled=1,
+    )
+    with replay.Server([table], port=None) as server:
+        client = replay.Client(f"localhost:{server.port}", local=False)
+        adder = make_adder(acme_adders, client)
+        adder.add_first(dm_env.restart(np.float32(0)))
+        for t in range(1, 6):
+            kind = dm_env.StepType.LAST if t == 5 else dm_env.StepType.MID
+            step = dm_env.TimeStep(kind, np.float32(t), np.float32(t < 5), np.float32(t))
+            adder.add(np.int64(10 + t), step)
+        adder.reset()
+        size = client.server_info()[table.name].current_size
+        found = [
+            [np.asarray(leaf).tolist() for leaf in sample.data]
+            for sample in client.sample(table.name, size, emit_timesteps=False)
+        ]
+    assert found == expected

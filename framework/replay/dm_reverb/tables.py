@@ -1,0 +1,126 @@
+"""What a client and its writers know of the tables of a dm-reverb server."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from framework.replay.dm_reverb import convert
+from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost, UnknownTableError
+from framework.replay.types import TableInfo
+from framework.types import Nest
+
+# Seconds in which a server of another process comes up, TensorFlow's import included.
+START_SECONDS = 120.0
+# Seconds for one question to a server that is up.
+_ASK_SECONDS = 5
+_T = TypeVar("_T")
+
+
+class ServerTables:
+    """Descriptions of the tables at an address, and the largest priority that this client has given.
+
+    Args:
+      address: `"localhost:8000"`.
+      concurrent: whether other threads use the tables too.
+    """
+
+    def __init__(self, address: str, concurrent: bool):
+        import reverb
+
+        self.native = reverb.Client(address)
+        self.concurrent = concurrent
+        #: Notified when samples arrive, or a call that waits has to look whether it is interrupted.
+        self.changed = threading.Condition()
+        self.interrupted = False
+        self.closed = False
+        self._address = address
+        self._signatures: dict[str, Nest] | None = None
+        self._max_priority: dict[str, float] = {}
+
+    def check_open(self) -> None:
+        """ServerClosed if the server was stopped or the client closed."""
+        if self.closed:
+            raise ServerClosed("the server was stopped, or the client closed")
+
+    def interrupt(self, close: bool = False) -> None:
+        """Ends the calls that wait; with `close` every call."""
+        with self.changed:
+            self.interrupted = True
+            self.closed |= close
+            self.changed.notify_all()
+
+    def infos(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """A description of each table.
+
+        Args:
+          timeout: seconds, rounded up to whole ones. None waits while the server comes up, but not for a
+            server that has gone: dm-reverb would wait for it without limit.
+
+        Raises:
+          DeadlineExceededError: no server answers in time.
+          ServerLost: the server went away.
+          ServerClosed: it was stopped in this process, or the client closed.
+        """
+        from reverb import errors
+
+        self.check_open()
+        seconds = _ASK_SECONDS if timeout is None else max(1, math.ceil(timeout))
+        deadline = time.monotonic() + (START_SECONDS if timeout is None else 0)
+        while True:
+            try:
+                native = self.native.server_info(timeout=seconds)
+                return {name: convert.to_info(info, self.max_priority(name)) for name, info in native.items()}
+            except errors.DeadlineExceededError as error:
+                self.check_open()
+                if self.interrupted or time.monotonic() >= deadline:
+                    raise DeadlineExceededError(f"no dm-reverb server answers at {self._address}") from error
+            except RuntimeError as error:  # the connection broke
+                self.check_open()
+                raise ServerLost(f"the dm-reverb server at {self._address} went away: {error}") from error
+
+    def info(self, table: str) -> TableInfo:
+        """The description of one table; UnknownTableError if there is none of that name."""
+        return _find(self.infos(), table)
+
+    def signature(self, table: str) -> Nest:
+        """The table's signature, None if it has none; UnknownTableError if there is no such table."""
+        if self._signatures is None:
+            self._signatures = {name: info.signature for name, info in self.infos().items()}
+        return _find(self._signatures, table)
+
+    def has_room(self, table: str, n: int) -> bool:
+        """Whether the rate limiter lets n items in."""
+        return convert.limiter_of(self.info(table)).can_insert(n)
+
+    def all_have_room(self) -> bool:
+        """Whether the server is up and no rate limiter refuses an item."""
+        try:
+            return all(convert.limiter_of(info).can_insert(1) for info in self.infos(_ASK_SECONDS).values())
+        except (DeadlineExceededError, ServerClosed):
+            return False
+
+    def max_priority(self, table: str) -> float:
+        """The largest priority that this client has given to items of the table; 1.0 at first."""
+        return self._max_priority.get(table, 1.0)
+
+    def saw_priorities(self, table: str, priorities: np.ndarray) -> None:
+        """Called with the priorities that items of the table get."""
+        if len(priorities):
+            highest = float(priorities.max())
+            self._max_priority[table] = max(self._max_priority.get(table, 0.0), highest)
+
+    def forget_priorities(self, table: str) -> None:
+        """The table was reset."""
+        self._max_priority.pop(table, None)
+
+
+def _find(named: Mapping[str, _T], table: str) -> _T:
+    if table not in named:
+        raise UnknownTableError(f"table {table!r} was not found; there are {sorted(named)}")
+    return named[table]

@@ -1,0 +1,82 @@
+"""An actor whose replay server is lost goes on with a new adder, and says what was lost."""
+
+import pytest
+
+import launch
+from agents.random_actions import RandomActions
+from framework.loggers import InMemoryLogger
+from framework.programs import RunConfig, make_program
+from framework.replay.errors import ServerClosed, ServerLost
+
+LOG = InMemoryLogger()
+
+
+class Losing:
+    """An adder that loses its server at one of its calls, with three items on their way."""
+
+    def __init__(self, adder, call, error):
+        self._adder, self._call, self._error = adder, call, error
+        self._calls = 0
+        self._lost = False
+
+    def add_first(self, timestep):
+        self._adder.add_first(timestep)
+
+    def add(self, *args):
+        self._calls += 1
+        if self._calls == self._call:
+            self._lost = True
+            raise self._error("the replay server of this writer was lost")
+        self._adder.add(*args)
+
+    def ready(self):
+        return self._adder.ready()
+
+    def flush(self, timeout=None):
+        self._adder.flush(timeout=timeout)
+
+    def close(self, timeout=None):
+        return 3 * self._lost + self._adder.close(timeout=timeout)
+
+
+class LosesReplay(RandomActions):
+    """Its n-th adder loses its server at call ``calls[n]`` of ``add``."""
+
+    calls = ()
+    error = ServerLost
+
+    def make_adder(self, client, spec):
+        adder = super().make_adder(client, spec)
+        if not self.calls:
+            return adder
+        call, *type(self).calls = self.calls
+        return Losing(adder, call, self.error)
+
+
+def run(calls, error=ServerLost, inference="local"):
+    LOG.rows.clear()
+    LosesReplay.calls, LosesReplay.error = list(calls), error
+    config = RunConfig(envs_per_actor=2, max_env_steps=600, evaluate_period=None, inference=inference)
+    program = make_program(LosesReplay(), "gymnasium:CartPole-v1", config, logger_factory=lambda: LOG)
+    return launch.launch(program, engine="threads")
+
+
+@pytest.mark.parametrize("inference", ["local", "alternating"])
+def test_it_goes_on_and_counts_what_was_lost(inference):
+    assert run([20], inference=inference)["env_steps"] == 600
+    assert [row for row in LOG.rows if row["label"] == "actor-0"][-1]["lost_items"] == 3
+
+
+def test_it_is_lost_again():
+    assert run([20, 30, 10])["env_steps"] == 600
+    assert [row for row in LOG.rows if row["label"] == "actor-0"][-1]["lost_items"] == 9
+
+
+def test_a_server_that_does_not_come_back_ends_the_program():
+    with pytest.raises(launch.NodeError, match="was lost"):
+        run([20, 1, 1])
+
+
+def test_a_server_that_was_stopped_ends_the_program():
+    with pytest.raises(launch.NodeError, match="was lost"):
+        run([20], ServerClosed)

@@ -1,0 +1,198 @@
+"""Samples that are drawn, and then released or given back in any order, against a list."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from embedded_table import insert, make
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from framework import replay
+from framework.replay import rate_limiters as rl
+from framework.replay import selectors
+
+LIMITERS = [
+    lambda: rl.MinSize(2),
+    lambda: rl.Queue(4),
+    lambda: rl.SampleToInsertRatio(2.0, 3, 4.0),
+    lambda: rl.SampleToInsertRatio(0.5, 2, (0.0, 3.0)),
+]
+
+
+class DeliveryMachine(RuleBasedStateMachine):
+    """Values are numbered as they come, so their order is that of the items."""
+
+    @initialize(
+        which=st.integers(0, len(LIMITERS) - 1),
+        turns=st.integers(0, 3),
+        size=st.integers(3, 6),
+        fifo=st.booleans(),
+    )
+    def start(self, which, turns, size, fifo):
+        limiter = LIMITERS[which]()
+        self.limiter, self.turns, self.size, self.fifo = limiter, turns, size, fifo
+        kind = selectors.Fifo if fifo else selectors.Lifo
+        self.client = make(sampler=kind(), size=size, limiter=limiter, times=turns)
+        self.table = self.client.tables["t"]
+        self.live, self.spent = {}, {}  # value -> how often it was sampled
+        self.inserts = self.samples = self.next = 0
+        self.held = []  # [delivery, values, resets before]
+        self.resets = 0
+        self.keys = {}
+
+    def readers(self, value):
+        return sum(values.count(value) for _, values, _ in self.held)
+
+    def trim(self):
+        while len(self.live) > self.size:
+            del self.live[min(self.live)]
+
+    def can_sample(self):
+        diff = self.inserts * self.limiter.samples_per_insert - self.samples
+        return len(self.live) >= self.limiter.min_size_to_sample and diff - 1 >= self.limiter.min_diff
+
+    @rule(n=st.integers(1, 4))
+    def insert(self, n):
+        limiter = self.limiter
+        fits = 0
+        while fits < n and (
+            len(self.live) + 1 <= limiter.min_size_to_sample
+            or (self.inserts + 1) * limiter.samples_per_insert - self.samples <= limiter.max_diff
+        ):
+            self.live[self.next + fits] = 0
+            self.inserts += 1
+            self.trim()
+            fits += 1
+        if fits:
+            values = range(self.next, self.next + fits)
+            self.keys.update(zip(values, insert(self.client, values).tolist(), strict=True))
+            self.next += fits
+        assert self.client.can_insert("t", 1) == (
+            len(self.live) + 1 <= limiter.min_size_to_sample
+            or (self.inserts + 1) * limiter.samples_per_insert - self.samples <= limiter.max_diff
+        )
+
+    @rule(n=st.integers(1, 6))
+    def draw(self, n):
+        before = dict(self.live), dict(self.spent), self.samples
+        values, times = [], []
+        while len(values) < n and self.can_sample():
+            value = min(self.live) if self.fifo else max(self.live)
+            self.live[value] += 1
+            self.samples += 1
+            values.append(value)
+            times.append(self.live[value])
+            if self.live[value] == self.turns:
+                self.spent[value] = self.live.pop(value)
+        if len(values) < n:
+            self.live, self.spent, self.samples = before
+            with pytest.raises(replay.DeadlineExceededError):
+                self.table.sample(n, timeout=0)
+            return
+        delivery = self.table.sample(n, timeout=0)
+        assert delivery.gather().data.tolist() == values
+        assert delivery.info.times_sampled.tolist() == times
+        self.held.append((delivery, values, self.resets))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), used=st.booleans())
+    def end(self, data, used):
+        at = data.draw(st.integers(0, len(self.held) - 1))
+        delivery, values, resets = self.held.pop(at)
+        assert delivery.gather().data.tolist() == values, "the rows stay"
+        if used:
+            self.table.release(delivery)
+        else:
+            self.table.give_back(delivery)
+        if resets == self.resets:
+            if not used:
+                self.samples -= len(values)
+                for value in values:
+                    if value in self.spent:
+                        self.live[value] = self.spent.pop(value)
+                    if value in self.live:
+                        self.live[value] -= 1
+                self.trim()
+            self.spent = {v: n for v, n in self.spent.items() if self.readers(v)}
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def delete(self, data):
+        value = data.draw(st.sampled_from(sorted({**self.live, **self.spent})))
+        self.live.pop(value, None)
+        self.spent.pop(value, None)
+        self.client.mutate_priorities("t", deletes=[self.keys[value]])
+
+    @rule()
+    def reset(self):
+        self.client.reset("t")
+        self.live, self.spent = {}, {}
+        self.inserts = self.samples = 0
+        self.resets += 1
+
+    @invariant()
+    def agree(self):
+        if not hasattr(self, "live"):
+            return
+        info = self.client.server_info()["t"]
+        stats = info.rate_limiter_info
+        assert info.current_size == len(self.live) == self.limiter.size
+        assert (stats.insert_stats.completed, stats.sample_stats.completed) == (self.inserts, self.samples)
+        assert self.client.can_sample("t", 1) == self.can_sample()
+        if self.next:
+            held = {value for _, values, _ in self.held for value in values}
+            assert self.client.store.streams["s"].num_rows == len(held | set(self.live))
+
+
+DeliveryMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestDeliveries = DeliveryMachine.TestCase
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize(
+    "sampler", [selectors.Uniform(), selectors.Prioritized(0.5)], ids=["uniform", "priority"]
+)
+def test_what_is_given_back_was_never_drawn(sampler, turns):
+    client = make(
+        sampler=sampler.copy(), times=turns, size=20, limiter=rl.SampleToInsertRatio(2.0, 1, (0, 100))
+    )
+    insert(client, range(20), np.arange(20) + 1.0)
+    table = client.tables["t"]
+    before = table.info
+    deliveries = [table.sample(n, timeout=0) for n in (7, 1, 9)]
+    assert table.info.rate_limiter_info.sample_stats.completed == 17
+    for at in (1, 0, 2):
+        table.give_back(deliveries[at])
+    assert table.info == before
+    if turns:
+        got = client.sample_batch("t", 20 * turns, timeout=0).data
+        assert np.bincount(got).tolist() == [turns] * 20
+
+
+def test_a_large_request_honors_its_timeout_and_lets_others_in():
+    client = make()
+    insert(client, range(50))
+    table = client.tables["t"]
+    errors = []
+
+    def sample():
+        try:
+            table.sample(10**9, timeout=0.5)
+        except replay.DeadlineExceededError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=sample)
+    begin = time.monotonic()
+    thread.start()
+    while not table.rate_limiter.samples:
+        pass
+    insert(client, [50])  # goes in although the request has not ended
+    assert thread.is_alive()
+    thread.join(30)
+    assert time.monotonic() - begin < 10 and not thread.is_alive()
+    assert errors and "cannot sample 1000000000 items" in errors[0]
+    assert table.info.rate_limiter_info.sample_stats.completed == 0
+    assert (table.info.num_unique_samples, table.info.current_size) == (0, 51)
