@@ -114,8 +114,6 @@ class CompiledKernels(Kernels):
             types.void(own(f8), own(i8), own(f8), own(f8), own(i8), own(f8)), _tree_descend
         )
         self._count = compile_function(types.void(own(i4), given(i8), own(i4)), _count)
-        self._acquire = compile_function(types.boolean(own(i4), given(i8)), _acquire)
-        self._drop = compile_function(i8(own(i4), given(i8), own(i8)), _drop)
 
     def tree_set(self, flat: np.ndarray, starts: np.ndarray, leaves: np.ndarray, weights: np.ndarray) -> None:
         self._tree_set(flat, starts, leaves, weights)
@@ -131,19 +129,6 @@ class CompiledKernels(Kernels):
         counts = np.empty(len(slots), np.int32)
         self._count(times, slots, counts)
         return counts
-
-    def acquire(self, counts: np.ndarray, rows: np.ndarray) -> None:
-        if not self._acquire(counts, rows):
-            _check_range(counts, rows)
-
-    def drop(self, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        free = np.empty(len(rows), np.int64)
-        n = self._drop(counts, rows, free)
-        if n < 0:
-            _check_range(counts, rows)
-        free = free[:n]
-        free.sort()
-        return free
 
 
 def _check_range(counts: np.ndarray, rows: np.ndarray) -> None:
@@ -205,28 +190,6 @@ def _count(times: Any, slots: Any, counts: Any) -> None:
     for at in range(len(slots)):
         times[slots[at]] += 1
         counts[at] = times[slots[at]]
-
-
-def _acquire(counts: Any, rows: Any) -> bool:
-    for row in rows:
-        if row < 0 or row >= len(counts):
-            return False
-    for row in rows:
-        counts[row] += 1
-    return True
-
-
-def _drop(counts: Any, rows: Any, free: Any) -> int:
-    for row in rows:
-        if row < 0 or row >= len(counts):
-            return -1
-    n = 0
-    for row in rows:
-        counts[row] -= 1
-        if counts[row] == 0:
-            free[n] = row
-            n += 1
-    return n
 
 
 @functools.lru_cache(maxsize=1)
