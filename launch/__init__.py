@@ -45,6 +45,7 @@ from launch.nodes import (
     PyClassNode,
     PyNode,
     ReplayNode,
+    ReverbNode,
 )
 from launch.program import Program
 from launch.running import ProgramInterrupted, launch, start
@@ -80,6 +81,7 @@ __all__ = [
     "RemoteTraceback",
     "ReplayNode",
     "Resources",
+    "ReverbNode",
     "StopTimeoutWarning",
     "batched_handler",
     "get_node_context",

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from launch import context
-from launch.pool import settle
+from launch.futures import settle
 
 
 def batched_handler(

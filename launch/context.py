@@ -15,7 +15,9 @@ finds its program because it is the only one of its process; where one process h
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
+import platform
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +49,14 @@ class NodeContext:
     engine: str
     directory: str | None = None
     job: str = ""
+
+    @property
+    def host(self) -> str:
+        """Identifies the machine (or container) that calls this; nodes of one machine get the same."""
+        boot = ""
+        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{platform.node()} {boot}".strip()
 
 
 class Runtime(abc.ABC):

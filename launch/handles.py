@@ -6,7 +6,6 @@ import copy
 import datetime
 import functools
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from launch import context
@@ -60,31 +59,37 @@ class Handle:
         )
 
 
-def dereference_nest(value: Any, _inside: tuple[int, ...] = ()) -> Any:
-    """``value`` with every handle in it turned into a client.
+def dereference_nest(value: Any) -> Any:
+    """`value` with every handle in it turned into a client; see `replace_handles`."""
+    return replace_handles(value, Handle.dereference)
 
-    Handles may be inside of lists, tuples, dicts, sets, partials, dataclasses and classes of ``attrs``, which
-    are left as they are where there is none in them and copied where there is.
+
+def replace_handles(value: Any, replace: Callable[[Handle], Any], _inside: tuple[int, ...] = ()) -> Any:
+    """`value` with `replace(handle)` in the place of every handle.
+
+    Handles may be inside of lists, tuples, dicts, sets, partials, dataclasses and classes of `attrs`, which
+    are left as they are where nothing in them changes and copied where something does.
     """
     if isinstance(value, Handle):
-        return value.dereference()
+        return replace(value)
     if isinstance(value, functools.partial):
-        args, keywords = dereference_nest(value.args, _inside), dereference_nest(value.keywords, _inside)
+        args = replace_handles(value.args, replace, _inside)
+        keywords = replace_handles(value.keywords, replace, _inside)
         unchanged = args is value.args and keywords is value.keywords
         return value if unchanged else functools.partial(value.func, *args, **keywords)
     if isinstance(value, dict):
-        new = {key: dereference_nest(item, _inside) for key, item in value.items()}
+        new = {key: replace_handles(item, replace, _inside) for key, item in value.items()}
         if all(new[key] is value[key] for key in value):
             return value
         copied = value.copy()
         copied.update(new)
         return copied
     if isinstance(value, (list, tuple, set, frozenset)):
-        items = [dereference_nest(item, _inside) for item in value]
+        items = [replace_handles(item, replace, _inside) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return _dereference_fields(value, _inside)
+    return _replace_in_fields(value, replace, _inside)
 
 
 def _field_names(value: Any) -> list[str]:
@@ -96,13 +101,13 @@ def _field_names(value: Any) -> list[str]:
     return [name for name in names if hasattr(value, name)]
 
 
-def _dereference_fields(value: Any, inside: tuple[int, ...]) -> Any:
+def _replace_in_fields(value: Any, replace: Callable[[Handle], Any], inside: tuple[int, ...]) -> Any:
     if id(value) in inside:  # objects that refer to each other in a circle
         return value
     changed = {}
     for name in _field_names(value):
         old = getattr(value, name)
-        new = dereference_nest(old, (*inside, id(value)))
+        new = replace_handles(old, replace, (*inside, id(value)))
         if new is not old:
             changed[name] = new
     if not changed:
@@ -111,26 +116,6 @@ def _dereference_fields(value: Any, inside: tuple[int, ...]) -> Any:
     for name, new in changed.items():
         object.__setattr__(copied, name, new)  # it may be frozen
     return copied
-
-
-def walk_handles(value: Any, visit: Callable[[Handle], None], _inside: tuple[int, ...] = ()) -> None:
-    """Calls ``visit`` with every handle where `dereference_nest` would put a client."""
-    if isinstance(value, Handle):
-        visit(value)
-        return
-    if isinstance(value, functools.partial):
-        items: list[Any] = [*value.args, *value.keywords.values()]
-    elif isinstance(value, dict):
-        items = list(value.values())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        items = list(value)
-    elif id(value) in _inside:
-        return
-    else:
-        items = [getattr(value, name) for name in _field_names(value)]
-        _inside = (*_inside, id(value))
-    for item in items:
-        walk_handles(item, visit, _inside)
 
 
 def timeout_seconds(timeout: float | datetime.timedelta | None) -> float | None:
@@ -146,35 +131,15 @@ def client_of(node_id: int) -> Any:
     return context.current_runtime().client(node_id)
 
 
-class Client:
-    """Calls the public methods of a node's object; the same on every engine.
+Calls = Callable[[str, tuple, dict[str, Any], float | None], Any]
 
-    ::
 
-        client.add(1, 2)                        # waits for the answer
-        future = client.futures.add(1, 2)       # a concurrent.futures.Future
-        client.with_timeout(2.0).add(1, 2)      # CallTimeout after two seconds
-        client(1, 2)                            # the object's __call__
+class Methods:
+    """Makes each attribute a method that calls `call(name, args, kwargs, timeout)`."""
 
-    An exception over there is raised here with its own type; its ``__cause__`` shows the remote traceback.
-    """
-
-    def __init__(
-        self,
-        node_id: int,
-        call: Callable[[str, tuple, dict, float | None], Any],
-        submit: Callable[[str, tuple, dict, float | None], Future],
-        timeout: float | None = None,
-    ) -> None:
-        self._node_id = node_id
+    def __init__(self, call: Calls, timeout: float | None) -> None:
         self._call = call
-        self._submit = submit
         self._timeout = timeout
-        self.futures = Futures(submit, timeout)
-
-    def with_timeout(self, timeout: float | datetime.timedelta | None) -> Client:
-        """The same client, but a call that takes longer raises `CallTimeout`; None and 0: no limit."""
-        return Client(self._node_id, self._call, self._submit, timeout_seconds(timeout))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("__call__", args, kwargs, self._timeout)
@@ -191,34 +156,35 @@ class Client:
         self.__dict__[name] = method
         return method
 
+
+class Client(Methods):
+    """Calls the public methods of a node's object; the same on every engine.
+
+    ::
+
+        client.add(1, 2)                        # waits for the answer
+        future = client.futures.add(1, 2)       # a concurrent.futures.Future
+        client.with_timeout(2.0).add(1, 2)      # CallTimeout after two seconds
+        client(1, 2)                            # the object's __call__
+
+    An exception over there is raised here with its own type; its `__cause__` shows the remote traceback.
+    """
+
+    def __init__(self, node_id: int, call: Calls, submit: Calls, timeout: float | None = None) -> None:
+        super().__init__(call, timeout)
+        self._node_id = node_id
+        self._submit = submit
+        self.futures = Methods(submit, timeout)
+
+    def with_timeout(self, timeout: float | datetime.timedelta | None) -> Client:
+        """The same client, but a call that takes longer raises `CallTimeout`; None and 0: no limit."""
+        return Client(self._node_id, self._call, self._submit, timeout_seconds(timeout))
+
     def __reduce__(self) -> Any:
         return client_of, (self._node_id,)
 
     def __repr__(self) -> str:
         return f"Client(node {self._node_id})"
-
-
-class Futures:
-    """The futures of a client's calls: ``client.futures.method(...)``."""
-
-    def __init__(self, submit: Callable[[str, tuple, dict, float | None], Future], timeout: float | None):
-        self._submit = submit
-        self._timeout = timeout
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Future:
-        return self._submit("__call__", args, kwargs, self._timeout)
-
-    def __getattr__(self, name: str) -> Callable[..., Future]:
-        if name.startswith("_"):
-            raise AttributeError(f"{name!r}: only public methods can be called in another node")
-        submit, timeout = self._submit, self._timeout
-
-        def method(*args: Any, **kwargs: Any) -> Future:
-            return submit(name, args, kwargs, timeout)
-
-        method.__name__ = name
-        self.__dict__[name] = method
-        return method
 
 
 class Target:

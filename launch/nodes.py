@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from launch.handles import Handle, dereference_nest, timeout_seconds, walk_handles
+from launch import context
+from launch.handles import Handle, dereference_nest, replace_handles, timeout_seconds
 
 _ids = itertools.count(1)
 
@@ -47,13 +50,26 @@ class Node:
     def handles(self) -> list[Handle]:
         """The handles in the arguments: the nodes that this one can call."""
         found: list[Handle] = []
-        walk_handles((self._args, self._kwargs), found.append)
+
+        def note(handle: Handle) -> Handle:
+            found.append(handle)
+            return handle
+
+        replace_handles((self._args, self._kwargs), note)
         return found
 
     def claim(self) -> None:
+        """Marks the node as one of a program."""
         if self._claimed:
             raise ValueError(f"{self.description} has been added to a program already; make a new node")
         self._claimed = True
+
+    def copy(self) -> Node:
+        """A node with the same constructor and arguments that is in no program."""
+        other = copy.copy(self)
+        other.node_id = next(_ids)
+        other._claimed = False
+        return other
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Replaces the arguments, for nodes that refer to each other in a circle."""
@@ -145,8 +161,8 @@ class ReplayNode(Node):
     Args:
       tables_fn: makes the tables, in the node's process.
       checkpointer_fn: makes the checkpointer, or None.
-      backend: name of a module with Reverb's Python interface. If it has ``serve_node`` and ``connect_node``
-        they are used, else its ``Server`` and ``Client``.
+      backend: name of a module with Reverb's Python interface. If it has `serve_node` and `connect_node`
+        they are used, else its `Server` and `Client`.
     """
 
     serves = "replay"
@@ -189,6 +205,47 @@ class ReplayNode(Node):
             obj.close()
         elif hasattr(obj, "stop"):  # dm-reverb's server
             obj.stop()
+
+
+class ReverbNode(ReplayNode):
+    """A `ReplayNode` with the arguments of Launchpad's.
+
+    Args:
+      priority_tables_fn: makes the tables, in the node's process.
+      checkpoint_ctor: makes the checkpointer, or None.
+      checkpoint_time_delta_minutes: minutes between two checkpoints; None makes none by itself. The serial
+        engine makes none, because nothing there depends on a clock.
+    """
+
+    def __init__(
+        self,
+        priority_tables_fn: Callable[[], Any],
+        checkpoint_ctor: Callable[[], Any] | None = None,
+        checkpoint_time_delta_minutes: float | None = None,
+    ) -> None:
+        if checkpoint_time_delta_minutes is not None and checkpoint_time_delta_minutes <= 0:
+            raise ValueError(
+                f"checkpoint_time_delta_minutes: got {checkpoint_time_delta_minutes}, expected minutes > 0"
+            )
+        super().__init__(priority_tables_fn, checkpointer_fn=checkpoint_ctor)
+        self._delta_minutes = checkpoint_time_delta_minutes
+
+    def serve(
+        self, *, embedded: bool, concurrent: bool, address: str | None, port: int | None, curve: Any
+    ) -> Any:
+        server = super().serve(
+            embedded=embedded, concurrent=concurrent, address=address, port=port, curve=curve
+        )
+        if self._delta_minutes is not None and concurrent:
+            stopped, seconds = context.stop_event(), 60 * self._delta_minutes
+
+            def checkpoint() -> None:
+                client = connect_replay(self.backend, server if embedded else None, address, port, curve)
+                while not stopped.wait(seconds):
+                    client.checkpoint()
+
+            threading.Thread(target=checkpoint, name="replay-checkpoints", daemon=True).start()
+        return server
 
 
 def connect_replay(backend: str, server: Any, address: str | None, port: int | None, curve: Any) -> Any:

@@ -67,6 +67,8 @@ class Program:
         _check_label(group)
         if not isinstance(node, Node):
             raise TypeError(f"add_node(node): expected a node such as lp.CourierNode(...), got {node!r}")
+        if node in self.get_all_nodes() and node.serves is None and not node.parts():
+            node = node.copy()  # runs once more, as in Launchpad; what is served has one address
         for part in (node, *node.parts()):
             part.claim()
         nodes = self.groups.setdefault(group, [])

@@ -12,9 +12,9 @@ from launch.batching import BatchedMethod
 from launch.context import Runtime, activate, deactivate, entered
 from launch.engines.base import BackOff, Job, Leaf, Options, Unit, find_leaf, node_error, plan, unserved
 from launch.errors import CallTimeout, LaunchError, ProgramStopped
+from launch.futures import expire, follow, settle
 from launch.handles import Client, Target
 from launch.nodes import CourierNode, ReplayNode, connect_replay
-from launch.pool import DaemonPool, expire, follow, settle
 from launch.program import Program
 
 
@@ -68,7 +68,6 @@ class LocalRuntime(Runtime):
         self._changed = threading.Condition()
         self._building = threading.local()
         self._clients: dict[int, Any] = {}
-        self._pool = DaemonPool("launch-call", limit=1024)
 
     def request_stop(self, result: Any = None) -> None:
         self._request_stop(result)
@@ -148,12 +147,21 @@ class LocalRuntime(Runtime):
         if not isinstance(node, CourierNode):
             raise unserved(place.leaf)
 
+        room = threading.BoundedSemaphore(node.client_options["max_in_flight"])
+
         def call(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
             if timeout is not None and self._concurrent:
-                return submit(name, args, kwargs, timeout).result()
+                return begin(name, args, kwargs, timeout).result()
             return self._invoke(place, name, args, kwargs)
 
         def submit(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
+            if not room.acquire(timeout=timeout):
+                raise CallTimeout(f"{place.label}.{name} found no room within {timeout} s")
+            future = begin(name, args, kwargs, timeout)
+            future.add_done_callback(lambda _: room.release())
+            return future
+
+        def begin(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
             future: Future = Future()
 
             def work() -> None:
@@ -170,7 +178,7 @@ class LocalRuntime(Runtime):
                 with entered(self, place.leaf.context):
                     follow(future, method.submit(args, kwargs))
             else:
-                self._pool.submit(work)
+                threading.Thread(target=work, name="launch-call", daemon=True).start()
             if timeout is not None:
                 text = f"{place.label}.{name} was not answered within {timeout} s"
                 expire(future, timeout, CallTimeout(text))
@@ -194,10 +202,6 @@ class LocalRuntime(Runtime):
         with entered(self, place.leaf.context):
             place.leaf.node.close(place.object)
         place.state = "failed" if failed else "closed"
-
-    def end(self) -> None:
-        """Lets go of the threads; nothing is called any more."""
-        self._pool.close()
 
 
 class LocalJob(Job):
@@ -266,6 +270,5 @@ class LocalJob(Job):
             except Exception as error:
                 place.state = "failed"
                 self.outcome.fail(node_error(place.label, error))
-        self._runtime.end()
         deactivate(self._runtime)
         self.outcome.end()

@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 
 from launch.errors import CallLost, CallTimeout, ClientClosed, LaunchError, ProgramStopped
-from launch.pool import settle
+from launch.futures import settle
 from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
 

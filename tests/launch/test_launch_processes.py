@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 import launch as lp
-from launch.engines.processes import fork_client
+from launch.engines.processes import folders, fork_client
 
 PATIENCE = 60.0
 
@@ -298,11 +299,11 @@ SCRIPT = """
 class Script:
     """A launcher in a process of its own; it defines its nodes in ``__main__`` and has no main guard."""
 
-    def __init__(self, tmp_path, wait):
+    def __init__(self, tmp_path, wait, script=SCRIPT):
         path = tmp_path / "script.py"
-        path.write_text(textwrap.dedent(SCRIPT).replace("{wait}", wait))
+        path.write_text(textwrap.dedent(script).replace("{wait}", wait))
         self.sockets = tmp_path / "s"
-        self.sockets.mkdir()
+        self.sockets.mkdir(exist_ok=True)
         environment = {**os.environ, "TMPDIR": str(self.sockets), "XDG_RUNTIME_DIR": ""}
         root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
         environment["PYTHONPATH"] = root
@@ -375,6 +376,122 @@ def test_nodes_end_when_the_launcher_is_killed(short_tmp):
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
     assert "closed" in script.lines
     assert list(script.sockets.iterdir()) == []
+
+
+SAVES = """
+    import os, sys, time
+    import launch as lp
+
+    def say(line):
+        os.write(1, (line + "\\n").encode())
+
+    class Store:
+        def __init__(self):
+            say(f"node {os.getpid()}")
+            self.saved = None
+        def put(self, value):
+            self.saved = value
+        def close(self):
+            say(f"store closes with {self.saved}")
+
+    class Learner:
+        def __init__(self, store):
+            say(f"node {os.getpid()}")
+            self.store = store
+        def run(self):
+            say("working")
+            lp.wait_for_stop()
+            time.sleep(0.5)
+            self.store.put("parameters")
+        def close(self):
+            say("learner closes")
+
+    program = lp.Program("saves")
+    store = program.add_node(lp.CourierNode(Store), label="store")
+    program.add_node(lp.CourierNode(Learner, store), label="learner")
+    lp.launch(program)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=lambda n: n.name)
+def test_workers_save_before_services_close(short_tmp, number):
+    """Also when the launcher dies without a word."""
+    script = Script(short_tmp, "", SAVES)
+    script.read_until("working")
+    os.kill(script.process.pid, number)
+    assert script.finish() != 0
+    said = [line for line in script.lines if "closes" in line]
+    assert said == ["learner closes", "store closes with parameters"]
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_what_a_killed_program_left_the_next_one_removes(short_tmp):
+    script = Script(short_tmp, "lp.wait_for_stop()")
+    script.read_until("working")
+    (folder,) = script.sockets.iterdir()
+    job = folder.name.split("-")[1]
+    assert os.path.isdir(f"/dev/shm/lp-{job}")
+    (server,) = [p for p in psutil.Process(script.process.pid).children() if p not in script.nodes]
+    folders.sweep()
+    assert os.path.isdir(f"/dev/shm/lp-{job}"), "its processes live"
+    server.suspend()  # else it cleans up
+    script.process.kill()
+    server.kill()
+    script.finish()
+    assert os.path.isdir(f"/dev/shm/lp-{job}") and folder.exists()
+    again = Script(short_tmp, "lp.stop()")
+    again.finish()
+    assert not os.path.exists(f"/dev/shm/lp-{job}")
+    assert list(script.sockets.iterdir()) == []
+
+
+def test_launches_leave_no_files_open():
+    def files():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def run():
+        program = lp.Program("short")
+        program.add_node(lp.PyNode(lp.stop, 1), label="main")
+        assert lp.launch(program) == 1
+
+    run()
+    before = files()
+    for _ in range(6):
+        run()
+    assert files() == before
+
+
+def test_a_cached_function_of_the_script(short_tmp):
+    path = short_tmp / "script.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import functools
+            import launch as lp
+
+            @functools.lru_cache(maxsize=3)
+            def double(x):
+                return 2 * x
+
+            def main(function):
+                lp.stop((function(4), function.cache_parameters()["maxsize"], double(1)))
+
+            program = lp.Program("cached")
+            program.add_node(lp.PyNode(main, double), label="main")
+            print(lp.launch(program))
+            """
+        )
+    )
+    root = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout.strip() == "(8, 3, 2)", done.stderr
 
 
 def test_nodes_end_when_the_fork_server_is_killed():

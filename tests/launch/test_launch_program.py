@@ -14,7 +14,6 @@ import pytest
 
 import launch as lp
 from launch.handles import dereference_nest
-from launch.pool import DaemonPool
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
 PATIENCE = 30.0
@@ -74,7 +73,7 @@ def nested_group(program):
 
 
 def added_twice(program):
-    node = lp.PyNode(nothing)
+    node = lp.CourierNode(Nothing)
     program.add_node(node, label="a")
     program.add_node(node, label="a")
 
@@ -379,31 +378,6 @@ def test_thread_that_does_not_end_is_reported_with_its_stack():
             lp.launch(program, "threads", stop_timeout=0.1)
     finally:
         release.set()
-
-
-def test_pool_reuses_threads_and_bounds_them():
-    pool = DaemonPool("test", limit=2)
-    seen, meet = set(), threading.Barrier(3)
-    more = threading.Semaphore(0)
-
-    def work():
-        seen.add(threading.get_ident())
-        meet.wait(PATIENCE)
-
-    for _ in range(2):
-        pool.submit(work)
-    meet.wait(PATIENCE)
-    for _ in range(10):
-        pool.submit(lambda: (seen.add(threading.get_ident()), more.release()))
-    for _ in range(10):
-        assert more.acquire(timeout=PATIENCE)
-    assert len(seen) == 2
-    pool.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        pool.submit(work)
-
-
-# Examples.
 
 
 @pytest.mark.parametrize("engine", ["serial", "threads", "processes"])

@@ -15,6 +15,7 @@ told where. See `launch.engines.supervised.job` for how nodes are looked after: 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -32,11 +33,14 @@ from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Host
 from launch.engines.supervised.runtime import Entry
+from launch.errors import LaunchError
 from launch.program import Program
 
 _SILENCE = 1.0  # seconds that a node is listened to at a time
 _PATIENCE = 15.0  # seconds after which we say that a node still waits for a place
 _PLACES = 3  # how often a node is placed anew because a machine was lost before it lived
+_HEAD_PERIOD = 2.0  # seconds between two looks at the head of the cluster
+_HEAD_FAILURES = 3  # looks in a row that fail when the head is dead
 _LOCAL_OBJECT_STORE = 100 << 20  # bytes; nodes do not use Ray's object store
 
 _log = logging.getLogger("launch")
@@ -51,6 +55,7 @@ class RayJob(SupervisedJob):
     """A program of Ray actors."""
 
     engine = "ray"
+    _server: RayHost
 
     def _open(self) -> tuple[dict[int, Entry], Host]:
         self._ray = _import_ray()
@@ -67,7 +72,8 @@ class RayJob(SupervisedJob):
             raise
 
     def _clean_up(self) -> None:
-        if self._owns_ray:
+        # Ray's own shutdown waits for a minute for a head that is dead.
+        if self._owns_ray and not self._server.head_is_dead:
             self._ray.shutdown()
 
 
@@ -77,11 +83,14 @@ class RayHost:
     def __init__(self, ray: Any, job: str, units: list[Unit], options: Options) -> None:
         self._ray = ray
         self._job = job
+        self._head = ray.get_runtime_context().gcs_address
         self.line, self._end = socket.socketpair()
         self._telling = threading.Lock()
         self._received = b""
         self._lives: dict[int, _Life] = {}
         self._names = itertools.count(1)
+        self._closed = threading.Event()
+        self.head_is_dead = False
         self._groups: dict[str, Any] = {}
         self._actor_class = ray.remote(
             concurrency_groups=actor.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
@@ -98,6 +107,8 @@ class RayHost:
                     [_needs(resources, bundle=True)] * members[group], strategy=resources.strategy
                 )
 
+        threading.Thread(target=self._watch_head, name="ray-head", daemon=True).start()
+
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         ours, theirs = socket.socketpair()
         ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
@@ -113,9 +124,20 @@ class RayHost:
 
     def read(self) -> list[dict[str, Any]]:
         *lines, self._received = (self._received + self.line.recv(65536)).split(b"\n")
+        if self.head_is_dead:
+            raise LaunchError(
+                f"the head of the Ray cluster at {self._head} does not answer: it died or cannot be reached, "
+                "and the nodes end with it. Start a head and launch again."
+            )
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
+        self._closed.set()
+        if self.head_is_dead:  # calls to Ray, and its own end, would wait for a minute
+            atexit.unregister(self._ray.shutdown)
+            if sys.excepthook.__module__.startswith("ray."):  # tells the head
+                sys.excepthook = sys.__excepthook__
+            return
         for life in self._lives.values():
             life.kill()
         for life in self._lives.values():
@@ -124,6 +146,21 @@ class RayHost:
             self._ray.util.remove_placement_group(group)
         self.line.close()
         self._end.close()
+
+    def _watch_head(self) -> None:
+        """Ray waits for a minute for a head that is gone and then ends this process: notice it before."""
+        failures = 0
+        while failures < _HEAD_FAILURES:
+            if self._closed.wait(_HEAD_PERIOD):
+                return
+            host, _, port = self._head.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+                failures = 0
+            except OSError:
+                failures += 1
+        self.head_is_dead = True
+        self.tell({})
 
     # For the lives.
 
@@ -287,6 +324,11 @@ def _connect(ray: Any) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told that it was used
     try:
         ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.WARNING)
+    except ray.exceptions.AuthenticationError as error:
+        raise LaunchError(
+            "RAY_AUTH_MODE: the Ray cluster expects a token. Set RAY_AUTH_MODE=token for this program and "
+            "for `ray start` on every machine, with the same token in ~/.ray/auth_token."
+        ) from error
     except ConnectionError:
         if "RAY_ADDRESS" in os.environ:
             raise

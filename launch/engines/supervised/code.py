@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -20,7 +22,9 @@ def dumps(unit: Unit) -> bytes:
         for module in {id(m): m for leaf in unit.leaves for m in _modules(leaf.node)}.values():
             cloudpickle.register_pickle_by_value(module)
             by_value.append(module)
-        return cloudpickle.dumps(unit)
+        with io.BytesIO() as file:
+            _Pickler(file).dump(unit)
+            return file.getvalue()
     except Exception as error:
         raise TypeError(
             f"node {unit.label!r} cannot be sent to its process: {error}. Pass what is needed to make "
@@ -29,6 +33,19 @@ def dumps(unit: Unit) -> bytes:
     finally:
         for module in by_value:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Also takes functions of `__main__` behind `functools.lru_cache`, which pickle by name only."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        return super().reducer_override(obj)
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _modules(node: Node) -> Iterator[ModuleType]:

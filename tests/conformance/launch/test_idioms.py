@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib
 import logging
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -105,9 +107,7 @@ def test_ways_of_waiting_for_the_stop(concurrent_engine, wait):
 
     program = lp.Program("program_wait")
     function = {"wait_for_stop": poll, "stop_event": event, "register_stop_handler": handler}[wait]
-    # On threads objects are made one after another, so only a process may spend its life in a constructor.
-    node = lp.PyNode if concurrent_engine == "threads" else lp.CourierNode
-    program.add_node(node(function), label="_waiter")
+    program.add_node(lp.CourierNode(function), label="_waiter")
     program.add_node(lp.PyNode(lp.stop, "over"), label="_stop_program")
     assert lp.launch(program, concurrent_engine) == "over"
 
@@ -229,7 +229,7 @@ def test_cancelled_futures_and_bounded_flight(concurrent_engine):
     program.add_node(lp.PyNode(main, gate), label="main")
     waits, who = lp.launch(program, concurrent_engine)
     assert who == [0, 1, 2]
-    assert waits or concurrent_engine not in ("processes", "ray")
+    assert waits
 
 
 def test_an_error_of_a_class_that_only_the_node_can_import(engine, tmp_path, monkeypatch):
@@ -278,3 +278,127 @@ def test_array_arguments_of_every_kind(engine):
     producer = program.add_node(lp.CourierNode(Producer), label="producer")
     program.add_node(lp.PyNode(main, producer), label="main")
     assert lp.launch(program, engine) == "ok"
+
+
+class Asks:
+    """Its constructor waits for another node."""
+
+    def __init__(self, other):
+        self._answer = other.answer()
+
+    def answer(self):
+        return self._answer + 1
+
+
+class Answers:
+    def answer(self):
+        return 1
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_a_constructor_may_wait_for_a_node_that_is_added_later(engine, colocated):
+    program = lp.Program("constructors")
+    first, second, third = lp.CourierNode(Asks), lp.CourierNode(Asks), lp.CourierNode(Answers)
+    first.configure(second.create_handle())
+    second.configure(third.create_handle())
+    main = lp.PyNode(lambda node: lp.stop(node.answer()), first.create_handle())
+    if colocated:
+        program.add_node(lp.MultiThreadingColocation([first, second, third, main]), label="all")
+    else:
+        for label, node in (("first", first), ("second", second), ("third", third), ("main", main)):
+            program.add_node(node, label=label)
+    assert lp.launch(program, engine) == 3
+
+
+class Slow:
+    def __init__(self):
+        self._open = threading.Event()
+
+    def is_there(self):
+        return True
+
+    def wait(self):
+        return self._open.wait(PATIENCE)
+
+    def open(self):
+        self._open.set()
+
+
+@pytest.mark.parametrize("timeout", [datetime.timedelta(seconds=0.1), 0.1])
+def test_call_timeouts_as_courier_takes_them(concurrent_engine, timeout):
+    def main(slow):
+        unlimited = slow.with_timeout(0)  # 0 is none
+        assert unlimited.is_there()
+        try:
+            slow.wait()
+        except lp.CallTimeout:
+            unlimited.open()
+            lp.stop(unlimited.wait())
+
+    program = lp.Program("timeouts")
+    options = {"courier_client_kwargs": {"call_timeout": timeout}, "courier_kwargs": {"thread_pool_size": 4}}
+    slow = program.add_node(lp.CourierNode(Slow, **options), label="slow")
+    program.add_node(lp.PyNode(main, slow), label="main")
+    assert lp.launch(program, concurrent_engine) is True
+
+
+def test_a_future_can_be_cancelled_until_its_answer_is_there(concurrent_engine):
+    def main(slow):
+        held = slow.futures.wait()
+        time.sleep(0.2)  # by now the node is at it
+        cancelled = held.cancel()
+        slow.open()
+        done = slow.futures.wait()
+        done.result(PATIENCE)
+        lp.stop((cancelled, held.cancelled(), done.cancel()))
+
+    program = lp.Program("cancel")
+    slow = program.add_node(lp.CourierNode(Slow), label="slow")
+    program.add_node(lp.PyNode(main, slow), label="main")
+    assert lp.launch(program, concurrent_engine) == (True, True, False)
+
+
+def test_a_node_in_two_groups_runs_twice(engine):
+    class Tally:
+        def __init__(self):
+            self._labels = []
+
+        def add(self, label):
+            self._labels.append(label)
+            if len(self._labels) == 2:
+                lp.stop(sorted(self._labels))
+
+    program = lp.Program("twice")
+    tally = program.add_node(lp.CourierNode(Tally), label="tally")
+    node = lp.PyNode(lambda tally: tally.add(lp.get_node_context().label), tally)
+    program.add_node(node, label="a")
+    program.add_node(node, label="b")
+    assert lp.launch(program, engine) == ["a-0", "b-0"]
+
+
+def test_waiting_for_groups(concurrent_engine):
+    program = lp.Program("groups")
+    program.add_node(lp.PyNode(lambda: None), label="short")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="long")
+    with lp.start(program, concurrent_engine) as job:
+        job.wait(["short"], timeout=PATIENCE)
+        assert not job.over
+        with pytest.raises(TimeoutError):
+            job.wait(["short", "long"], timeout=0.1)
+        with pytest.raises(ValueError, match="medium"):
+            job.wait(["medium"])
+
+
+def test_serial_finds_a_wait_that_nothing_can_end():
+    for wait in (lp.wait_for_stop, lambda: lp.stop_event().wait()):
+        program = lp.Program("waits")
+        program.add_node(lp.PyNode(wait), label="waits")
+        with pytest.raises(lp.NodeError, match="DeadlockError"):
+            lp.launch(program, "serial")
+
+
+def test_batched_handlers_take_launchpads_arguments():
+    method = lp.batched_handler(8, 2, datetime.timedelta(milliseconds=50), True)(Answers().answer)
+    assert (method._batch_size, method._parallelism, method._timeout, method._pad) == (8, 2, 0.05, True)
+    with pytest.raises(ValueError, match="max_parallelism"):
+        lp.batched_handler(8, 0.5)

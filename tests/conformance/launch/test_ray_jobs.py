@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,81 @@ def test_a_program_joins_the_cluster_that_there_is(cluster, folder, before):
     code, text = run([sys.executable, "program.py"], folder(before), RAY_ADDRESS=cluster.address)
     assert code == 0, text
     assert "the sum is 55" in text
+
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def test_a_cluster_that_expects_a_token(folder, tmp_path):
+    """The recipe of `docs/launch.md`; without `RAY_AUTH_MODE` the error names it."""
+    home = tmp_path / "home"
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray" / "auth_token").write_text(TOKEN)
+    ray, port = str(Path(sys.executable).with_name("ray")), free_port()
+    mode = {"HOME": str(home), "RAY_AUTH_MODE": "token"}
+    head = ["start", "--head", f"--port={port}", "--include-dashboard=false", "--num-cpus=2", "--block"]
+    environment = {**os.environ, **mode, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""}
+    with subprocess.Popen([ray, *head, f"--temp-dir=/tmp/ray-{port}"], env=environment) as process:
+        try:
+            wait_for_port(port)
+            address = {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+            code, text = run([sys.executable, "program.py"], folder(), **mode, **address)
+            assert code == 0, text
+            assert "the sum is 55" in text
+            code, text = run([sys.executable, "program.py"], folder(), HOME=str(home), **address)
+            assert code != 0
+            assert "RAY_AUTH_MODE" in text
+        finally:
+            process.terminate()
+
+
+def wait_for_port(port):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError(f"nothing listens at {port}")
+
+
+WAITS = """
+    import launch as lp
+
+    program = lp.Program("waits")
+    program.add_node(lp.PyNode(lambda: (print("working", flush=True), lp.wait_for_stop())), label="main")
+    lp.launch(program, engine="ray", directory="run")
+"""
+
+
+def test_the_death_of_the_head_ends_the_launcher(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 100 << 20},
+    )
+    (tmp_path / "program.py").write_text(textwrap.dedent(WAITS))
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    launcher = subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**inherited, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": cluster.address},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        log = tmp_path / "run" / "logs" / "main-0.log"
+        deadline = time.monotonic() + PATIENCE
+        while not (log.exists() and "working" in log.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        began = time.monotonic()
+        cluster.head_node.kill_gcs_server()
+        _, text = launcher.communicate(timeout=PATIENCE)
+        assert time.monotonic() - began < 45
+        assert launcher.returncode not in (0, None)
+        assert "the head of the Ray cluster" in text
+        assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
+    finally:
+        launcher.kill()
+        cluster.shutdown()

@@ -1,0 +1,35 @@
+"""How futures get their results, wherever those come from."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+
+def settle(future: Future, result: Any = None, error: BaseException | None = None) -> None:
+    """Sets the result or the error of `future`, unless the future is done or was canceled."""
+    with contextlib.suppress(InvalidStateError):
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+def follow(future: Future, other: Future) -> None:
+    """Gives `future` the result or the error of `other`."""
+
+    def done(other: Future) -> None:
+        error = other.exception()
+        settle(future, other.result() if error is None else None, error)
+
+    other.add_done_callback(done)
+
+
+def expire(future: Future, timeout: float, error: BaseException) -> None:
+    """Sets `error` after `timeout` seconds unless the future is done by then."""
+    timer = threading.Timer(timeout, settle, (future, None, error))
+    timer.daemon = True
+    timer.start()
+    future.add_done_callback(lambda _: timer.cancel())
