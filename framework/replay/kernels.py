@@ -82,12 +82,14 @@ class Kernels:
 
     def acquire(self, counts: np.ndarray, rows: np.ndarray) -> None:
         """Adds 1 to `counts` of each row; IndexError, and nothing done, if one is out of range."""
-        _check_range(counts, rows)
+        if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):  # negative ones are huge
+            raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
         np.add.at(counts, rows, np.int32(1))
 
     def drop(self, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Subtracts 1; the rows that come to 0, ascending. IndexError as for `acquire`."""
-        _check_range(counts, rows)
+        if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):
+            raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
         np.subtract.at(counts, rows, np.int32(1))
         over = counts.take(rows) == 0
         if not np.count_nonzero(over):
@@ -129,12 +131,6 @@ class CompiledKernels(Kernels):
         counts = np.empty(len(slots), np.int32)
         self._count(times, slots, counts)
         return counts
-
-
-def _check_range(counts: np.ndarray, rows: np.ndarray) -> None:
-    # Negative ones are huge as unsigned numbers.
-    if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):
-        raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
 
 
 # What is compiled.
