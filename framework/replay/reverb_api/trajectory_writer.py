@@ -17,11 +17,11 @@ A step is one row, whatever number of items and tables refer to it. A row lives 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,14 +35,6 @@ from framework.types import Nest
 UNLIMITED = 1_000_000
 
 
-class WriterMaker(Protocol):
-    """What a `TrajectoryWriter` needs of a client."""
-
-    def batch_writer(self, max_in_flight_items: int | None = None) -> contracts.Writer:
-        """A new writer."""
-        ...
-
-
 class TrajectoryWriter:
     """See the module. For one thread. A writer that is dropped without `close` releases its rows.
 
@@ -54,7 +46,7 @@ class TrajectoryWriter:
 
     def __init__(
         self,
-        client: WriterMaker,
+        client: contracts.Client,
         num_keep_alive_refs: int,
         max_in_flight_items: int = UNLIMITED,
     ):
@@ -321,18 +313,16 @@ class TrajectoryWriter:
         return leaves, shape
 
 
+@dataclasses.dataclass(slots=True)
 class _Shape:
     """The structure of a nest: the paths of its leaves, and how to put leaves back.
 
     `merged` says whether the writer's columns cover it.
     """
 
-    __slots__ = ("merged", "pack", "paths")
-
-    def __init__(self, paths: list[str], pack: Callable[[list], Nest]):
-        self.paths = paths
-        self.pack = pack
-        self.merged = False
+    paths: list[str]
+    pack: nests.Pack
+    merged: bool = False
 
 
 def _new_episode() -> int:
