@@ -78,7 +78,7 @@ def find_agent(name: str) -> AgentEntry:
         return AgentEntry(plain, known[plain])
     if not known:
         raise ValueError(
-            f"agent: got {name!r}, and no installed package declares agents. Install this one anew: "
+            f"agent: got {name!r}, and no installed package declares agents. Reinstall this one: "
             "pip install -e . (or give module:Class)."
         )
     raise ValueError(

@@ -178,6 +178,7 @@ def make_server_socket(
     *,
     socket_type: int = zmq.ROUTER,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    max_queued_messages: int = 0,
 ) -> zmq.Socket:
     """A bound socket that lets in only peers that know ``curve``.
 
@@ -187,6 +188,7 @@ def make_server_socket(
         ipc or loopback.
       socket_type: ROUTER unless another is asked for.
       max_frame_bytes: a peer that sends a larger frame is disconnected.
+      max_queued_messages: that wait here for one peer, each way; 0 for no limit. Sending more is zmq.Again.
 
     Returns:
       The socket; `bound_address` tells where clients connect to.
@@ -200,6 +202,7 @@ def make_server_socket(
     try:
         _set_common_options(socket)
         socket.maxmsgsize = max_frame_bytes
+        socket.sndhwm = socket.rcvhwm = max_queued_messages
         if socket_type == zmq.ROUTER:
             socket.router_mandatory = True  # sending to a peer that has gone is an error, not a silent loss
         if curve is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS
+from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError, WouldBlockError
 from framework.replay.late import LateFlush
 from framework.replay.local.rows import HeldRows
@@ -32,7 +32,7 @@ _HELD_BACK = 32
 _DELAY = 0.005
 
 
-class LocalWriter:
+class LocalWriter(Writer):
     """Writes straight into the row store and the tables of this process. See `contracts.Writer`.
 
     A writer that is dropped without ``close`` is ended when a table is read or another writer is made: its
