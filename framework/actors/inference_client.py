@@ -70,14 +70,14 @@ class Port(abc.ABC):
         return None
 
     def close(self) -> None:
-        """Lets go of the server."""
+        """Disconnects from the server."""
         return None
 
 
 class InferenceActor(core.Actor, core.Saveable):
     """Acts for ``num_envs`` envs with actions that come from a port.
 
-    It may be told to ask early, when it has seen an observation and before anybody wants the action::
+    It can ask early: when it has the observation, and before the action is needed::
 
         actor.observe(action, timestep)
         actor.request()                     # the port is at work from here …
@@ -115,7 +115,7 @@ class InferenceActor(core.Actor, core.Saveable):
             self._requested = True
 
     def discard(self) -> None:
-        """Lets an answer that nobody will use go by."""
+        """Drops the answer of an open request."""
         if self._requested:
             self._requested = False
             self.port.answer()
@@ -149,7 +149,7 @@ class InferenceActor(core.Actor, core.Saveable):
         self._observation = None
 
     def close(self) -> None:
-        """Lets go of the port; an open request is dropped."""
+        """Closes the port; an open request is dropped."""
         self._requested = False
         self.port.close()
 

@@ -2,9 +2,9 @@
 
 A batch is fired
 
-- at once, when ``max_batch`` rows wait, or all clients that are connected do (nobody else could come);
+- at once, when ``max_batch`` rows wait, or all connected clients wait;
 - ``timeout`` seconds after its first request, if ``min_batch`` rows wait;
-- after ``PATIENCE`` seconds whatever waits, so that a client that died holds nobody up for good.
+- ``PATIENCE`` seconds after its first request in any case, so that a dead client does not stop the others.
 
 No step of the policy is for more than ``max_batch`` rows: a client that has more is acted for in several.
 
@@ -295,8 +295,8 @@ class InferenceServer:
             if not self._waiting:
                 return []
             rows = sum(client.rows.envs for client in self._waiting)
-            everybody = len(self._waiting) >= len(self._clients) or self._stopping
-            if rows < self._max_batch and not everybody and (self._patience() or 0.0) > 0.0:
+            complete = len(self._waiting) >= len(self._clients) or self._stopping
+            if rows < self._max_batch and not complete and (self._patience() or 0.0) > 0.0:
                 return []
             batch: list[_Client] = []
             size = 0
@@ -333,7 +333,7 @@ class InferenceServer:
             version = self.version
             for client in batch:
                 self._answer(client, version)
-            if self._variables is not None and self._updates:  # after the answers: nobody waits for this
+            if self._variables is not None and self._updates:  # after the answers: no client waits for this
                 try:
                     self._variables.update()
                 except Exception as error:

@@ -1,4 +1,4 @@
-"""The rows of a batch of inference: every env has one, for good, in preallocated columns.
+"""The rows of a batch of inference: every env keeps one row of preallocated columns.
 
 As in SEED (Espeholt et al., 2020) a batch is never put together by concatenating requests: a client writes
 its observations into the rows it was given when it connected, and reads its actions there. Rows of clients
@@ -50,7 +50,7 @@ class Slots:
     Not thread-safe: one thread acts, clients touch only rows for which no answer is due.
 
     Args:
-      policy: a pure step; its parameters are somebody else's business.
+      policy: a pure step; its parameters are kept fresh elsewhere.
       spec: the ``EnvironmentSpec`` of one env.
       capacity: rows, which is envs of all clients together.
       allocate: ``(name, shape, dtype)`` to a zeroed array; private memory if None.

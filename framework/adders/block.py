@@ -7,6 +7,7 @@ items only when the arrays are full, when somebody in this process reads, or aft
 
 from __future__ import annotations
 
+import abc
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ import numpy as np
 
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, is_absent
-from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+from framework.replay.contracts import Writer
+from framework.replay.errors import DeadlineExceededError, WouldBlockError
 from framework.types import FIRST, LAST, Nest
 
 NO_ROW = -1
@@ -35,18 +37,24 @@ _MAX_BLOCK_BYTES = 4 << 20
 class BlockAdder(Adder):
     """What all adders share: envs, checks, staging, visibility, end.
 
-    Row ``t`` of env ``b`` is the observation that the env saw at time ``t`` and what its action led to.
-    After ``add``, row ``_t`` is open: it has an observation and no action yet. ``_kinds[t, b]`` is the step
-    type of the row's time step. A row closes its episode if it is LAST, or if the row after it is FIRST (an
-    episode that was cut short); every other row but the open one is a transition. The first ``history`` rows
-    of the arrays are rows of earlier blocks, which windows reach back to.
+    Row `t` of env `b` is the observation that the env saw at time `t` and what its action led to. After
+    `add`, row `_t` is open: it has an observation and no action yet. `_kinds[t, b]` is the step type of the
+    row's time step. A row closes its episode if it is LAST, or if the row after it is FIRST (an episode that
+    was cut short); every other row but the open one is a transition. The first `history` rows of the arrays
+    are rows of earlier blocks, which windows reach back to.
+
+    A subclass says what becomes of a block: `_begin`, `_emit`, `_shift`, `_forget`. It may check or count a
+    step in `_advance`, before the step is taken.
     """
+
+    # Whether staged rows may make items before the block is full, so that a reader or the clock has them
+    # written.
+    _writes_early = True
 
     def __init__(
         self,
         client: Any,
         history: int,
-        items_per_step: int,
         priority_fns: PriorityFns | None,
         max_in_flight_items: int | None,
         max_delay: float,
@@ -55,53 +63,48 @@ class BlockAdder(Adder):
         """Prepares the writer; arrays are made when the first time step shows their shapes.
 
         Args:
-          client: any client of ``framework.replay``.
+          client: any client of `framework.replay`.
           history: how many rows back a window may reach.
-          items_per_step: the most items that one step of one env can make.
-          priority_fns: ``{table: fn or None}``; see ``PriorityFn``.
-          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too.
+          priority_fns: `{table: fn or None}`; see `PriorityFn`.
+          max_in_flight_items: how many items may wait for room in a table before `add` waits too.
           max_delay: seconds after which staged time steps are written at the latest, by a thread if need be.
-            Has no effect on clients that are not concurrent: there nobody else could look.
-          max_staged: rows of all envs that may be staged, one time step at least; None for as many as pay.
+            Has no effect on clients that are not concurrent: there, a reader has them written.
+          max_staged: rows of all envs that may be staged, one time step at least; None for a few megabytes.
         """
         if priority_fns is None:
             priority_fns = {REPLAY_TABLE: None}
         if not priority_fns:
-            raise ValueError("priority_fns: got no table, expected at least one, as {'replay': None}.")
-        self._client = client
+            raise ValueError("priority_fns: got no table, expected at least one, as in {'replay': None}.")
         self._priority_fns = dict(priority_fns)
-        self._writer = client.batch_writer(max_in_flight_items=max_in_flight_items)
+        self._writer: Writer = client.batch_writer(max_in_flight_items=max_in_flight_items)
         self._concurrent = bool(client.concurrent)
         self._history = history
-        self._items_per_step = items_per_step
         self._max_delay = max_delay
         self._max_staged = max_staged
-        # What went wrong in the late thread.
-        self._error: BaseException | None = None
         # Held while arrays change: a reader in another thread of this process may ask for staged items.
         self._lock = threading.RLock()
+        self._error: BaseException | None = None  # of the late thread
         self._closed = False
         self._open = False  # whether row _t exists
         self._t = history
-        self._steps = 0  # time steps in a block
+        self._last = 0  # the greatest time index
         self._envs: int | None = None  # None: single time steps
         self._width = 1  # envs, where a single time step has one
         self._kind = NO_ROW  # kind of row _t when time steps are single
         self._kinds: np.ndarray = np.zeros((0, 1), np.int8)
         self._kinds_of_one: np.ndarray = self._kinds
-        self._last = 0  # the greatest time index
-        self._limited = type(self)._check_limit is not BlockAdder._check_limit
         self._observation: Field | None = None
         self._action: Field | None = None
         self._reward: Field | None = None
         self._discount: Field | None = None
         self._extras: Field | None = None
-        # Observations are the large leaves: rows of earlier blocks are kept only for who looks at them.
         self._needs_data = any(fn is not None for fn in self._priority_fns.values())
+        # Observations are the large leaves: rows of earlier blocks are kept for priority functions only.
         self._skip = 0 if self._needs_data else history
+        # Seconds that creating items may wait; 0 leaves to the writer's queue what finds no room.
+        self._timeout: float | None = None
         # Episodes of which something was not written: see reset() and each adder.
         self.num_dropped_episodes = 0
-        self._timeout: float | None = None
         self._writer.before_read(self.flush_pending)
 
     # --- what the environment loop calls ---
@@ -122,39 +125,13 @@ class BlockAdder(Adder):
             if not self._open or self._closed or self._error is not None:
                 self._check_usable()
                 raise ValueError("add: there is no open episode; call add_first(timestep) after a reset.")
-            t = self._t
-            step_type = next_timestep.step_type
-            kind: Any
-            if self._envs is None and isinstance(step_type, int):
-                # One env: no arrays of one element.
-                kind = int(step_type)
-                if kind == FIRST:
-                    self._start(next_timestep.observation)
-                    return
-                if self._kind == LAST:
-                    raise ValueError(
-                        f"add: the episode is over, got step type {kind}; expected FIRST, or "
-                        "add_first(timestep)."
-                    )
-            else:
-                kind = self._read_kinds(next_timestep)
-                # FIRST is 0, and count_nonzero() is many times faster than any() and all().
-                continued = np.count_nonzero(kind)
-                ended = self._kinds[t] == LAST
-                if np.count_nonzero(ended) and (over := ended & (kind != FIRST)).any():
-                    raise ValueError(
-                        f"add: the episodes of envs {np.flatnonzero(over).tolist()} are over, got step "
-                        f"types {kind.reshape(-1)[over].tolist()}; expected FIRST there."
-                    )
-                if not continued:
-                    self._start(next_timestep.observation)
-                    return
-            if self._limited:
-                self._check_limit(kind)
+            kind = self._next_kinds(next_timestep)
+            if kind is None:
+                self._start(next_timestep.observation)
+                return
             if self._action is None:
                 self._declare(action, next_timestep, extras)
-            if t + 1 == self._last and not self._concurrent:
-                self._flush_writer(None)  # more would wait with each block
+            t = self._t
             # Nothing counts until _advance(): what a failed call leaves here the next one overwrites.
             self._observation.put(t + 1 - self._skip, next_timestep.observation)  # type: ignore[union-attr]
             self._action.put(t, action)  # type: ignore[union-attr]
@@ -173,75 +150,67 @@ class BlockAdder(Adder):
             self._check_usable()
             if not self._open:
                 return
-            self._emit_block()
-            open_rows = self._kinds[self._history]
-            self.num_dropped_episodes += int(np.count_nonzero(open_rows != LAST))
+            self._write_block()
+            self.num_dropped_episodes += int(np.count_nonzero(self._kinds[self._history] != LAST))
             self._forget()
             self._kinds[:] = NO_ROW
             self._kind = NO_ROW
-            self._t = self._history
             self._open = False
 
     # --- visibility, room and end ---
 
     def flush_pending(self) -> None:
-        """Hands staged time steps to the tables, without waiting; replay calls it before a table is read.
+        """Hands staged time steps to the writer, without waiting; replay calls it before a table is read.
 
-        Whoever reads must not wait for room that only its reading makes. So items that a rate limiter refuses
-        are kept, and nothing happens while another thread is inside this adder.
+        A reader must not wait for room that only its reading makes. So nothing happens while another thread
+        is inside this adder.
         """
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if not self._closed:
-                self._emit_block(timeout=0)
-        finally:
-            self._lock.release()
+        if self._writes_early and self._lock.acquire(blocking=False):
+            try:
+                if not self._closed:
+                    self._write_block(timeout=0)
+            finally:
+                self._lock.release()
 
-    def flush_late(self) -> None:
-        """``flush_pending`` for the writer's late thread; the next call raises what goes wrong."""
+    def _flush_late(self) -> None:
+        """`flush_pending` for the writer's late thread; the next call raises what goes wrong."""
         with self._lock:
-            if not self._closed:
-                try:
-                    self._emit_block(timeout=0)
-                except Exception as error:
-                    self._error = error
+            try:
+                if not self._closed:
+                    self._write_block(timeout=0)
+            except Exception as error:
+                self._error = error
 
     def ready(self) -> bool:
         with self._lock:
             if self._closed:
                 return False
-            self._emit_block(timeout=0)
-            return all(self._writer.can_insert(table) for table in self._priority_fns) and (
-                not self._writer.num_pending
+            if self._writes_early:
+                self._write_block(timeout=0)
+            return (
+                all(self._writer.can_insert(table) for table in self._priority_fns)
+                and not self._writer.num_pending
             )
 
     def flush(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._check_usable()
-            self._emit_block(timeout=0)
-        self._flush_writer(_left(deadline))
-
-    def _flush_writer(self, timeout: float | None) -> None:
-        try:
-            self._writer.flush(timeout)
-        except WouldBlockError as error:
-            raise WouldBlockError(f"{error}. Ask ready() before each add(), and sample meanwhile.") from None
+            self._write_block(timeout=0)
+        self._flush_writer(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             if self._closed:
                 return 0
+            self._error = None
             try:
-                self.flush(timeout)
-            except (DeadlineExceededError, ServerClosed, WouldBlockError):
-                pass  # what did not get in is counted below
+                self._write_block(timeout=0)
             finally:
                 self._closed = True
                 self._open = False
-        return self._writer.close(timeout=_left(deadline))
+        return self._writer.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> BlockAdder:
         return self
@@ -251,24 +220,21 @@ class BlockAdder(Adder):
 
     # --- what each adder does with a block ---
 
-    def _emit(self, t: int) -> None:
-        """Writes the items of rows ``[history, t)`` and of envs whose row ``t`` is LAST."""
-        raise NotImplementedError
-
-    def _forget(self) -> None:
-        """Gives back what the adder holds for rows of the past and for open episodes."""
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def _begin(self) -> None:
         """Called when the arrays exist, before the first row."""
-        raise NotImplementedError
 
-    def _shifted(self, by: int) -> None:
-        """Called after the rows were moved ``by`` time steps to the front."""
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _emit(self, t: int) -> None:
+        """Writes the items of rows `[history, t)` and of envs whose row `t` is LAST."""
 
-    def _check_limit(self, kind: Any) -> None:
-        """Called before a step is taken; raises if it must not be."""
+    @abc.abstractmethod
+    def _shift(self, by: int) -> None:
+        """Called after the rows were moved `by` time steps to the front."""
+
+    @abc.abstractmethod
+    def _forget(self) -> None:
+        """Gives back what the adder holds for rows of the past and for open episodes."""
 
     # --- the rest of this class: staging ---
 
@@ -279,8 +245,36 @@ class BlockAdder(Adder):
             error, self._error = self._error, None
             raise error
 
+    def _next_kinds(self, timestep: Any) -> Any:
+        """The step types of the time step, an int for a single env; None if every env starts an episode.
+
+        Raises:
+          ValueError: an episode is over and the env does not start another one.
+        """
+        step_type = timestep.step_type
+        if self._envs is None and isinstance(step_type, int):
+            # One env: no arrays of one element.
+            kind = int(step_type)
+            if kind == FIRST:
+                return None
+            if self._kind == LAST:
+                raise ValueError(
+                    f"add: the episode is over, got step type {kind}; expected FIRST, or add_first(timestep)."
+                )
+            return kind
+        kinds = self._read_kinds(timestep)
+        # FIRST is 0, and count_nonzero() is many times faster than any() and all().
+        continued = np.count_nonzero(kinds)
+        ended = self._kinds[self._t] == LAST
+        if np.count_nonzero(ended) and (over := ended & (kinds != FIRST)).any():
+            raise ValueError(
+                f"add: the episodes of envs {np.flatnonzero(over).tolist()} are over, got step types "
+                f"{kinds.reshape(-1)[over].tolist()}; expected FIRST there."
+            )
+        return kinds if continued else None
+
     def _read_kinds(self, timestep: Any) -> np.ndarray:
-        """The step types of all envs as int8 ``[B]``."""
+        """The step types of all envs as int8 `[B]`."""
         kinds = np.asarray(timestep.step_type)
         if self._observation is not None:
             expected: tuple[int, ...] = () if self._envs is None else (self._envs,)
@@ -309,94 +303,50 @@ class BlockAdder(Adder):
             self._kinds[self._t] = FIRST
             self._kind = FIRST
             self._open = True
-            self._opened()
-
-    def _opened(self) -> None:
-        """Called when rows exist again, after the start or a ``reset()``."""
 
     def _advance(self, kind: Any) -> None:
-        self._t = t = self._t + 1
+        """Takes the step: row `_t` has its action now, and the next one is open."""
+        t = self._t + 1
+        if t == self._last and not self._concurrent:
+            self._flush_writer(None)  # more would wait with each block
+        self._t = t
         if self._envs is None:
             self._kind = kind
             self._kinds_of_one[t] = kind
         else:
             self._kinds[t] = kind
         if t == self._last:
-            self._emit_block()
-        elif t == self._history + 1 and self._concurrent:
+            self._write_block()
+        elif t == self._history + 1 and self._concurrent and self._writes_early:
             # The first step that is staged: from now on the delay counts.
-            self._staged()
+            self._writer.call_later(self._flush_late, self._max_delay)
 
-    def _staged(self) -> None:
-        """Called when a step is staged after which nobody may ever come who writes it."""
-        self._flush_later()
-
-    def _flush_later(self) -> None:
-        """Has `flush_late` called after ``max_delay``, by a thread."""
-        self._writer.call_later(self.flush_late, self._max_delay)
-
-    def _emit_block(self, timeout: float | None = None) -> None:
+    def _write_block(self, timeout: float | None = None) -> None:
         """Writes the items of all rows that are complete.
 
-        With a ``timeout`` of 0 the writer queues items that find no room, and does not wait.
+        With a `timeout` of 0, items that find no room wait in the writer's queue and this call does not.
         """
         t, history = self._t, self._history
-        if self._open and t > history:
-            self._timeout = timeout
-            # The rows are moved even if the writer fails, so that none is ever written twice.
-            try:
-                if self._action is not None:
-                    self._emit(t)
-            finally:
-                by = t - history
-                self._kinds[: history + 1] = self._kinds[by : t + 1]
-                for field in (self._action, self._reward, self._discount, self._extras):
-                    if field is not None:
-                        field.shift(by, history + 1)
-                assert self._observation is not None
-                self._observation.shift(by, history - self._skip + 1)
-                self._t = history
-                self._shifted(by)
-
-    def _release(self, stream: str, rows: np.ndarray) -> None:
-        """No later item refers to ``rows`` (-1: no row)."""
-        rows = rows[rows >= 0]
-        if len(rows):
-            self._writer.release(stream, rows)
-
-    def _allocate(self, observation: Nest) -> None:
-        width = self._envs if self._envs is not None else 1
-        probe = Field("observation", observation, self._envs, length=1)
-        step_bytes = max(1, sum(array.nbytes for array in probe.arrays))
-        self._width = width
-        steps = min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // width, _MAX_BLOCK_BYTES // step_bytes)
-        if self._max_staged is not None:
-            steps = min(steps, self._max_staged // width)
-        self._steps = max(1, steps)
-        length = self._history + self._steps + 1
-        self._last = length - 1
-        self._kinds = np.full((length, width), NO_ROW, np.int8)
-        self._kinds_of_one = self._kinds.reshape(-1)
-        self._observation = Field("observation", observation, self._envs, length - self._skip)
+        if not self._open or t == history:
+            return
+        self._timeout = timeout
+        # The rows are moved even if the writer fails, so that none is written twice.
         try:
-            self._begin()
-        except ValueError:
-            self._observation = None
-            raise
-
-    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        length = self._history + self._steps + 1
-        fields = (
-            Field("action", action, self._envs, length),
-            Field("reward", timestep.reward, self._envs, length, to_float=True),
-            Field("discount", timestep.discount, self._envs, length, to_float=True),
-        )
-        extra = None if is_absent(extras) else Field("extras", extras, self._envs, length)
-        self._action, self._reward, self._discount = fields
-        self._extras = extra
+            if self._action is not None:
+                self._emit(t)
+        finally:
+            by = t - history
+            self._kinds[: history + 1] = self._kinds[by : t + 1]
+            for field in (self._action, self._reward, self._discount, self._extras):
+                if field is not None:
+                    field.shift(by, history + 1)
+            assert self._observation is not None
+            self._observation.shift(by, history - self._skip + 1)
+            self._t = history
+            self._shift(by)
 
     def _write_items(self, trajectory: Nest, count: int, data: Callable[[], Nest]) -> None:
-        """Creates ``count`` items in every table; priority functions are given ``data()``, the items."""
+        """Creates `count` items in every table; priority functions are given `data()`, the items."""
         batch: Nest = None
         for table, fn in self._priority_fns.items():
             priorities = None
@@ -409,9 +359,47 @@ class BlockAdder(Adder):
                 if self._timeout != 0:
                     raise
 
+    def _release(self, stream: str, rows: np.ndarray) -> None:
+        """No later item refers to `rows` (-1: no row)."""
+        rows = rows[rows >= 0]
+        if len(rows):
+            self._writer.release(stream, rows)
 
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+    def _flush_writer(self, timeout: float | None) -> None:
+        try:
+            self._writer.flush(timeout)
+        except WouldBlockError as error:
+            raise WouldBlockError(f"{error}. Ask ready() before each add(), and sample meanwhile.") from None
+
+    def _allocate(self, observation: Nest) -> None:
+        width = self._envs if self._envs is not None else 1
+        probe = Field("observation", observation, self._envs, length=1)
+        step_bytes = max(1, sum(array.nbytes for array in probe.arrays))
+        steps = min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // width, _MAX_BLOCK_BYTES // step_bytes)
+        if self._max_staged is not None:
+            steps = min(steps, self._max_staged // width)
+        self._width = width
+        self._last = self._history + max(1, steps)
+        self._kinds = np.full((self._last + 1, width), NO_ROW, np.int8)
+        self._kinds_of_one = self._kinds.reshape(-1)
+        self._observation = Field("observation", observation, self._envs, self._last + 1 - self._skip)
+        try:
+            self._begin()
+        except ValueError:
+            self._observation = None
+            raise
+
+    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
+        """Makes the arrays of the other fields; sets them only if all are right."""
+        length = self._last + 1
+        fields = (
+            Field("action", action, self._envs, length),
+            Field("reward", timestep.reward, self._envs, length, to_float=True),
+            Field("discount", timestep.discount, self._envs, length, to_float=True),
+        )
+        extra = None if is_absent(extras) else Field("extras", extras, self._envs, length)
+        self._action, self._reward, self._discount = fields
+        self._extras = extra
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:

@@ -61,7 +61,7 @@ class EpisodeAdder(RowAdder):
         self._max = int(max_sequence_length)
         self._padding_fn = padding_fn
         super().__init__(
-            client, 0, 1, priority_fns, max_in_flight_items=max_in_flight_items, max_delay=max_delay
+            client, 0, priority_fns, max_in_flight_items=max_in_flight_items, max_delay=max_delay
         )
 
     @classmethod
@@ -81,26 +81,16 @@ class EpisodeAdder(RowAdder):
         self._episodes = np.full((self._width, self._capacity), -1, np.int64)
         self._values: dict[str, np.ndarray] = {}
         # Rows of the open episode of each env, the open row included.
-        self._counted = np.zeros(self._width, np.int64)
-        self._longest = 0
-
-    def _opened(self) -> None:
-        super()._opened()
-        self._counted[:] = 1
+        self._counted = np.ones(self._width, np.int64)
         self._longest = 1
 
-    def _check_limit(self, kind: Any) -> None:
-        if self._longest < self._max:
-            return
-        over = (self._counted >= self._max) & (kind != FIRST)
-        if over.any():
+    def _advance(self, kind: Any) -> None:
+        if self._longest >= self._max and (over := (self._counted >= self._max) & (kind != FIRST)).any():
             raise ValueError(
                 f"max_sequence_length: the episodes of envs {np.flatnonzero(over).tolist()} have "
                 f"{self._max} observations already, which is the limit. Give a larger max_sequence_length or "
                 "limit the environment's steps; reset() or add_first() drops these episodes and goes on."
             )
-
-    def _advance(self, kind: Any) -> None:
         if self._envs is None:
             self._longest = 1 if kind == FIRST else self._longest + 1
             self._counted[0] = self._longest
@@ -114,8 +104,9 @@ class EpisodeAdder(RowAdder):
         super()._forget()
         self._release(STREAM, self._episodes)
         self._episodes[:] = -1
+        self._counted[:] = self._longest = 1
 
-    def _shifted(self, by: int) -> None:
+    def _shift(self, by: int) -> None:
         # Rows stay leased until their episode ends: _episodes has them.
         self._rows[:] = -1
         self._origin -= by

@@ -129,6 +129,11 @@ class Field:
             )
         return array
 
+    def repeat(self, t: int) -> None:
+        """Copies the values at time index ``t`` to the next one."""
+        for array in self.arrays:
+            array[t + 1] = array[t]
+
     def shift(self, first: int, count: int) -> None:
         """Moves the ``count`` time steps that start at ``first`` to the front."""
         for array in self.arrays:

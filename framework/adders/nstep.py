@@ -86,7 +86,6 @@ class NStepTransitionAdder(BlockAdder):
         super().__init__(
             client,
             history,
-            self._n,
             priority_fns,
             max_in_flight_items=max_in_flight_items,
             max_delay=max_delay,
@@ -140,7 +139,7 @@ class NStepTransitionAdder(BlockAdder):
             self._rows.check(self._t + 1, np.equal(kind, FIRST))
         super()._advance(kind)
 
-    def _shifted(self, by: int) -> None:
+    def _shift(self, by: int) -> None:
         self._rows.shift(by)
 
     def _forget(self) -> None:

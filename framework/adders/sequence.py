@@ -116,7 +116,7 @@ class RowAdder(BlockAdder):
         self._origin = origin[-1].copy()
         return times - origin + 1
 
-    def _shifted(self, by: int) -> None:
+    def _shift(self, by: int) -> None:
         history = self._history
         self._release(STREAM, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
@@ -129,9 +129,7 @@ class RowAdder(BlockAdder):
         if self._padding is not None:
             self._release(STREAM, self._padding)
             self._padding = None
-
-    def _opened(self) -> None:
-        self._origin[:] = self._t
+        self._origin[:] = self._history
 
     def _padding_row(self) -> int:
         """The id of the one row that all padding of this adder refers to."""
@@ -236,7 +234,6 @@ class SequenceAdder(RowAdder):
         super().__init__(
             client,
             self._length - 1,
-            1,
             priority_fns,
             max_in_flight_items=max_in_flight_items,
             max_delay=max_delay,

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-
 from framework.adders.base import QUEUE_TABLE
-from framework.adders.block import NO_EXTRAS, PriorityFns
+from framework.adders.block import PriorityFns
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
-from framework.types import FIRST, Nest
-
-_RETRY = 0.05  # seconds between two tries to get an unroll into a table that has no room, if no step follows
+from framework.types import FIRST
 
 
 class UnrollAdder(SequenceAdder):
@@ -34,6 +30,8 @@ class UnrollAdder(SequenceAdder):
     ``start_of_episode`` is also set in the first row of each item. A recurrent learner starts that row from
     the stored state, which is the initial one if an episode begins there, and looks at later rows only.
     """
+
+    _writes_early = False
 
     def __init__(
         self,
@@ -63,51 +61,30 @@ class UnrollAdder(SequenceAdder):
             EndOfEpisodeBehavior.CONTINUE,
             extras_of_first_row=extras_of_first_row,
             priority_fns={QUEUE_TABLE: None} if priority_fns is None else priority_fns,
-            # An unroll waits until the one before is in the tables: what is learned from stays new, however
-            # many items a writer could keep in flight.
+            # An unroll waits for its place in the tables: what is learned from stays new.
             max_in_flight_items=1,
-            max_delay=_RETRY,
         )
 
-    def add_first(self, timestep: Any) -> None:
-        with self._lock:
-            # A reset in the middle ends a row; before the first action there is none to end.
-            ends_row = self._open and self._action is not None
-            super().add_first(timestep)
-            if ends_row:
-                self._count(timestep)
-
-    def add(self, action: Nest, next_timestep: Any, extras: Nest = NO_EXTRAS) -> None:
-        with self._lock:
-            super().add(action, next_timestep, extras)
-            self._count(next_timestep)
-
-    def reset(self) -> None:
-        with self._lock:
-            super().reset()
-            self._made = 0
-
     def ready(self) -> bool:
-        with self._lock:
-            # Only the last step of an unroll makes items.
-            if self._open and self._made < self._unroll_length - 1:
-                return not self._closed
-            return super().ready()
+        # Only the last step of an unroll makes items.
+        if self._open and self._made < self._unroll_length - 1:
+            return not self._closed
+        return super().ready()
 
-    def flush_pending(self) -> None:
-        # Whoever reads asks often; rows that are no item yet need not be written for that.
-        if self._made == 0:
-            super().flush_pending()
-
-    def _staged(self) -> None:
-        """Between the ends of unrolls there is nothing to see, so nothing to write."""
-
-    def _count(self, timestep: Any) -> None:
+    def _advance(self, kind: Any) -> None:
+        ends = self._made + 1 == self._unroll_length
+        if ends and not self._concurrent:
+            self._flush_writer(None)
+        super()._advance(kind)
         self._made += 1
-        if self._made < self._unroll_length:
-            return
+        if ends:
+            self._made = 0
+            # The same observation again, as the first of an episode: the row before it closes.
+            assert self._observation is not None
+            self._observation.repeat(self._t - self._skip)
+            super()._advance(FIRST)
+            self._write_block()
+
+    def _forget(self) -> None:
+        super()._forget()
         self._made = 0
-        firsts = np.full_like(np.asarray(timestep.step_type), FIRST)
-        super().add_first(timestep._replace(step_type=firsts))
-        # Who waits for this unroll should not wait for the staging too.
-        super().flush_pending()

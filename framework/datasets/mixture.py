@@ -16,7 +16,7 @@ _TABLE_SHIFT = 61
 MAX_TABLES = 8
 
 
-class Mixture:
+class Mixture(Source):
     """Draws batches from several tables; see `framework.replay.contracts.Source`.
 
     The shares of a batch are the weights', rounded so that they hold exactly in the long run. The items of

@@ -8,7 +8,7 @@
 
 Each half is an environment, an adder and a loop of its own, as if it were a smaller actor; what they share
 is where their actions come from. It pays where inference does not need the time that stepping needs: an
-inference server, a GPU, environments in processes, networks so large that torch lets go of the interpreter.
+inference server, a GPU, environments in processes, networks so large that torch releases the interpreter.
 """
 
 from __future__ import annotations

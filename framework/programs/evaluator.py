@@ -15,7 +15,7 @@ from framework.variables import VariableClient
 
 
 class Evaluator(ProgramWorker):
-    """Evaluates every so many env steps, and ends the program at its goal or at its last step.
+    """Evaluates every `evaluate_period` env steps, and ends the program at its goal or at its last step.
 
     One ``step()`` plays ``num_evaluation_episodes`` episodes, one in each of as many envs, so that no
     episode is counted because it happened to be short.

@@ -15,10 +15,10 @@ from framework.programs.worker import ProgramWorker
 
 
 class Barrier:
-    """Lets all of ``size`` learners through at once, or none any more.
+    """Where ``size`` learners wait for each other before each step.
 
-    A learner that waited for a peer's gradient could not be stopped; so all come here first, each with its
-    data in hand. Who is let through can rely on the others being let through as well.
+    A learner that waits for the gradient of another cannot be stopped. So each comes here first, when it has
+    its data: if one is told to make the step, all are.
     """
 
     def __init__(self, size: int):
@@ -45,11 +45,11 @@ class Barrier:
 
     @property
     def started(self) -> bool:
-        """Whether anybody was let through."""
+        """Whether a step has been made."""
         return self._round > 0
 
     def close(self) -> None:
-        """From now on nobody is let through; those who wait learn it now."""
+        """Ends all waits, now and later, with False."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -77,7 +77,7 @@ class FirstLearner:
         """``(port of the store, state to begin with)`` for a learner that joins."""
         if self.barrier.started:
             raise RuntimeError(
-                "The learners have begun, and one of them came anew: they cannot be restarted one by one. "
+                "The learners have begun, and one of them was restarted, which works for all together only. "
                 "Resume the run instead."
             )
         return self._store.port, self._learner.save()

@@ -22,7 +22,7 @@ def derive_seed(seed: int, part: str) -> int:
 def keep_freed_memory() -> None:
     """Lets this process keep memory that it freed, up to 32 MB apiece, instead of giving it back.
 
-    A learner on the CPU asks for the same large arrays at each step. By default each is mapped anew, and
+    A learner on the CPU asks for the same large arrays at each step. By default each is mapped again, and
     clearing its pages took a fifth of a step with images. Only for glibc; elsewhere nothing happens.
     """
     if not sys.platform.startswith("linux"):

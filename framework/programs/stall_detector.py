@@ -1,29 +1,29 @@
-"""Notices that the actors and the learner of a program wait for each other, and nothing is on its way."""
+"""Notices that the actors and the learner of a program wait for each other without an end."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# Longer than a replay server that has gone is waited for: what can come again has come by then.
+# Longer than clients wait for a replay server that is restarted.
 PATIENCE_S = 45.0
-_LATELY_S = 10.0  # actors that wait ask every half second
+_RECENT_S = 10.0  # actors that wait ask every half second
 
 
 class StallDetector:
     """For agents whose actors follow the learner in step.
 
-    An actor waits for parameters only when all that it made is in replay, and the learner makes them of what
-    all actors have made. So if every actor waits, and the learner waits for data, some of that data is lost:
-    with a replay server that was restarted, or with a learner that had taken it and died. Then nothing would
-    ever happen again::
+    An actor waits for parameters when all that it made is in replay, and the learner makes them of what all
+    actors have made. So if every actor waits, and the learner waits for data, some of that data was lost:
+    with a replay server that was restarted, or with a learner that had sampled it and was killed. The
+    program would never go on::
 
         actor-0   |unroll 3|..............................|unroll 3 again|
         actor-1   |unroll 3|..............................|unroll 3 again|
         replay         lost ^                   patience ^
         learner   .......................................................|step 4|
 
-    Not safe from several threads: its user has a lock.
+    Not thread-safe.
 
     Args:
       num_actors: how many there are.
@@ -41,15 +41,15 @@ class StallDetector:
         self._since: float | None = None
 
     def moved(self) -> None:
-        """Something happened: there is data, or there are new parameters."""
+        """Notes that there are new parameters."""
         self._asked.clear()
         self._since = None
 
     def asked(self, actor: str) -> bool:
-        """``actor`` waits, and the learner does; whether everybody has for so long that it will not end."""
+        """Notes that ``actor`` waits while the learner does. Returns whether all have waited for too long."""
         now = self._clock()
         self._asked[actor] = now
-        self._asked = {each: at for each, at in self._asked.items() if now - at <= _LATELY_S}
+        self._asked = {each: at for each, at in self._asked.items() if now - at <= _RECENT_S}
         if len(self._asked) < self._num_actors:
             self._since = None
             return False

@@ -181,10 +181,8 @@ class Source(Protocol):
 class Client(Protocol):
     """The way to the tables of a server, or of several. Any thread may call."""
 
-    @property
-    def concurrent(self) -> bool:
-        """Whether other threads or processes use the tables; if not, a call that would wait is an error."""
-        ...
+    #: Whether other threads or processes use the tables; if not, a call that would wait is an error.
+    concurrent: bool
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
         """A writer for B envs.

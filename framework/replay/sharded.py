@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay import contracts
 from framework.replay.batches import join
 from framework.replay.client import Client
-from framework.replay.contracts import Source
+from framework.replay.contracts import Source, Writer
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo
@@ -34,7 +35,7 @@ MAX_SHARDS = 32
 _LOOK = 0.05  # seconds for which each of several empty tables is waited for in turn
 
 
-class ShardedClient(ReverbApi):
+class ShardedClient(ReverbApi, contracts.Client):
     """A client of several servers with tables of the same names; see the module.
 
     Args:
@@ -56,7 +57,7 @@ class ShardedClient(ReverbApi):
         self._sources: list[ShardedSource] = []
         self._lock = threading.Lock()
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> Any:
+    def batch_writer(self, max_in_flight_items: int | None = None) -> ShardedWriter:
         """A writer to one of the servers, the next in turn."""
         shard = next(self._turns) % len(self.shards)
         return ShardedWriter(self.shards[shard].batch_writer(max_in_flight_items), shard)
@@ -156,7 +157,7 @@ class ShardedClient(ReverbApi):
 class ShardedWriter:
     """A writer of one server whose keys say so; else as `contracts.Writer` says."""
 
-    def __init__(self, writer: Any, shard: int) -> None:
+    def __init__(self, writer: Writer, shard: int) -> None:
         self._mark = np.uint64(shard) << _SHIFT
         self._writer = writer
         self.shard = shard
@@ -172,7 +173,7 @@ class ShardedWriter:
     @property
     def num_pending(self) -> int:
         """Items that were created and are not known to be in their table."""
-        return int(self._writer.num_pending)
+        return self._writer.num_pending
 
     def create_items(
         self,
@@ -188,7 +189,7 @@ class ShardedWriter:
 _Part = tuple[Source, Any]  # the source of one server, and what it drew
 
 
-class ShardedSource:
+class ShardedSource(Source):
     """Draws batches from all servers; see `contracts.Source`."""
 
     def __init__(self, client: ShardedClient, seed: int | None) -> None:

@@ -177,6 +177,7 @@ def make_server_socket(
     curve: CurveKeys | None,
     *,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    max_queued_messages: int = 0,
 ) -> zmq.Socket:
     """A bound socket that lets in only peers that know ``curve``.
 
@@ -185,6 +186,7 @@ def make_server_socket(
       curve: the keys of the program. None lets every local peer in, and is an error unless the address is
         ipc or loopback.
       max_frame_bytes: a peer that sends a larger frame is disconnected.
+      max_queued_messages: that wait here for one peer, each way; 0 for no limit. Sending more is zmq.Again.
 
     Returns:
       The socket; `bound_address` tells where clients connect to.
@@ -198,6 +200,7 @@ def make_server_socket(
     try:
         _set_common_options(socket)
         socket.maxmsgsize = max_frame_bytes
+        socket.sndhwm = socket.rcvhwm = max_queued_messages
         socket.router_mandatory = True  # sending to a peer that has gone is an error, not a silent loss
         if curve is not None:
             _process.authenticator().admit(curve)

@@ -1,5 +1,7 @@
 """Items of whole unrolls, against envs played by hand."""
 
+import threading
+
 import dm_env
 import numpy as np
 import pytest
@@ -125,6 +127,29 @@ def test_says_which_lengths_there_are(length):
         adders.UnrollAdder(make_client(), length)
 
 
+def test_an_unroll_waits_for_its_place_in_the_table():
+    client = make_client(size=2)
+    adder = adders.UnrollAdder(client, 2)
+    made = []
+
+    def act():
+        adder.add_first(timestep([FIRST], [0]))
+        for t in range(1, 13):
+            adder.add(np.zeros(1, int), timestep([MID], [t]), {"x": np.zeros(1, int)})
+            made.append(t)
+
+    actor = threading.Thread(target=act, daemon=True)
+    actor.start()
+    while not client.server_info()[TABLE].rate_limiter_info.insert_stats.pending:
+        pass  # two unrolls are in the table, one waits, and the adder holds the actor up with the next
+    assert len(made) == 7
+    assert [int(client.sample_batch(TABLE, 1, timeout=10).data.observation[0, 0]) for _ in range(6)] == [
+        0, 2, 4, 6, 8, 10,
+    ]  # fmt: skip
+    actor.join(10)
+    assert made[-1] == 12
+
+
 @pytest.mark.parametrize("served", [False, True])
 def test_an_unroll_that_had_no_room_gets_in_though_no_step_follows(served):
     """Its actor may wait for parameters that are made of it, and the reader be another process."""
@@ -132,11 +157,12 @@ def test_an_unroll_that_had_no_room_gets_in_though_no_step_follows(served):
         client = ServedClient(server.address) if served else server.localhost_client()
         reader = ServedClient(server.address)
         adder = adders.UnrollAdder(client, 2)
-        # One is in the table; a server has the second waiting, and the third waits in the adder.
-        unrolls = 3 if served else 2
-        play(adder, [[FIRST]] + [[MID]] * 2 * unrolls)
-        seen = [reader.sample_batch(TABLE, 1, timeout=10).data.observation[0, 0] for _ in range(unrolls)]
-        assert seen == [0, 2, 4][:unrolls]
+        # One fits into the table; the last waits, in the server or in the writer.
+        actor = threading.Thread(target=play, args=(adder, [[FIRST]] + [[MID]] * 6), daemon=True)
+        actor.start()
+        seen = [reader.sample_batch(TABLE, 1, timeout=10).data.observation[0, 0] for _ in range(3)]
+        assert seen == [0, 2, 4]
+        actor.join(10)
         assert adder.close(timeout=10) == 0
         reader.close()
         client.close()

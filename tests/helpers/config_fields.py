@@ -4,8 +4,13 @@ A table holds, for every field but ``device``: another value than the default, a
 text) that shows it, and what else has to be set for it to matter.
 """
 
+import ast
 import dataclasses
+import inspect
+import io
 import re
+import textwrap
+import tokenize
 
 import numpy as np
 import pytest
@@ -42,3 +47,26 @@ def assert_learns_on_the_device(make_learner, config, batch):
 def assert_refuses(config_class, field, value):
     with pytest.raises(ValueError, match=rf"^{field}: got {re.escape(repr(value))}, expected "):
         config_class(**{field: value})
+
+
+def fields_table(config):
+    """All fields of ``config`` as a table in Markdown, from the sources of the class and of its bases."""
+    rows = {}
+    for cls in reversed(config.__mro__[:-1]):
+        source = textwrap.dedent(inspect.getsource(cls))
+        comments = {
+            token.start[0]: token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        for node in ast.parse(source).body[0].body:
+            if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
+                lines = [line for line in range(node.lineno, node.end_lineno + 1) if line in comments]
+                first = node.lineno  # of the comment above, where none stands behind the field
+                while not lines and source.splitlines()[first - 2].strip().startswith("#"):
+                    first -= 1
+                effect = " ".join(comments[line] for line in lines or range(first, node.lineno))
+                effect = effect.replace("|", "\\|")
+                rows[node.target.id] = f"| `{node.target.id}` | `{ast.unparse(node.value)}` | {effect} |"
+    assert list(rows) == [field.name for field in dataclasses.fields(config)]
+    return "\n".join(["| field | default | effect |", "|---|---|---|", *rows.values()])

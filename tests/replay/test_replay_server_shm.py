@@ -34,7 +34,7 @@ def test_virtual_size_costs_nothing_and_pages_come_in_steps(tmp_path):
     stream = store.stream("steps", {"x": ((4, 84, 84), np.uint8)})  # 28 GB of address space
     path = memory.path("steps", "x")
     assert os.stat(path).st_blocks == 0
-    stream.write("x", stream.lease(300), 1)
+    stream.write("x", stream.lease(300), np.ones((300, 4, 84, 84), np.uint8))
     taken = os.stat(path).st_blocks * 512
     assert 300 * 28_224 <= taken <= 1000 * 28_224
     memory.close()

@@ -2,7 +2,7 @@
 
 ::
 
-    from framework import replay
+    from framework import adders, datasets, replay
     from framework.replay import dm_reverb
 
     server = dm_reverb.Server([replay.Table(...)])

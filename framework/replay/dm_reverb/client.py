@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay import contracts
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.tables import ServerTables
 from framework.replay.dm_reverb.writer import ReverbWriter
@@ -21,7 +22,7 @@ from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 _LOOK = 0.005
 
 
-class Client:
+class Client(contracts.Client):
     """Talks to a dm-reverb server; has the methods of our other clients.
 
     Args:
@@ -248,7 +249,7 @@ class Client:
         self._tables.interrupt(close=True)
 
 
-class _Source:
+class _Source(contracts.Source):
     """See `contracts.Source`. The client's next reader gets what is given back."""
 
     def __init__(self, client: Client) -> None:

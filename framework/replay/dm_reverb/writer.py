@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
+from framework.replay import contracts
 from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.dm_reverb.tables import ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed
@@ -39,7 +40,7 @@ _SETTLE = 5.0  # seconds in which a server that is not held up by a rate limiter
 _STRUCTURES = "structure"  # the stream of the descriptions of structures
 
 
-class ReverbWriter:
+class ReverbWriter(contracts.Writer):
     """See `contracts.Writer`.
 
     It differs in two ways. `create_items` returns no keys: dm-reverb does not tell them. The items are on

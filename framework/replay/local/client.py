@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
+from framework.replay.contracts import Client, Source
 from framework.replay.errors import ServerClosed
 from framework.replay.local.writer import LocalWriter, find_table
 from framework.replay.reverb_api.client import ReverbApi
@@ -29,7 +30,7 @@ from launch.rpc import sockets
 _served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
 
 
-class EmbeddedClient(ReverbApi):
+class EmbeddedClient(ReverbApi, Client):
     """See the module.
 
     Args:
@@ -187,7 +188,7 @@ class EmbeddedClient(ReverbApi):
         self.interrupt()
 
 
-class EmbeddedSource:
+class EmbeddedSource(Source):
     """What a `Dataset` draws from if the tables are in this process; see `contracts.Source`."""
 
     def __init__(self, client: EmbeddedClient) -> None:

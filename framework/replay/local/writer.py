@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS
+from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError, WouldBlockError
 from framework.replay.late import LateFlush
 from framework.replay.local.rows import HeldRows
@@ -32,7 +32,7 @@ _HELD_BACK = 32
 _DELAY = 0.005
 
 
-class LocalWriter:
+class LocalWriter(Writer):
     """Writes straight into the row store and the tables of this process. See `contracts.Writer`.
 
     A writer that is dropped without ``close`` is ended when a table is read or another writer is made: its
@@ -99,7 +99,7 @@ class LocalWriter:
         into.bind(layout)  # wrong streams, columns and shapes are errors of this call
         items = _Items(into, layout, index, priorities, np.empty(n, np.uint64), lengths, episodes)
         if n and self._queue.put(items):
-            if self._queue.untried >= _HELD_BACK or into.sampler_waits:
+            if self._queue.untried >= min(_HELD_BACK, self._max_in_flight) or into.sampler_waits:
                 self._queue.flush()
             elif self._concurrent:
                 self._late.call_later(self._queue.flush, _DELAY)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from framework.replay import info as infos
+from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote.connection import (
     DEFAULT_RECONNECT_TIMEOUT,
@@ -39,7 +40,7 @@ _LAST_WORDS = 2.0
 _CHECKPOINT_S = 600.0
 
 
-class ServedSource:
+class ServedSource(Source):
     """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release."""
 
     def __init__(self, client: ServedClient, connection: Connection, interrupt: Wake) -> None:
@@ -84,7 +85,7 @@ class Drawn(NamedTuple):
     delivery: int
 
 
-class ServedClient(ReverbApi):
+class ServedClient(ReverbApi, Client):
     """See the module; made by `replay.Client`.
 
     Args:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from framework.replay import wire
-from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS
+from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import (
     DeadlineExceededError,
     ReverbError,
@@ -89,7 +89,7 @@ class _Stream:
         )
 
 
-class ServedWriter:
+class ServedWriter(Writer):
     """See the module, and `framework.replay.contracts.Writer` for the methods.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Iterator, Mapping, Sequence
 
 from framework import nest as nests
@@ -10,29 +9,15 @@ from framework.replay import contracts
 from framework.replay.reverb_api.sequence_writer import Writer
 from framework.replay.reverb_api.structured import Config, StructuredWriter
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
+from framework.replay.types import ReplaySample, SampleInfo
 from framework.types import Nest
 
 
-class ReverbApi(abc.ABC):
-    """Reverb's single steps and single samples, on top of our batches."""
+class ReverbApi:
+    """Reverb's single steps and single samples for classes that are a `contracts.Client`."""
 
     #: Where other processes reach the server; None if none can.
     address: str | None
-
-    @abc.abstractmethod
-    def batch_writer(self, max_in_flight_items: int | None = None) -> contracts.Writer:
-        """A writer for B envs."""
-
-    @abc.abstractmethod
-    def sample_batch(
-        self, table: str, batch_size: int, timeout: float | None = None
-    ) -> ReplaySample | PaddedSample:
-        """`batch_size` samples, stacked."""
-
-    @abc.abstractmethod
-    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """A description of each table."""
 
     @property
     def server_address(self) -> str:
@@ -41,7 +26,7 @@ class ReverbApi(abc.ABC):
             raise ValueError("server_address: the tables are in this process only and have no address")
         return self.address.removeprefix("tcp://")
 
-    def insert(self, data: Nest, priorities: Mapping[str, float]) -> None:
+    def insert(self: contracts.Client, data: Nest, priorities: Mapping[str, float]) -> None:
         """Inserts one item of one step into each table of `priorities`; the data is stored once.
 
         ::
@@ -50,13 +35,13 @@ class ReverbApi(abc.ABC):
         """
         if not priorities:
             raise ValueError("priorities: got none, expected {table: priority} with at least one table")
-        with Writer(self, 1) as writer:
+        with Writer(self, 1, max_in_flight_items=1) as writer:
             writer.append(data)
             for table, priority in priorities.items():
                 writer.create_item(table, 1, priority)
 
     def trajectory_writer(
-        self,
+        self: contracts.Client,
         num_keep_alive_refs: int,
         *,
         validate_items: bool = True,
@@ -69,12 +54,12 @@ class ReverbApi(abc.ABC):
         """
         return TrajectoryWriter(self, num_keep_alive_refs)
 
-    def structured_writer(self, configs: Sequence[Config]) -> StructuredWriter:
+    def structured_writer(self: contracts.Client, configs: Sequence[Config]) -> StructuredWriter:
         """A writer that creates items by patterns; see `framework.replay.structured`."""
         return StructuredWriter(self, configs)
 
     def writer(
-        self,
+        self: contracts.Client,
         max_sequence_length: int,
         delta_encoded: bool = False,
         chunk_length: int | None = None,
@@ -84,7 +69,7 @@ class ReverbApi(abc.ABC):
         return Writer(self, max_sequence_length, delta_encoded, chunk_length, max_in_flight_items)
 
     def sample(
-        self,
+        self: contracts.Client,
         table: str,
         num_samples: int = 1,
         *,
@@ -109,27 +94,28 @@ class ReverbApi(abc.ABC):
         """
         if num_samples < 1:
             raise ValueError(f"num_samples: got {num_samples}, expected at least 1")
-        return self._samples(table, num_samples, emit_timesteps, unpack_as_table_signature, timeout)
+        return _samples(self, table, num_samples, emit_timesteps, unpack_as_table_signature, timeout)
 
-    def _samples(
-        self, table: str, n: int, steps: bool, nested: bool, timeout: float | None
-    ) -> Iterator[ReplaySample | list[ReplaySample]]:
-        signature: Nest = None
-        for number in range(n):
-            batch = self.sample_batch(table, 1, timeout=timeout)
-            if nested and not number:
-                signature = self.server_info()[table].signature
-            leaves, structure = nests.flatten(batch.data)
-            leaves = [leaf[0] for leaf in leaves]
-            info = SampleInfo(*[field[0] for field in batch.info])
-            if nested:
-                pack = nests.packer(structure if signature is None else nests.flatten(signature)[1])
-            else:
-                pack = list
-            if not steps:
-                yield ReplaySample(info, pack(leaves))
-                continue
-            lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in leaves}
-            if len(lengths) != 1 or -1 in lengths:
-                raise ValueError("Can't split non timestep trajectory into timesteps.")
-            yield [ReplaySample(info, pack([leaf[t] for leaf in leaves])) for t in range(lengths.pop())]
+
+def _samples(
+    client: contracts.Client, table: str, n: int, steps: bool, nested: bool, timeout: float | None
+) -> Iterator[ReplaySample | list[ReplaySample]]:
+    signature: Nest = None
+    for number in range(n):
+        batch = client.sample_batch(table, 1, timeout=timeout)
+        if nested and not number:
+            signature = client.server_info()[table].signature
+        leaves, structure = nests.flatten(batch.data)
+        leaves = [leaf[0] for leaf in leaves]
+        info = SampleInfo(*[field[0] for field in batch.info])
+        if nested:
+            pack = nests.packer(structure if signature is None else nests.flatten(signature)[1])
+        else:
+            pack = list
+        if not steps:
+            yield ReplaySample(info, pack(leaves))
+            continue
+        lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in leaves}
+        if len(lengths) != 1 or -1 in lengths:
+            raise ValueError("Can't split non timestep trajectory into timesteps.")
+        yield [ReplaySample(info, pack([leaf[t] for leaf in leaves])) for t in range(lengths.pop())]

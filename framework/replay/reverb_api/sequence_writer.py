@@ -12,12 +12,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from framework import nest as nests
-from framework.replay.reverb_api.trajectory_writer import UNLIMITED, TrajectoryWriter, WriterMaker
+from framework.replay import contracts
+from framework.replay.reverb_api.trajectory_writer import UNLIMITED, TrajectoryWriter
 from framework.types import Nest
 
 
@@ -35,7 +34,7 @@ class Writer:
 
     def __init__(
         self,
-        client: WriterMaker,
+        client: contracts.Client,
         max_sequence_length: int,
         delta_encoded: bool = False,
         chunk_length: int | None = None,
@@ -52,7 +51,7 @@ class Writer:
             raise ValueError(f"max_in_flight_items: got {in_flight}, expected at least 1 or None")
         self._longest = max_sequence_length
         self._writer = TrajectoryWriter(client, max_sequence_length, max_in_flight_items=in_flight)
-        self._pack: Callable[[list], Nest] | None = None
+        self._pack: nests.Pack | None = None
         self._num_leaves = 0
         self._closed = False
 

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
+from framework.replay import contracts
 from framework.replay.reverb_api.columns import ColumnHistory
-from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter, WriterMaker
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
 from framework.replay.types import TensorSpec
 from framework.types import Nest
 
@@ -313,7 +314,7 @@ class StructuredWriter:
       configs: from `create_config`.
     """
 
-    def __init__(self, client: WriterMaker, configs: Sequence[Config]):
+    def __init__(self, client: contracts.Client, configs: Sequence[Config]):
         if not configs:
             raise ValueError("configs: got none, expected at least one structured.create_config(...)")
         self._configs = list(configs)

@@ -28,6 +28,9 @@ from framework.replay.shm import SharedMemory
 from framework.replay.tables.table import Table
 from launch.rpc import sockets
 
+# Messages to or from one client that wait in ZeroMQ's queues.
+_MAX_QUEUED = 1000
+
 
 class Server:
     """Serves tables until `stop`, from a thread of its own.
@@ -90,7 +93,7 @@ class Server:
     ) -> None:
         operations = Operations(self.tables, store, memory, self._client.checkpoint)
         try:
-            listener = sockets.make_server_socket(address, curve)
+            listener = sockets.make_server_socket(address, curve, max_queued_messages=_MAX_QUEUED)
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot serve replay at {address}: {error.strerror}") from error
         self.address = sockets.bound_address(listener)

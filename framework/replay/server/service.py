@@ -207,6 +207,8 @@ class Service(threading.Thread):
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
+            if error.errno == zmq.EAGAIN and "notice" in answer:
+                return  # an idle client need not read what nobody asked for
         if session is not None:
             self._close(session)
 

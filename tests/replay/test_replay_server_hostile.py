@@ -1,0 +1,259 @@
+"""What a broken or hostile client may send or leave undone, with the key or without need of one."""
+
+import gc
+import os
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+from served_table import table, write
+
+from framework import replay
+from framework.replay import shm, wire
+from framework.replay.remote.client import ServedClient
+from launch.rpc import sockets
+
+NAN, INF = float("nan"), float("inf")
+NUMBERS = [None, True, -1, 0, 3, 1 << 40, NAN, INF, -INF, 1e17, 1e300]
+OTHERS = ["", "t", "s", b"\0", [], [1], [[1]], {}, {"t": 1}]
+ARRAYS = [
+    np.zeros(0),
+    np.arange(3),
+    np.array(NAN),
+    np.array([1 << 62], np.uint64),
+    np.zeros((2, 2), np.float32),
+]
+ODD = [*NUMBERS, *OTHERS, *ARRAYS]
+LAYOUT = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
+ITEM = ["t", 0, np.array([[0]]), None, np.array([1], np.uint64), None, None]
+INSERT = {"layouts": [[0, LAYOUT]], "write": [], "items": [ITEM], "release": [], "lease": {}}
+SAMPLE = {"table": "t", "n": 3, "timeout": 0.01, "local": False, "hold": False, "pad": False}
+MESSAGES = {
+    "hello": {"protocol": wire.PROTOCOL, "pid": 1},
+    "lease": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}, "n": 4},
+    "insert": INSERT,
+    "sample": SAMPLE,
+    "give_back": {"deliveries": [1]},
+    "update": {"table": "t", "keys": np.arange(2), "priorities": np.ones(2), "deletes": np.arange(0)},
+    "reset": {"table": "other"},
+    "can_sample": {"table": "t", "n": 1},
+    "can_insert": {"table": "t", "n": 1},
+    "weight": {"table": "t"},
+    "info": {},
+    "sync": {},
+    "cancel": {},
+    "checkpoint": {"timeout": 5.0},
+}
+
+
+class Raw:
+    """A peer that sends what it likes."""
+
+    def __init__(self, address):
+        self.socket = sockets.make_client_socket(address, None)
+
+    def send(self, message):
+        self.socket.send_multipart(wire.encode(message))
+
+    def hello(self):
+        self.send({"op": "hello", "id": 0, **MESSAGES["hello"]})
+        assert self.socket.poll(5000)
+        return wire.decode(self.socket.recv_multipart())
+
+    def drain(self):
+        while self.socket.poll(20):
+            self.socket.recv_multipart()
+
+    def close(self):
+        self.socket.close(linger=0)
+
+
+def odd_messages(op):
+    """Every field of a message, with every odd value in its place."""
+    fields = {"op": op, "id": 7, "done": [], **MESSAGES[op]}
+    for name in fields:
+        for value in ODD:
+            yield {**fields, name: value}
+        yield {other: value for other, value in fields.items() if other != name}
+    if op == "insert":
+        for at in range(len(ITEM)):
+            for value in ODD:
+                yield {**fields, "items": [[*ITEM[:at], value, *ITEM[at + 1 :]]]}
+        for value in ODD:
+            yield {**fields, "layouts": [[0, [value, *LAYOUT[1:]]]]}
+            yield {**fields, "layouts": [[0, [*LAYOUT[:2], value]]]}
+            yield {**fields, "write": [["s", value, {"x": np.arange(1)}]]}
+            yield {**fields, "release": [["s", value]]}
+            yield {**fields, "lease": {"s": value}}
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["answered", "waiting"])
+@pytest.mark.parametrize("op", MESSAGES)
+@pytest.mark.parametrize("greeted", [False, True])
+def test_no_field_of_any_message_ends_the_server(op, waits, greeted, tmp_path):
+    checkpointer = replay.checkpointers.DefaultCheckpointer(str(tmp_path))
+    with replay.Server([table(), table("other")], checkpointer=checkpointer) as server:
+        client = ServedClient(server.address, local=False)
+        writer = client.batch_writer()
+        if not waits:
+            write(writer, 20)
+            writer.flush()
+        raw = Raw(server.address)
+        for message in odd_messages(op):
+            if greeted:
+                raw.send({"op": "hello", "id": 0, **MESSAGES["hello"]})
+            raw.send(message)
+            if waits and op == "sample":
+                raw.send({**message, "timeout": NAN})
+        raw.drain()
+        raw.close()
+        write(writer, 5)
+        writer.flush(timeout=20)
+        assert client.server_info(timeout=20)["t"].current_size >= 5
+        assert len(client.sample_batch("t", 4, timeout=20).data["x"]) == 4
+        assert server._service.error is None
+        client.close()
+
+
+@pytest.mark.parametrize("timeout", [NAN, INF, -1.0, 1e17, 1e300, np.arange(3)], ids=str)
+def test_odd_timeouts_of_a_sample_that_waits(timeout):
+    with replay.Server([table()]) as server:
+        raw = Raw(server.address)
+        raw.hello()
+        raw.send({"op": "sample", "id": 1, **SAMPLE, "timeout": timeout})
+        client = ServedClient(server.address)
+        for _ in range(3):
+            assert client.server_info(timeout=10)["t"].current_size == 0
+        raw.close()
+        client.close()
+
+
+@pytest.mark.parametrize("way", ["embedded", "local", "remote"])
+def test_a_request_for_too_many_samples_honors_its_timeout_and_lets_others_go_on(way):
+    with replay.Server([table()]) as server:
+        client = server.localhost_client()
+        if way != "embedded":
+            client = ServedClient(server.address, local=way == "local")
+        other = ServedClient(server.address)
+        writer = other.batch_writer()
+        write(writer, 50)
+        writer.flush()
+        outcome = []
+
+        def ask():
+            try:
+                client.sample_batch("t", 10**8, timeout=1.0)
+            except (ValueError, replay.DeadlineExceededError) as error:
+                outcome.append(error)
+
+        begin = time.monotonic()
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        slowest = 0.0
+        while thread.is_alive() and time.monotonic() < begin + 20:
+            before = time.monotonic()
+            assert len(other.sample_batch("t", 8, timeout=10).info.key) == 8
+            slowest = max(slowest, time.monotonic() - before)
+        thread.join(20)
+        assert outcome and time.monotonic() - begin < 10
+        assert slowest < 2
+        assert other.server_info()["t"].rate_limiter_info.sample_stats.completed < 10**7
+        client.close()
+        other.close()
+
+
+def test_a_client_that_never_reads_is_cut_off():
+    item = np.zeros((64, 1 << 16), np.uint8)
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer()
+        rows = writer.append("s", {"x": item})
+        writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+        writer.flush()
+        raw = Raw(server.address)
+        raw.hello()
+        before = psutil.Process().memory_info().rss
+        for number in range(1, 400):
+            raw.send({"op": "sample", "id": number, **SAMPLE, "n": 64, "timeout": None})
+        peak, deadline = 0, time.monotonic() + 20
+        while server._service.messages < 400 and time.monotonic() < deadline:
+            peak = max(peak, psutil.Process().memory_info().rss - before)
+            time.sleep(0.01)
+        assert server._service.messages >= 400
+        assert client.server_info(timeout=10)["t"].rate_limiter_info.sample_stats.completed < 64 * 200
+        assert peak < 400 << 20  # 399 answers of 4 MiB are 1.6 GB
+        raw.close()
+        client.close()
+
+
+def test_a_column_that_finds_no_memory_leaves_no_file(monkeypatch):
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer()
+        rows = writer.append("s", {"x": np.arange(5)})
+        before = sorted(os.listdir(server._memory.directory))
+
+        def full(file, offset, size, path):
+            raise replay.StoreFullError("shared memory is full")
+
+        reserve = shm._reserve
+        monkeypatch.setattr(shm, "_reserve", full)
+        with pytest.raises(replay.StoreFullError):
+            writer.append("s", {"y": np.arange(5)}, rows)
+        assert sorted(os.listdir(server._memory.directory)) == before
+        monkeypatch.setattr(shm, "_reserve", reserve)
+        writer.append("s", {"y": np.arange(5)}, rows)
+        writer.create_items("t", {"y": writer.slice("s", "y", rows)})
+        assert sorted(client.sample_batch("t", 50).data["y"].tolist())[0] == 0
+        client.close()
+
+
+def test_writers_with_different_columns_share_a_server(connect):
+    client = connect(table("a"), table("b"))
+    first, second = client.batch_writer(), client.batch_writer()
+    for writer, name, action in ((first, "a", np.array([1, 2])), (second, "b", np.ones((2, 3), np.float32))):
+        rows = writer.append("steps", {"observation": np.arange(2)})
+        writer.append("steps", {"action": action}, rows)  # known only after the rows were made
+        whole = writer.append("whole", {"action": action})
+        item = {
+            "observation": writer.slice("steps", "observation", rows),
+            "action": writer.slice("steps", "action", rows),
+            "whole": writer.slice("whole", "action", whole),
+        }
+        writer.create_items(name, item)
+        writer.flush()
+    for name, shape, kind in (("a", (8,), np.int64), ("b", (8, 3), np.float32)):
+        data = client.sample_batch(name, 8).data
+        assert data["action"].shape == data["whole"].shape == shape
+        assert data["action"].dtype == data["whole"].dtype == kind
+        np.testing.assert_array_equal(data["action"], data["whole"])
+        if name == "a":
+            np.testing.assert_array_equal(data["action"], data["observation"] + 1)
+
+
+def test_dropped_writers_give_back_rows_and_files(connect):
+    client = connect(table(size=10))
+
+    def use(n):
+        for _ in range(n):
+            writer = client.batch_writer()
+            write(writer, 10)
+            writer.append("s", {"x": np.arange(50), "y": np.ones((50, 3), np.float32)})  # never released
+            del writer
+        gc.collect()
+        return client.server_info()["t"]
+
+    use(3)
+    files, threads = psutil.Process().num_fds(), threading.active_count()
+    assert use(40).rate_limiter_info.insert_stats.completed == 430
+    deadline = time.monotonic() + 15
+    stream = client.server._client.store.streams["s"]
+    while stream.num_rows > 10 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert stream.num_rows == 10
+    while psutil.Process().num_fds() > files + 20 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert psutil.Process().num_fds() <= files + 20
+    assert threading.active_count() <= threads + 5
