@@ -197,17 +197,16 @@ class Contents:
     def release(self, slots: np.ndarray) -> None:
         """Readers have their copies of the items in `slots`."""
         np.add.at(self.items.done, slots, _ONE)
-        self._free_left(slots)
+        if self.items.num_left:
+            self._free_left(slots)
 
     def _free_left(self, slots: np.ndarray) -> None:
         """Ends those of the items that have left the table and have no reader any more."""
         items = self.items
-        if items.num_left:
-            slots = np.unique(
-                slots[(items.state.take(slots) > LIVE) & (items.times.take(slots) == items.done.take(slots))]
-            )
-            self._forget(slots[items.state.take(slots) == SPENT])
-            self._free(slots)
+        read = items.times.take(slots) != items.done.take(slots)
+        slots = np.unique(slots[(items.state.take(slots) > LIVE) & ~read])
+        self._forget(slots[items.state.take(slots) == SPENT])
+        self._free(slots)
 
     def give_back(self, slots: np.ndarray) -> None:
         """As `release`, but as if the samples had never been drawn: items take their old places again."""
