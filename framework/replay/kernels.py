@@ -96,7 +96,10 @@ class Kernels:
             return rows[:0]
         free = rows[over]
         free.sort()
-        return np.unique(free) if np.count_nonzero(free[1:] == free[:-1]) else free
+        new = free[1:] != free[:-1]
+        if np.count_nonzero(new) == len(new):
+            return free
+        return np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
 
 
 class CompiledKernels(Kernels):
