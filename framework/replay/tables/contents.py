@@ -175,23 +175,18 @@ class Contents:
 
     def parts(self, slots: np.ndarray) -> list[Part]:
         """See `Delivery.parts`."""
-        items = self.items
-        index, lengths, layouts = items.index.take(slots, 0), items.lengths, items.layouts.take(slots)
+        items, known = self.items, self.bindings.known
+        if len(known) == 1 and not known[0].ragged:
+            return [(known[0], None, items.index.take(slots, 0), None)]
+        layouts = items.layouts.take(slots)
+        numbers = sorted(set(layouts.tolist()))
         parts: list[Part] = []
-        known = self.bindings.known
-        numbers = (0,) if len(known) == 1 else sorted(set(layouts.tolist()))
         for number in numbers:
             binding = known[number]
             places = None if len(numbers) == 1 else np.flatnonzero(layouts == number)
             mine = slots if places is None else slots[places]
-            parts.append(
-                (
-                    binding,
-                    places,
-                    (index if places is None else index[places])[:, : binding.width],
-                    lengths[mine, : len(binding.spans)] if binding.ragged else None,
-                )
-            )
+            lengths = items.lengths[mine, : len(binding.spans)] if binding.ragged else None
+            parts.append((binding, places, items.index[mine, : binding.width], lengths))
         return parts
 
     def release(self, slots: np.ndarray) -> None:
