@@ -1,4 +1,4 @@
-"""``repertory status``: how a run is getting on, read from its folder."""
+"""``repertory status``: the state of a run, read from its folder."""
 
 from __future__ import annotations
 
