@@ -8,6 +8,7 @@ items only when the arrays are full, when somebody in this process reads, or aft
 from __future__ import annotations
 
 import abc
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ import numpy as np
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, is_absent
 from framework.replay.contracts import Writer
-from framework.replay.errors import DeadlineExceededError, WouldBlockError
+from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.types import FIRST, LAST, Nest
 
 NO_ROW = -1
@@ -206,7 +207,8 @@ class BlockAdder(Adder):
                 return 0
             self._error = None
             try:
-                self._write_block(timeout=0)
+                with contextlib.suppress(ServerClosed):  # what is in flight is counted by the writer
+                    self._write_block(timeout=0)
             finally:
                 self._closed = True
                 self._open = False
