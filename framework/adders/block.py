@@ -8,7 +8,6 @@ items only when the arrays are full, when somebody in this process reads, or aft
 from __future__ import annotations
 
 import abc
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -206,11 +205,15 @@ class BlockAdder(Adder):
             if self._closed:
                 return 0
             self._error = None
+            self._closed = True
             try:
-                with contextlib.suppress(ServerClosed):  # what is in flight is counted by the writer
-                    self._write_block(timeout=0)
+                self._write_block(timeout=0)
+            except ServerClosed:
+                pass  # the writer says what was dropped
+            except BaseException:
+                self._writer.close(0)
+                raise
             finally:
-                self._closed = True
                 self._open = False
         return self._writer.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
