@@ -18,7 +18,7 @@ import numpy as np
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, is_absent
 from framework.replay.contracts import Writer
-from framework.replay.errors import DeadlineExceededError, WouldBlockError
+from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.types import FIRST, LAST, Nest
 
 NO_ROW = -1
@@ -205,10 +205,15 @@ class BlockAdder(Adder):
             if self._closed:
                 return 0
             self._error = None
+            self._closed = True
             try:
                 self._write_block(timeout=0)
+            except ServerClosed:
+                pass  # the writer says what was dropped
+            except BaseException:
+                self._writer.close(0)
+                raise
             finally:
-                self._closed = True
                 self._open = False
         return self._writer.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
 

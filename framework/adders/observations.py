@@ -33,10 +33,7 @@ class ObservationRows:
         self._history = history
         self._skip = skip
         # Ids of the rows; -1: not in replay.
-        self._rows = np.full((*kinds.shape, *self._parts()), -1, np.int64)
-
-    def _parts(self) -> tuple[int, ...]:
-        return ()
+        self._rows = np.full(kinds.shape, -1, np.int64)
 
     def append(self, t: int) -> None:
         """Rows up to ``t``: the newest observation too, because the newest items end there."""
@@ -47,7 +44,7 @@ class ObservationRows:
 
     def at(self, index: np.ndarray) -> np.ndarray:
         """The rows of the observations with the flat indices ``time * B + env``, ``[n]`` or ``[n, k]``."""
-        return self._rows.reshape(-1, *self._parts())[index]
+        return self._rows.reshape(-1, *self._rows.shape[2:])[index]
 
     def shift(self, by: int) -> None:
         """Observations move ``by`` time steps to the front; those that fall out are given back."""
@@ -73,10 +70,8 @@ class StackedRows(ObservationRows):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
+        self._rows = np.full((*self._kinds.shape, self._field.arrays[0].shape[2]), -1, np.int64)
         self._leased = np.zeros(0, np.int64)
-
-    def _parts(self) -> tuple[int, ...]:
-        return (self._field.arrays[0].shape[2],)
 
     def append(self, t: int) -> None:
         rows, kinds, field, skip = self._rows, self._kinds, self._field, self._skip
