@@ -175,39 +175,33 @@ class Contents:
 
     def parts(self, slots: np.ndarray) -> list[Part]:
         """See `Delivery.parts`."""
-        items = self.items
-        index, lengths, layouts = items.index.take(slots, 0), items.lengths, items.layouts.take(slots)
+        items, known = self.items, self.bindings.known
+        if len(known) == 1 and not known[0].ragged:
+            return [(known[0], None, items.index.take(slots, 0), None)]
+        layouts = items.layouts.take(slots)
+        numbers = sorted(set(layouts.tolist()))
         parts: list[Part] = []
-        known = self.bindings.known
-        numbers = (0,) if len(known) == 1 else sorted(set(layouts.tolist()))
         for number in numbers:
             binding = known[number]
             places = None if len(numbers) == 1 else np.flatnonzero(layouts == number)
             mine = slots if places is None else slots[places]
-            parts.append(
-                (
-                    binding,
-                    places,
-                    (index if places is None else index[places])[:, : binding.width],
-                    lengths[mine, : len(binding.spans)] if binding.ragged else None,
-                )
-            )
+            lengths = items.lengths[mine, : len(binding.spans)] if binding.ragged else None
+            parts.append((binding, places, items.index[mine, : binding.width], lengths))
         return parts
 
     def release(self, slots: np.ndarray) -> None:
         """Readers have their copies of the items in `slots`."""
         np.add.at(self.items.done, slots, _ONE)
-        self._free_left(slots)
+        if self.items.num_left:
+            self._free_left(slots)
 
     def _free_left(self, slots: np.ndarray) -> None:
         """Ends those of the items that have left the table and have no reader any more."""
         items = self.items
-        if items.num_left:
-            slots = np.unique(
-                slots[(items.state.take(slots) > LIVE) & (items.times.take(slots) == items.done.take(slots))]
-            )
-            self._forget(slots[items.state.take(slots) == SPENT])
-            self._free(slots)
+        read = items.times.take(slots) != items.done.take(slots)
+        slots = np.unique(slots[(items.state.take(slots) > LIVE) & ~read])
+        self._forget(slots[items.state.take(slots) == SPENT])
+        self._free(slots)
 
     def give_back(self, slots: np.ndarray) -> None:
         """As `release`, but as if the samples had never been drawn: items take their old places again."""

@@ -18,6 +18,7 @@ class Channel:
         self._socket = end
         self._send_lock = threading.Lock()
         self._received = bytearray()
+        self._messages: list[Any] = []
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -32,35 +33,27 @@ class Channel:
 
     def receive(self) -> Any:
         """Waits for the next message; EOFError if the other end is gone."""
-        while True:
-            messages = self._take(1)
-            if messages:
-                return messages[0]
-            self._read()
+        while not self._messages:
+            self._messages += self.receive_ready()
+        return self._messages.pop(0)
 
-    def receive_ready(self) -> list[Any]:
+    def receive_ready(self, flags: int = 0) -> list[Any]:
         """Reads once, without waiting if readable: the messages complete now. EOFError at the end."""
-        self._read()
-        return self._take(None)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _read(self) -> None:
         try:
-            data = self._socket.recv(1 << 16)
+            data = self._socket.recv(1 << 16, flags)
         except ConnectionError:
             data = b""
         if not data:
             raise EOFError("the other end of the channel is gone")
         self._received += data
-
-    def _take(self, limit: int | None) -> list[Any]:
         messages: list[Any] = []
-        while len(self._received) >= _LENGTH.size and (limit is None or len(messages) < limit):
+        while len(self._received) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
             if len(self._received) < end:
                 break
             messages.append(pickle.loads(memoryview(bytes(self._received[_LENGTH.size : end]))))
             del self._received[:end]
         return messages
+
+    def close(self) -> None:
+        self._socket.close()
