@@ -16,7 +16,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import zmq
@@ -390,8 +390,14 @@ class Channel:
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
     ) -> dict[str, Any]:
         """One request and its answer on any connection; asked again if the connection ended in between."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self.borrow() as connection:
-            return retry(connection, lambda left: connection.request(message, left, wait), timeout)
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                # A poll (timeout 0) waits a moment for a server that is not there: it could be answered soon.
+                connection.open(None if left is None else left + 1.0)
+                with contextlib.suppress(SessionLost):
+                    return connection.request(message, left, wait)
 
     def close(self) -> None:
         """Ends every idle session, and the others when they are given back."""
@@ -400,18 +406,3 @@ class Channel:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-
-def retry(
-    connection: Connection,
-    ask: Callable[[float | None], dict[str, Any]],
-    timeout: float | None,
-) -> dict[str, Any]:
-    """`ask(seconds left)` on an open session; again in a new one if the session ends before the answer."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        # A poll (timeout 0) waits a moment for a server that is not there: it could be answered soon.
-        connection.open(None if left is None else left + 1.0)
-        with contextlib.suppress(SessionLost):
-            return ask(left)
