@@ -53,7 +53,7 @@ def ours(make: Callable[[replay.EmbeddedClient], adders.Adder], max_size: int = 
 
     def contender(envs: int) -> Callable[[], object]:
         table = replay.Table(
-            adders.DEFAULT_TABLE,
+            adders.REPLAY_TABLE,
             replay.selectors.Uniform(),
             replay.selectors.Fifo(),
             max_size,

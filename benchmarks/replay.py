@@ -53,7 +53,7 @@ def rows(quick: bool) -> list[Row]:
         Row("append + item, 1 env", "dm-reverb TrajectoryWriter", lambda: peers.reverb_writer(2)),
         Row("append + items, 64 envs", "Repertory batch writer", lambda: ours.batch_writer(64)),
     ]
-    if kernels.load() is not None:
+    if isinstance(kernels.load(), kernels.CompiledKernels):
         for case, make in (
             ("append + items, 256 envs", lambda: ours.batch_writer(256)),
             ("sample 256, float32[4]", lambda: ours.uniform((4,), "float32", n)),
@@ -126,7 +126,8 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds = min(arguments.seconds, 0.15) if arguments.quick else arguments.seconds
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    loops = "compiled loops (numba)" if kernels.load() is not None else "no compiled loops (no numba)"
+    compiled = isinstance(kernels.load(), kernels.CompiledKernels)
+    loops = "compiled loops (numba)" if compiled else "no compiled loops (no numba)"
     print(f"Python {platform.python_version()}, numpy {np.__version__}, {loops}, {os.cpu_count()} cores")
     print(f"{'case':<40}{'contender':<32}{'per CPU-second':>16}{'per second':>14}")
 

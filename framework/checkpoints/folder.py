@@ -20,10 +20,13 @@ from typing import Any
 FORMAT = 2
 MANIFEST, DONE = "manifest.json", "DONE"
 _BLOCK = 1 << 20  # bytes read at a time
-_REASONS = {
+# What the usual reasons mean to a person, by errno.
+REASONS = {
     errno.ENOSPC: "no space is left on the device",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "a file would pass the size limit of this process or file system",
+    errno.EACCES: "permission is denied",
+    errno.EROFS: "the file system is read-only",
 }
 
 # The content of a file, its blocks, or a function that makes a file or folder at the path it is given.
@@ -135,7 +138,7 @@ def sync(path: Path) -> None:
 
 def explain(error: OSError) -> str:
     """Which file could not be written, and why."""
-    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    reason = REASONS.get(error.errno or 0, error.strerror or str(error))
     return f"{error.filename}: {reason}" if error.filename else reason
 
 

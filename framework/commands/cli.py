@@ -20,8 +20,8 @@ COMMANDS = {
     "plot": ("plot", "draw the learning curves of runs, with a band over seeds (png)"),
     "graph": ("graph", "show the program graph of an agent, as text and as svg"),
     "list": ("listing", "list agents, environments, engines and presets"),
-    "status": ("status", "show how a run is getting on"),
-    "stop": ("stop", "stop a run in good order, with a checkpoint"),
+    "status": ("status", "show the state of a run"),
+    "stop": ("stop", "stop a run cleanly, with a checkpoint"),
 }
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(f"Unknown command {command!r}; the commands are {', '.join(COMMANDS)}.{hint}")
         return 2
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for agents and environments of the folder at hand
+        sys.path.append(os.getcwd())  # for agents and environments of the current folder
     module = importlib.import_module(f"framework.commands.{COMMANDS[command][0]}")
     try:
         return module.main(arguments[1:])

@@ -143,7 +143,7 @@ def _way(
 
 
 def _rows(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups by how far they are above those that call nobody; the topmost row first."""
+    """Groups by rows: each stands above all that it calls; the topmost row first."""
     by_label = {group.label: group for group in groups}
     levels: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""``repertory status``: how a run is getting on, read from its folder."""
+"""``repertory status``: the state of a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from framework.loggers.jsonl import read_jsonl
 from framework.programs.run_folder import RunFolder
 from launch.view import NodesView
 
-_ENDED = ("returned", "closed", "failed", "killed", "stopped", "done")  # states that an engine leaves
+_ALIVE = ("starting", "running", "restarting", "closing", "stopping")  # states that need a launcher
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _status(folder: RunFolder) -> dict[str, Any]:
         return {}
     if folder.running_pid() is None:
         for each in (status, *status.get("nodes", [])):
-            if each.get("state") not in _ENDED:
+            if each.get("state") in _ALIVE:
                 each["state"] = "killed"
     return status
 

@@ -36,7 +36,7 @@ class ResumeOptions:
     resume: str  # Folder of the run.
     checkpoint: str = "latest"  # Or "previous", or a step; newer ones are then set aside.
     engine: str | None = None  # What runs the program.
-    restarts: int | None = None  # How often each node may fail and be made anew.
+    restarts: int | None = None  # How often each node may fail and be restarted.
     max_env_steps: int | None = None  # A new limit of env steps, counted from the run's beginning.
     target_return: float | None = None  # A new goal.
     environment: str | None = None  # Only checked: a run goes on in its own environment.
@@ -226,7 +226,7 @@ def _snapshot(job: Any) -> Any:
 
 @contextlib.contextmanager
 def _stopping(job: Any) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM stop the job in good order, a second one at once; the list holds those that came."""
+    """The first signal stops the job cleanly, a second one kills it; the list holds those received."""
     received: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
@@ -234,7 +234,10 @@ def _stopping(job: Any) -> Iterator[list[int]]:
         # On a thread of its own: the interrupted code may hold a lock that the stop needs.
         threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield received
     finally:

@@ -24,7 +24,7 @@ class VideoOptions:
     run: tyro.conf.Positional[str]  # Folder of the run.
     output: str | None = None  # An .mp4 or .gif file; by default video.mp4 in the run's folder.
     episodes: int = 1  # How many are filmed.
-    max_steps: int = 5_000  # The film ends after so many steps at the latest.
+    max_steps: int = 5_000  # The film ends after this many steps at the latest.
     fps: int = 30  # Pictures per second.
     seed: int = 0  # Of the environment and of the policy's random choices.
     checkpoint: str = "latest"  # Or "best" (as evaluated during the run), "previous", or a step.

@@ -16,8 +16,8 @@ from framework.loggers.files import AppendFile, explained
 class CSVLogger(Logger):
     """Appends rows to ``path``; every row reaches the operating system before ``write`` returns.
 
-    A row with new columns makes the file be written anew under the longer header, beside the old one, which
-    is then replaced in one step: a crash leaves one or the other. Missing values are empty fields.
+    A row with new columns rewrites the file under the longer header, beside the old one, and then replaces
+    it in one step: a crash leaves one or the other. Missing values are empty fields.
 
     Args:
       path: the file; its folder is made. An existing file is continued, with its columns.

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from pathlib import Path
 
-# What the usual reasons mean to a person, by errno.
-REASONS = {
-    errno.ENOSPC: "no space is left on the device",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "a file would pass the size limit of this process or file system",
-    errno.EACCES: "permission is denied",
-    errno.EROFS: "the file system is read-only",
-}
+from framework.checkpoints.folder import REASONS
 
 
 class AppendFile:

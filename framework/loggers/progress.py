@@ -61,7 +61,7 @@ class ProgressDisplay:
             self._meter.update(snapshot.get("counts", {}))
         if self._console.is_terminal:
             if snapshot is not None or self._below is not None:
-                self._live_view().update(self.render())
+                self._live_view().update(self.render(), refresh=True)
         elif snapshot is not None and self._is_due(snapshot):
             self._last_line = self._clock()
             self._console.print(self.line(), highlight=False, soft_wrap=True, markup=False)
@@ -119,7 +119,9 @@ class ProgressDisplay:
         from rich.console import Group
 
         parts = [] if self._shown is None else [self._render_numbers()]
-        return Group(*parts, *([] if self._below is None else [self._below()]))
+        if self._below is not None:
+            parts.append(self._below())
+        return Group(*parts)
 
     def _render_numbers(self) -> Any:
         from rich.progress_bar import ProgressBar
@@ -150,9 +152,10 @@ class ProgressDisplay:
         if self._live is None:
             from rich.live import Live
 
+            # Redrawn at every update, so that no thread is needed.
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.start()
-        return _Refreshing(self._live)
+        return self._live
 
     def _time_to_go(self, steps: int) -> str:
         rate = self._meter.rate("env_steps")
@@ -160,16 +163,6 @@ class ProgressDisplay:
             return "?"
         seconds = max(0, round((self._max_steps - steps) / rate))
         return f"{seconds // 3600}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
-
-
-class _Refreshing:
-    """Redraws at every update, so that no thread is needed."""
-
-    def __init__(self, live: Any):
-        self._live = live
-
-    def update(self, view: Any) -> None:
-        self._live.update(view, refresh=True)
 
 
 class _Meter:

@@ -41,9 +41,7 @@ class InferenceWorker(InferenceServer):
         seed: int = 0,
     ):
         prepare_process(seed)
-        networks = agent.make_networks(spec)
-        if hasattr(networks, "to"):
-            networks = networks.to(config.inference_device)
+        networks = agent.make_networks(spec).to(config.inference_device)
         policy = agent.make_policy(networks)
         engine = launch.get_node_context().engine
         follows = agent.max_policy_lag is not None

@@ -78,7 +78,7 @@ def find_agent(name: str) -> AgentEntry:
         return AgentEntry(plain, known[plain])
     if not known:
         raise ValueError(
-            f"agent: got {name!r}, and no installed package declares agents. Install this one anew: "
+            f"agent: got {name!r}, and no installed package declares agents. Reinstall this one: "
             "pip install -e . (or give module:Class)."
         )
     raise ValueError(
@@ -100,7 +100,11 @@ def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any] | None]:
     target = f"{_module_of(cls)}:{cls.__qualname__}"
     names = [name for name, other in _entry_points().items() if other == target]
     config: Any = getattr(agent, "config", None)
-    return (names or [target])[0], dataclasses.asdict(config) if _is_config(config) else None
+    if not _is_config(config):
+        return (names or [target])[0], None
+    return (names or [target])[0], {
+        each.name: getattr(config, each.name) for each in dataclasses.fields(config)
+    }
 
 
 def _config_of(agent: core.Agent) -> Any:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import framework
 from framework import core, specs
 from framework.checkpoints import Checkpointer, package_versions
@@ -26,6 +28,7 @@ from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
 
 FORMAT = 2
+_UNRECORDED = "not recorded"
 _FACTORY = "factory:"  # before module:function, where the environment is not a name
 
 
@@ -92,7 +95,8 @@ class RunFolder:
     ) -> RunFolder:
         """The run of ``agent`` in ``environment``; nothing is written yet."""
         name, fields = describe_agent(agent)
-        return cls(name, fields, _name_of(environment), config, describe_spec(spec))
+        plain = json.loads(json.dumps(fields, default=_plain))
+        return cls(name, plain, _name_of(environment), config, describe_spec(spec))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -176,6 +180,12 @@ class RunFolder:
             config_class = type(entry.make_config())
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.path}: {error}") from error
+        for name, value in self.agent_config.items():
+            if isinstance(value, dict) and _UNRECORDED in value:
+                raise RunError(
+                    f"{self.path}: {name} of {self.agent!r} was {value[_UNRECORDED]}, which config.json "
+                    "cannot hold. Use numbers, strings, None, and tuples of them in the agent's config."
+                )
         return agent(from_plain(config_class, self.agent_config, str(self.path / "config.json")))
 
     def environment_factory(self) -> str | Callable[..., Any]:
@@ -241,6 +251,11 @@ class RunFolder:
         thread.start()
         thread.join(timeout)
         return not thread.is_alive()
+
+
+def _plain(value: Any) -> Any:
+    """A number for one of numpy; what JSON cannot hold leaves its name only."""
+    return value.item() if isinstance(value, np.generic) else {_UNRECORDED: repr(value)}
 
 
 def _name_of(environment: str | Callable[..., Any]) -> str | None:

@@ -82,19 +82,24 @@ class Kernels:
 
     def acquire(self, counts: np.ndarray, rows: np.ndarray) -> None:
         """Adds 1 to `counts` of each row; IndexError, and nothing done, if one is out of range."""
-        _check_range(counts, rows)
+        if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):  # negative ones are huge
+            raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
         np.add.at(counts, rows, np.int32(1))
 
     def drop(self, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Subtracts 1; the rows that come to 0, ascending. IndexError as for `acquire`."""
-        _check_range(counts, rows)
+        if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):
+            raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
         np.subtract.at(counts, rows, np.int32(1))
         over = counts.take(rows) == 0
         if not np.count_nonzero(over):
             return rows[:0]
         free = rows[over]
         free.sort()
-        return np.unique(free) if np.count_nonzero(free[1:] == free[:-1]) else free
+        new = free[1:] != free[:-1]
+        if np.count_nonzero(new) == len(new):
+            return free
+        return np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
 
 
 class CompiledKernels(Kernels):
@@ -114,8 +119,6 @@ class CompiledKernels(Kernels):
             types.void(own(f8), own(i8), own(f8), own(f8), own(i8), own(f8)), _tree_descend
         )
         self._count = compile_function(types.void(own(i4), given(i8), own(i4)), _count)
-        self._acquire = compile_function(types.boolean(own(i4), given(i8)), _acquire)
-        self._drop = compile_function(i8(own(i4), given(i8), own(i8)), _drop)
 
     def tree_set(self, flat: np.ndarray, starts: np.ndarray, leaves: np.ndarray, weights: np.ndarray) -> None:
         self._tree_set(flat, starts, leaves, weights)
@@ -131,25 +134,6 @@ class CompiledKernels(Kernels):
         counts = np.empty(len(slots), np.int32)
         self._count(times, slots, counts)
         return counts
-
-    def acquire(self, counts: np.ndarray, rows: np.ndarray) -> None:
-        if not self._acquire(counts, rows):
-            _check_range(counts, rows)
-
-    def drop(self, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        free = np.empty(len(rows), np.int64)
-        n = self._drop(counts, rows, free)
-        if n < 0:
-            _check_range(counts, rows)
-        free = free[:n]
-        free.sort()
-        return free
-
-
-def _check_range(counts: np.ndarray, rows: np.ndarray) -> None:
-    # Negative ones are huge as unsigned numbers.
-    if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):
-        raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
 
 
 # What is compiled.
@@ -205,28 +189,6 @@ def _count(times: Any, slots: Any, counts: Any) -> None:
     for at in range(len(slots)):
         times[slots[at]] += 1
         counts[at] = times[slots[at]]
-
-
-def _acquire(counts: Any, rows: Any) -> bool:
-    for row in rows:
-        if row < 0 or row >= len(counts):
-            return False
-    for row in rows:
-        counts[row] += 1
-    return True
-
-
-def _drop(counts: Any, rows: Any, free: Any) -> int:
-    for row in rows:
-        if row < 0 or row >= len(counts):
-            return -1
-    n = 0
-    for row in rows:
-        counts[row] -= 1
-        if counts[row] == 0:
-            free[n] = row
-            n += 1
-    return n
 
 
 @functools.lru_cache(maxsize=1)

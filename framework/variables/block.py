@@ -215,7 +215,14 @@ def _map(path: str, size: int, flags: int) -> mmap.mmap:
     file = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         if flags & os.O_CREAT and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, size)  # an error here, where a write to a full tmpfs is a SIGBUS
+            try:
+                os.posix_fallocate(file, 0, size)  # an error here: a write to a full tmpfs kills the process
+            except OSError as error:
+                text = (
+                    f"shared memory for parameters: got {error.strerror}, expected room for {size:,} bytes. "
+                    "Enlarge it (docker run --shm-size; mount -o remount,size=)."
+                )
+                raise OSError(error.errno, text, path) from None
         return mmap.mmap(file, size)
     finally:
         os.close(file)

@@ -4,8 +4,10 @@ import dm_env
 import numpy as np
 import pytest
 import tree
+from adder_steps import FIRST, MID, step
 
 from framework import adders, replay
+from framework.replay.remote.client import ServedClient
 
 TABLE = adders.REPLAY_TABLE
 
@@ -61,3 +63,27 @@ def test_a_server_gets_the_items_that_an_embedded_table_gets(make, local):
     assert len(found) == len(expected)
     for want, got in zip(expected, found, strict=True):
         tree.map_structure(np.testing.assert_array_equal, want, got)
+
+
+@pytest.mark.parametrize("how", ["embedded", "shared memory", "messages"])
+def test_adders_of_different_specs_share_a_server(how):
+    tables = [replay.Table.queue(name, 100) for name in ("a", "b")]
+    with replay.Server(tables) as server:
+        client = server.localhost_client()
+        if how != "embedded":
+            client = ServedClient(server.address, local=how == "shared memory")
+        first = adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={"a": None})
+        second = adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={"b": None})
+        first.add_first(step(FIRST, 0))
+        second.add_first(step(FIRST, [0.0, 0.0]))
+        for t in range(1, 4):
+            first.add(t, step(MID, t))
+            second.add(np.full(2, t, np.float32), step(MID, [t, -t]))
+        first.close()
+        second.close()
+        reader = server.localhost_client()
+        ours = reader.sample_batch("a", 3, timeout=10).data
+        theirs = reader.sample_batch("b", 3, timeout=10).data
+        assert (ours.action.tolist(), ours.next_observation.tolist()) == ([1, 2, 3], [1, 2, 3])
+        assert theirs.action.tolist() == [[1, 1], [2, 2], [3, 3]]
+        assert theirs.next_observation.tolist() == [[1, -1], [2, -2], [3, -3]]

@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from agents.random_actions import RandomActions, RandomActionsConfig
 from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
 from framework.programs.run_folder import RunError, RunFolder
@@ -52,6 +55,25 @@ def test_what_it_was_made_of_is_found_again(tmp_path, agent, environment):
     folder = RunFolder.open(tmp_path / "run")
     assert type(folder.make_agent()) is type(agent) and folder.make_agent().config == SMALL
     assert folder.environment_factory() == environment
+
+
+@dataclasses.dataclass(frozen=True)
+class OddConfig(RandomActionsConfig):
+    act: Callable[[float], float] = abs
+
+
+class Odd(RandomActions):
+    """Its config holds a function."""
+
+    def __init__(self, config=None):
+        super().__init__(config or OddConfig())
+
+
+def test_settings_that_json_cannot_hold_are_one_clear_error_later(repertory, tmp_path):
+    run(tmp_path / "run", Odd(OddConfig(max_replay_size=np.int64(100))))
+    assert RunFolder.open(tmp_path / "run").agent_config["max_replay_size"] == 100
+    code, _, err = repertory("eval", tmp_path / "run")
+    assert code == 1 and "act of" in err and "built-in function abs" in err
 
 
 def test_an_environment_without_a_name_is_one_clear_error(repertory, tmp_path):

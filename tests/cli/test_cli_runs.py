@@ -173,7 +173,7 @@ def wait_for_steps(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_with_a_resumable_checkpoint(repertory, tmp_path, number):
     with start(tmp_path / "run") as process:
         try:

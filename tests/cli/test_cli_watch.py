@@ -28,7 +28,7 @@ def test_watching_a_run_that_has_ended_shows_it_once(repertory, make_run):
     (folder.path / "status.json").write_text(json.dumps(reading(1.0, node("learner-0", 1))))
     code, out, _ = repertory("status", folder.path, "--watch")
     assert code == 0
-    assert "learner-0" in out and "dqn on processes: running" in out
+    assert "learner-0" in out and "dqn on processes: killed" in out  # it is not running any more
 
 
 def test_restarts_are_counted_from_zero(repertory, tmp_path):

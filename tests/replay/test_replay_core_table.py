@@ -194,6 +194,7 @@ def test_keys_are_found_where_their_cells_collide(steps):
         elif not adds:
             known = np.array([slot_of.pop(int(key)) for key in keys if int(key) in slot_of], np.int64)
             items.forget(known)
+            items.size -= len(known)
             items.num_left += len(known)
             items.free(known)
         asked = np.arange(3 * len(items._cells) + 50, dtype=np.uint64)

@@ -360,3 +360,13 @@ def test_writers_that_are_dropped_release_their_rows(kind):
     assert num_rows(client) == (30 if kind == "structured" else 0)
     client.reset("t")
     assert num_rows(client) == 0
+
+
+def test_keys_of_any_kind_that_sorts():
+    client = make()
+    writer = client.trajectory_writer(2)
+    for i in range(2):
+        writer.append({2: i, 1: 10 + i})
+        writer.append({1: 20 + i, 2: i})
+    writer.create_item("t", 1.0, {7: writer.history[1][-2:], 3: writer.history[2][-1]})
+    assert {key: leaf.tolist() for key, leaf in one(client).items()} == {7: [11, 21], 3: 1}

@@ -1,6 +1,7 @@
 """The queue of a writer in the server's process: items that a rate limiter refuses wait there, in order."""
 
 import collections
+import gc
 import threading
 
 import numpy as np
@@ -135,3 +136,31 @@ def test_a_reader_and_writers_that_wait_end_with_every_item_once(writers, in_fli
         mine = [value for value in got if value // 10_000 == number]
         assert mine == list(range(number * 10_000, number * 10_000 + total))
     assert client.store.stream("s").num_rows == 0
+
+
+def test_writers_that_are_dropped_give_their_rows_back_and_their_items_get_in():
+    client = make_client()
+    for first in range(0, 40, 4):
+        writer = client.batch_writer()
+        writer.append("s", {"x": np.arange(100)})
+        if first < 8:
+            create(writer, "a", range(first, first + 4))
+        del writer
+    gc.collect()
+    assert [int(client.sample_batch("a", 1, timeout=10).data[0]) for _ in range(8)] == list(range(8))
+    assert not client.can_sample("a")
+    assert client.store.stream("s").num_rows == 0
+
+
+def test_two_writers_may_use_one_name_for_different_columns():
+    client = make_client()
+    with client.batch_writer() as first, client.batch_writer() as second:
+        create(first, "a", [1])
+        rows = second.append("s", {"x": np.ones((1, 2), np.float32), "y": np.zeros(1)})
+        second.create_items("b", second.slice("s", "x", rows))
+        second.release("s", rows)
+        create(first, "a", [2])
+        first.flush()
+        second.flush()
+    assert client.sample_batch("a", 2, timeout=0).data.tolist() == [1, 2]
+    assert client.sample_batch("b", 1, timeout=0).data.tolist() == [[1, 1]]

@@ -1,6 +1,8 @@
 """The block of parameters: whole versions only, versions that grow, in this process and in others."""
 
+import errno
 import multiprocessing
+import os
 import pickle
 import threading
 
@@ -102,6 +104,15 @@ def test_a_new_writer_goes_on_in_the_same_file(tmp_path):
     assert second.version == 7
     second.publish(8, filled(8))
     assert reader.read(into, newer_than=7).version == 8 and into["head"]["bias"][0] == 8
+
+
+def test_full_shared_memory_says_how_much_is_missing(tmp_path, monkeypatch):
+    def full(file, offset, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"room for 32,\d+ bytes.*shm-size.*block"):
+        VariableBlock(filled(0), str(tmp_path / "block"))
 
 
 def publish_until(stop, block, ready):

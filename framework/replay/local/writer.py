@@ -99,7 +99,7 @@ class LocalWriter(Writer):
         into.bind(layout)  # wrong streams, columns and shapes are errors of this call
         items = _Items(into, layout, index, priorities, np.empty(n, np.uint64), lengths, episodes)
         if n and self._queue.put(items):
-            if self._queue.untried >= _HELD_BACK or into.sampler_waits:
+            if self._queue.untried >= min(_HELD_BACK, self._max_in_flight) or into.sampler_waits:
                 self._queue.flush()
             elif self._concurrent:
                 self._late.call_later(self._queue.flush, _DELAY)

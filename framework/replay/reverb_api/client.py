@@ -35,7 +35,7 @@ class ReverbApi:
         """
         if not priorities:
             raise ValueError("priorities: got none, expected {table: priority} with at least one table")
-        with Writer(self, 1) as writer:
+        with Writer(self, 1, max_in_flight_items=1) as writer:
             writer.append(data)
             for table, priority in priorities.items():
                 writer.create_item(table, 1, priority)

@@ -119,13 +119,12 @@ class ColumnHistory:
 
     def has(self, at: int) -> bool:
         """Whether step `at >= 0` is kept and has data in this column."""
-        return self._find(at) is not None
+        return self._oldest() <= at < len(self) and (
+            self.path in self._steps.kept[at - self._steps.num_forgotten].data
+        )
 
-    def _find(self, at: int) -> Step | None:
-        if at < len(self._steps) - self.keep or not self._steps.num_forgotten <= at < len(self._steps):
-            return None
-        step = self._steps.kept[at - self._steps.num_forgotten]
-        return step if self.path in step.data else None
+    def _oldest(self) -> int:
+        return max(self._steps.num_forgotten, len(self._steps) - self.keep)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -149,20 +148,20 @@ class ColumnHistory:
             raise ValueError(
                 f"history of {self.path!r}: {index} selects none of {length} steps, expected at least one"
             )
+        path, kept, first, oldest = self.path, self._steps.kept, self._steps.num_forgotten, self._oldest()
         steps = []
         for number in numbers:
             at = number + length if number < 0 else number
-            step = self._find(at)
-            if step is None:
+            if not oldest <= at < length or path not in kept[at - first].data:
                 raise self._missing(number, at)
-            steps.append(step)
+            steps.append(kept[at - first])
         return TrajectoryColumn(self.path, tuple(steps), squeeze, self._steps)
 
     def _missing(self, number: int, at: int) -> Exception:
         length = len(self._steps)
         if not 0 <= at < length:
             return IndexError(f"history of {self.path!r}: step {number} is not among {length} steps")
-        if at < length - self.keep or at < self._steps.num_forgotten:
+        if at < self._oldest():
             why = f"is no longer kept: num_keep_alive_refs is {self.keep}"
         else:
             why = "has no data in this column (None)"

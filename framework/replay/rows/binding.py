@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -155,14 +155,17 @@ class Binding:
 
 
 class Bindings:
-    """The layouts of one table's items, numbered in the order in which they come. May be used by several
-    threads."""
+    """The layouts of one table's items. May be used by several threads.
+
+    Attributes:
+      known: by number, in the order in which they came.
+    """
 
     def __init__(self, store: RowStore, table: str, signature: Nest = None):
         self._store = store
         self._table = table
         self._signature = signature
-        self._bindings: list[Binding] = []
+        self.known: list[Binding] = []
         self._numbers: dict[Layout, int] = {}
         self._latest: tuple[Layout | None, int] = (None, 0)
         self._lock = threading.Lock()
@@ -175,19 +178,10 @@ class Bindings:
         with self._lock:
             number = self._numbers.get(layout)
             if number is None:
-                self._bindings.append(Binding(layout, self._store, self._table, self._signature))
-                number = self._numbers[layout] = len(self._bindings) - 1
+                self.known.append(Binding(layout, self._store, self._table, self._signature))
+                number = self._numbers[layout] = len(self.known) - 1
         self._latest = (layout, number)
         return number
-
-    def __len__(self) -> int:
-        return len(self._bindings)
-
-    def __iter__(self) -> Iterator[Binding]:
-        return iter(self._bindings)
-
-    def __getitem__(self, number: int) -> Binding:
-        return self._bindings[number]
 
 
 def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool:

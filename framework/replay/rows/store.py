@@ -223,7 +223,8 @@ class Stream:
             # Ascending, so that the next lease gets consecutive rows.
             free = self._kernels.drop(self._counts, rows)
             end = self._num_free + len(free)
-            self._free = grown(self._free, end)
+            if end > len(self._free):
+                self._free = grown(self._free, end)
             self._free[self._num_free : end] = free
             self._num_free = end
             for column in self._compressed:

@@ -25,6 +25,7 @@ class Contents:
     Attributes:
       max_priority: the largest priority so far, which items without one get; None before the first.
       age_sum: over all samples, how many items came after the one drawn, itself included.
+      stamp: how many items came so far.
       num_unique_deleted: items that were sampled before they were removed.
       num_deleted_episodes: episodes whose last item was removed.
       episodes: how many items each episode has.
@@ -51,7 +52,7 @@ class Contents:
         self.num_unique_deleted = 0
         self.num_deleted_episodes = 0
         self.episodes: dict[int, int] = {}
-        self._stamp = 0
+        self.stamp = 0
 
     # In and out.
 
@@ -69,31 +70,33 @@ class Contents:
             priorities.fill(1.0 if self.max_priority is None else self.max_priority)
         else:
             priorities = new.priorities
-        self._raise_max_priority(priorities)
-        self.bindings[layout].acquire(new.index)
-        stamps = np.arange(self._stamp, self._stamp + n)
-        self._stamp += n
-        slots = _NONE
+        self.max_priority = max(float(np.maximum.reduce(priorities)), self.max_priority or 0.0)
+        self.bindings.known[layout].acquire(new.index)
+        stamps = np.arange(self.stamp, self.stamp + n)
+        self.stamp += n
+        reused = _NONE
         if over > 0 and oldest_first:
             oldest = self.remover.first(over)
-            if np.count_nonzero(items.are_read(oldest)):
+            if np.count_nonzero(items.times.take(oldest) != items.done.take(oldest)):  # readers have some
                 self.remove(oldest)
             else:
+                reused = oldest
                 self._forget(oldest)
-                self._drop_rows(oldest)
-                slots = oldest
-        k = len(slots)
+        k = n - len(reused)
+        slots = items.take(k)
         if k < n:
-            slots = np.concatenate([slots, items.take(n - k)])
+            self._free(reused)
+            slots = np.concatenate([slots, items.take(n - k)])  # what was freed last is taken first
         items.add(slots, layout, new, priorities, stamps)
         if new.episodes is not None:
             self._count_episodes(new.episodes, 1)
         for selector in (self.sampler, self.remover):
-            if k:
-                selector.replace(slots[:k], priorities[:k], stamps[:k])
             if k < n:
-                selector.insert(slots[k:], priorities[k:], stamps[k:])
-        self.trim()
+                selector.replace(slots[k:], priorities[k:], stamps[k:])
+            if k:
+                selector.insert(slots[:k], priorities[:k], stamps[:k])
+        if over > 0 and not oldest_first:
+            self.trim()
 
     def remove(self, slots: np.ndarray) -> None:
         """Removes items, live or spent. Rows that a reader has stay until it is done."""
@@ -104,8 +107,7 @@ class Contents:
             self.remover.delete(live)
         self._forget(slots)
         items.state[slots] = GONE
-        items.num_left += len(live)
-        self._free(slots[~items.are_read(slots)])
+        self._free(slots[items.times.take(slots) == items.done.take(slots)])
 
     def trim(self) -> None:
         """Removes items until at most `max_size` are there."""
@@ -113,21 +115,21 @@ class Contents:
             self.remove(self.remover.sample(1, self.rng)[0])
 
     def _forget(self, slots: np.ndarray) -> None:
-        """Items have left the table: their keys mean nothing any more."""
+        """Items leave the table, or have left it with their last turn: their keys mean nothing any more."""
         items = self.items
+        num_live = int(np.count_nonzero(items.state.take(slots) == LIVE))
+        items.size -= num_live
+        items.num_left += num_live
         self.num_unique_deleted += int(np.count_nonzero(items.times.take(slots)))
         items.forget(slots)
         if self.episodes:
             self._count_episodes(items.episodes.take(slots), -1)
 
-    def _drop_rows(self, slots: np.ndarray) -> None:
-        for binding, _, index, _ in self.parts(slots):
-            binding.drop(index)
-
     def _free(self, slots: np.ndarray) -> None:
         """Ends items that have left the table and have no reader."""
         if len(slots):
-            self._drop_rows(slots)
+            for binding, _, index, _ in self.parts(slots):
+                binding.drop(index)
             self.items.free(slots)
 
     def _count_episodes(self, episodes: np.ndarray, change: int) -> None:
@@ -137,11 +139,6 @@ class Contents:
                 self.episodes[episode] = number
             elif self.episodes.pop(episode, None) is not None:
                 self.num_deleted_episodes += 1
-
-    def _raise_max_priority(self, priorities: np.ndarray) -> None:
-        high = float(np.maximum.reduce(priorities))
-        if self.max_priority is None or high > self.max_priority:
-            self.max_priority = high
 
     # Samples.
 
@@ -172,21 +169,19 @@ class Contents:
                 sampler.delete(spent)
                 self.remover.delete(spent)
                 self.items.state[spent] = SPENT
+                self.items.size -= len(spent)
                 self.items.num_left += len(spent)
         return slots, info
-
-    def age(self, slots: np.ndarray) -> int:
-        """How many items came after each of those in `slots`, itself included; the sum."""
-        return len(slots) * self._stamp - int(np.add.reduce(self.items.stamps.take(slots)))
 
     def parts(self, slots: np.ndarray) -> list[Part]:
         """See `Delivery.parts`."""
         items = self.items
         index, lengths, layouts = items.index.take(slots, 0), items.lengths, items.layouts.take(slots)
         parts: list[Part] = []
-        numbers = (0,) if len(self.bindings) == 1 else sorted(set(layouts.tolist()))
+        known = self.bindings.known
+        numbers = (0,) if len(known) == 1 else sorted(set(layouts.tolist()))
         for number in numbers:
-            binding = self.bindings[number]
+            binding = known[number]
             places = None if len(numbers) == 1 else np.flatnonzero(layouts == number)
             mine = slots if places is None else slots[places]
             parts.append(
@@ -208,7 +203,9 @@ class Contents:
         """Ends those of the items that have left the table and have no reader any more."""
         items = self.items
         if items.num_left:
-            slots = np.unique(slots[(items.state.take(slots) > LIVE) & ~items.are_read(slots)])
+            slots = np.unique(
+                slots[(items.state.take(slots) > LIVE) & (items.times.take(slots) == items.done.take(slots))]
+            )
             self._forget(slots[items.state.take(slots) == SPENT])
             self._free(slots)
 
@@ -220,6 +217,7 @@ class Contents:
         if len(revived):
             revived = revived[np.argsort(items.stamps.take(revived))]
             items.state[revived] = LIVE
+            items.size += len(revived)
             items.num_left -= len(revived)
             for selector in (self.sampler, self.remover):
                 selector.insert(revived, items.priorities.take(revived), items.stamps.take(revived))
@@ -245,7 +243,7 @@ class Contents:
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items, live or spent."""
         self.items.priorities[slots] = priorities
-        self._raise_max_priority(priorities)
+        self.max_priority = max(float(np.maximum.reduce(priorities)), self.max_priority or 0.0)
         if self.items.num_left:
             live = self.items.state.take(slots) == LIVE
             slots, priorities = slots[live], priorities[live]
@@ -268,11 +266,11 @@ class Contents:
         numbers = {
             "rng": self.rng.bit_generator.state,
             "max_priority": self.max_priority,
-            "stamp": self._stamp,
+            "stamp": self.stamp,
             "num_unique_deleted": self.num_unique_deleted + int(np.count_nonzero(self.items.state == SPENT)),
             "num_deleted_episodes": self.num_deleted_episodes,
             "sampled_age": self.age_sum,
-            "layouts": [binding.layout.to_wire() for binding in self.bindings],
+            "layouts": [binding.layout.to_wire() for binding in self.bindings.known],
         }
         arrays = self.items.save()
         for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
@@ -304,7 +302,7 @@ class Contents:
             selector.restore(slots, items.priorities[slots], items.stamps[slots], own)
         self.rng.bit_generator.state = numbers["rng"]
         self.max_priority = numbers["max_priority"]
-        self._stamp = numbers["stamp"]
+        self.stamp = numbers["stamp"]
         self.num_unique_deleted = numbers["num_unique_deleted"]
         self.num_deleted_episodes = numbers["num_deleted_episodes"]
         self.age_sum = numbers["sampled_age"]

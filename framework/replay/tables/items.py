@@ -20,26 +20,22 @@ FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 _KEY_BIT = np.uint64(1 << 55)
 
 
-class _KeyCounter:
-    """Unique among processes but for a chance of about 1e-16 a pair."""
+class KeyCounter:
+    """Makes keys that are unique among processes but for a chance of about 1e-16 a pair."""
 
     def __init__(self) -> None:
         self._next = secrets.randbits(54)
         self._lock = threading.Lock()
 
     def take(self, n: int) -> np.ndarray:
+        """`n` new keys, uint64 `[n]`."""
         with self._lock:
             begin, self._next = self._next, self._next + n
         return np.arange(begin, begin + n, dtype=np.uint64) | _KEY_BIT
 
 
-_keys = _KeyCounter()
-
-
-def make_keys(n: int) -> np.ndarray:
-    """`n` new keys, uint64 `[n]`. Writers make the keys of their items, because they need them before the
-    server answers."""
-    return _keys.take(n)
+#: Writers make the keys of their items, because they need them before the server answers.
+make_keys = KeyCounter().take
 
 
 @dataclasses.dataclass(slots=True)
@@ -101,6 +97,7 @@ class Items:
     _free: np.ndarray
 
     def __init__(self) -> None:
+        self.size = 0  # live items
         self.num_left = 0  # spent or gone
         self._kernels = kernels.load()
         self._num_free = 0
@@ -110,11 +107,6 @@ class Items:
         self.index = np.zeros((0, 0), np.int64)
         self.lengths = np.zeros((0, 0), np.int32)
         self._grow(1024)
-
-    @property
-    def size(self) -> int:
-        """Live items."""
-        return self._next - self._num_free - self.num_left
 
     def _grow(self, size: int) -> None:
         for name in (*self._TYPES, "index", "lengths"):
@@ -138,7 +130,8 @@ class Items:
                 setattr(self, name, np.pad(array, ((0, 0), (0, columns - array.shape[1]))))
 
     def take(self, n: int) -> np.ndarray:
-        """`n` free slots."""
+        """`n` free slots for new items."""
+        self.size += n
         reused = min(n, self._num_free)
         self._num_free -= reused
         slots = self._free[self._num_free : self._num_free + reused].copy()
@@ -183,10 +176,6 @@ class Items:
         size.fill(self.size)
         times = self._kernels.count(self.times, slots)
         return SampleInfo(self.keys.take(slots), probabilities, size, self.priorities.take(slots), times)
-
-    def are_read(self, slots: np.ndarray) -> np.ndarray:
-        """Whether a reader still has the item, bool `[n]`."""
-        return self.times.take(slots) != self.done.take(slots)
 
     def in_order(self) -> np.ndarray:
         """The slots of the live items, oldest first."""
@@ -244,6 +233,7 @@ class Items:
         """Becomes what `save` has copied; for new items."""
         self._widen(arrays["index"].shape[1], arrays["lengths"].shape[1])
         self._next, self._num_free = len(arrays["state"]), len(arrays["free"])
+        self.size = self._next - self._num_free
         self._grow(max(1, self._next))
         for name in self._SAVED:
             array = arrays[name]

@@ -75,7 +75,8 @@ class RateLimiter:
 
     def can_sample(self, n: int) -> bool:
         """Whether ``n`` may be sampled now, if none of them removes an item."""
-        return self.size >= self.min_size_to_sample and self.diff - n >= self.min_diff
+        diff = self.inserts * self.samples_per_insert - self.samples
+        return self.size >= self.min_size_to_sample and diff - n >= self.min_diff
 
     def can_insert(self, n: int) -> bool:
         """Whether ``n`` may be inserted now."""

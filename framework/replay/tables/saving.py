@@ -43,7 +43,7 @@ def snapshot(table: Table) -> tuple[dict[str, Any], Arrays]:
 def live_parts(table: Table, arrays: Arrays) -> list[tuple[Binding, np.ndarray, np.ndarray]]:
     """`(binding, slots, index lines)` of the items in a snapshot, one for each layout that has any."""
     parts = []
-    for number, binding in enumerate(table._bindings):
+    for number, binding in enumerate(table._bindings.known):
         slots = np.flatnonzero((arrays["state"] != FREE) & (arrays["layouts"] == number))
         if len(slots):
             parts.append((binding, slots, arrays["index"][slots, : binding.width]))

@@ -50,9 +50,9 @@ class SumTree:
         """Sets the weights of `leaves`, in order."""
         if not len(leaves):
             return
-        highest = int(leaves.max())
-        if highest >= len(self):
-            old = self._flat[: len(self)]
+        highest = int(np.maximum.reduce(leaves))
+        if highest >= self._starts[1]:
+            old = self._flat[: self._starts[1]]
             self._build(max(highest + 1, 2 * len(old)))
             self._kernels.tree_set(self._flat, self._starts, np.arange(len(old)), old)
         self._sums = None

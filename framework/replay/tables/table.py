@@ -279,8 +279,9 @@ class Table:
                     f"table {self.name!r}, priorities: got {bad[:3].tolist()}, expected finite numbers >= 0; "
                     "nothing was changed"
                 )
-            self.sampler.check(low, high)
-            self.remover.check(low, high)
+            for selector in (self.sampler, self.remover):
+                if selector.uses_priorities:
+                    selector.check(float(low), float(high))
         return array
 
     def insert(
@@ -372,7 +373,7 @@ class Table:
                 with self._lock:
                     # A large request takes several draws; its time is limited even if it never waits.
                     late = timeout and deadline is not None and time.monotonic() >= deadline
-                    if late or (delivery is before and not self._allowed(1)):
+                    if late or (delivery is before and not self.rate_limiter.can_sample(1)):
                         self._wait(SAMPLERS, n, got, deadline, cancelled)
         except BaseException:
             if delivery is not None:
@@ -395,7 +396,7 @@ class Table:
                 delivery.open, delivery = False, None
             missing = min(_MAX_DRAW, n - (0 if delivery is None else len(delivery)))
             picks: list[tuple[np.ndarray, SampleInfo]] = []
-            while missing > 0 and (allowed := self._allowed(missing)):
+            while missing > 0 and (allowed := limiter.allowed_samples(missing)):
                 picks.append(contents.pick(allowed, limiter.min_size_to_sample))
                 missing -= len(picks[-1][0])
                 limiter.samples += len(picks[-1][0])
@@ -406,14 +407,11 @@ class Table:
             if len(picks) > 1:
                 slots = np.concatenate([slots for slots, _ in picks])
                 info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
-            age = contents.age(slots)
+            age = len(slots) * contents.stamp - int(np.add.reduce(contents.items.stamps.take(slots)))
             contents.age_sum += age
             drawn = Delivery(self.name, info, slots, contents.parts(slots), contents, age)
             self._waiting.notify(INSERTERS)
         return drawn if delivery is None else join(delivery, drawn)
-
-    def _allowed(self, n: int) -> int:
-        return self.rate_limiter.allowed_samples(n) if len(self.sampler) else 0
 
     def release(self, delivery: Delivery) -> None:
         """The reader has its copy: rows may be used again, and items that have left the table are gone."""
@@ -501,7 +499,7 @@ class Table:
         """Whether `num_samples` could be sampled now without waiting."""
         self._drain()
         with self._lock:
-            if self._allowed(num_samples) < num_samples:
+            if not self.rate_limiter.can_sample(num_samples):
                 return False
             turns = self._contents.turns(self.rate_limiter.min_size_to_sample)
             return turns is None or num_samples <= turns

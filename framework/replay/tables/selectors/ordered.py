@@ -9,7 +9,9 @@ from framework.replay.tables.selectors.base import Selector
 
 
 class _ByAge(Selector):
-    """The slots in order of their stamps, oldest at ``_head``; -1 where one was deleted."""
+    """The slots in order of their stamps, oldest at `_head`; -1 where one was deleted."""
+
+    _newest_first = False
 
     def __init__(self) -> None:
         self.clear()
@@ -67,6 +69,18 @@ class _ByAge(Selector):
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         return None
 
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        at = self._tail - 1 if self._newest_first else self._head
+        return np.full(n, self._order[at]), np.ones(n)
+
+    def first(self, n: int) -> np.ndarray:
+        block = self._order[self._head : self._tail]
+        block = block[::-1] if self._newest_first else block
+        near = block[:n]
+        if len(block) == self._size or (len(near) == n and near.min(initial=0) >= 0):
+            return near.copy()  # none was deleted out of order, or none of these
+        return block[block >= 0][:n]
+
     def _trim(self) -> None:
         """Moves head and tail past deleted places."""
         if not self._size:
@@ -105,26 +119,8 @@ class _ByAge(Selector):
 class Fifo(_ByAge):
     """The item that was inserted first."""
 
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return np.full(n, self._order[self._head]), np.ones(n)
-
-    def first(self, n: int) -> np.ndarray:
-        block = self._order[self._head : self._tail]
-        near = block[:n]
-        if len(block) == self._size or (len(near) == n and near.min(initial=0) >= 0):
-            return near.copy()  # none was deleted out of order, or none of these
-        return block[block >= 0][:n]
-
 
 class Lifo(_ByAge):
     """The item that was inserted last."""
 
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return np.full(n, self._order[self._tail - 1]), np.ones(n)
-
-    def first(self, n: int) -> np.ndarray:
-        block = self._order[self._head : self._tail][::-1]
-        near = block[:n]
-        if len(block) == self._size or (len(near) == n and near.min(initial=0) >= 0):
-            return near.copy()
-        return block[block >= 0][:n]
+    _newest_first = True
