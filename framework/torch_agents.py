@@ -161,7 +161,6 @@ class TorchAgent(core.Agent):
             "learning_rate_schedule": None if decay is None else schedules.linear(1.0, end, decay),
             "max_gradient_norm": config.max_gradient_norm,
             "device": self.device,
-            "seed": int(torch.randint(2**31, ())),  # from the global generator, as the first parameters
             "compile_loss": config.compile_loss,
             "autocast_dtype": torch.bfloat16 if config.autocast else None,
         }
@@ -240,6 +239,7 @@ class OffPolicyAgent(TorchAgent):
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {
             "target_names": self.target_names,
+            "seed": int(torch.randint(2**31, ())),  # from the global generator, as the first parameters
             "target_update_period": self.config.target_update_period,
             "target_update_rate": self.config.target_update_rate,
         }

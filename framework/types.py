@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
+
+if TYPE_CHECKING:
+    import torch
 
 # A tree of dicts, lists, tuples and named tuples with arrays at its leaves (dm-tree's meaning).
 Nest = Any
@@ -52,5 +56,5 @@ class StepResult(NamedTuple):
       priorities: ``[N]`` new priorities of the batch's items, or None.
     """
 
-    metrics: dict[str, Any]
-    priorities: Any = None
+    metrics: Mapping[str, SupportsFloat]
+    priorities: torch.Tensor | None = None

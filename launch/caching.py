@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from launch import context
+from launch.futures import settle
 
 
 class Cacher:
@@ -51,12 +52,10 @@ class Cacher:
         if known is not None:
             return known[1].result()
         try:
-            answer = getattr(self._client, name)(*args, **kwargs)
+            settle(future, getattr(self._client, name)(*args, **kwargs))
         except BaseException as error:
             with self._lock:
                 if self._answers.get(key, (0.0, None))[1] is future:
                     del self._answers[key]
-            future.set_exception(error)
-            raise
-        future.set_result(answer)
-        return answer
+            settle(future, error=error)
+        return future.result()

@@ -17,16 +17,6 @@ def settle(future: Future, result: Any = None, error: BaseException | None = Non
             future.set_exception(error)
 
 
-def follow(future: Future, other: Future) -> None:
-    """Gives `future` the result or the error of `other`."""
-
-    def done(other: Future) -> None:
-        error = other.exception()
-        settle(future, other.result() if error is None else None, error)
-
-    other.add_done_callback(done)
-
-
 def expire(future: Future, timeout: float, error: BaseException) -> None:
     """Sets `error` after `timeout` seconds unless the future is done by then."""
     timer = threading.Timer(timeout, settle, (future, None, error))

@@ -195,27 +195,18 @@ class Target:
         self.name = name
         self._methods: dict[str, Callable[..., Any]] = {}
 
-    def find(self, name: str) -> Callable[..., Any] | None:
-        """The bound method, or None."""
-        try:
-            return self.method(name)
-        except AttributeError:
-            return None
-
     def method(self, name: str) -> Callable[..., Any]:
         """The bound method. AttributeError with what there is, if there is none of that name."""
         found = self._methods.get(name)
-        if found is None:
-            found = self._methods[name] = self._find(name)
-        return found
-
-    def _find(self, name: str) -> Callable[..., Any]:
+        if found is not None:
+            return found
         public = isinstance(name, str) and (name == "__call__" or not name.startswith("_"))
         found = getattr(self.object, name, None) if public else None
         if not callable(found):
-            public_names = sorted(n for n in dir(self.object) if not n.startswith("_"))
+            names = [n for n in dir(self.object) if not n.startswith("_")]
             raise AttributeError(
                 f"node {self.name!r} ({type(self.object).__name__}) has no method {name!r}; it has "
-                f"{[n for n in public_names if callable(getattr(self.object, n, None))]}"
+                f"{sorted(n for n in names if callable(getattr(self.object, n, None)))}"
             )
+        self._methods[name] = found
         return found

@@ -161,8 +161,8 @@ class ReplayNode(Node):
     Args:
       tables_fn: makes the tables, in the node's process.
       checkpointer_fn: makes the checkpointer, or None.
-      backend: name of a module with Reverb's Python interface. If it has `serve_node` and `connect_node`
-        they are used, else its `Server` and `Client`.
+      backend: name of a module with the functions `serve_node` and `connect_node`, such as
+        `framework.replay.dm_reverb`.
     """
 
     serves = "replay"
@@ -178,33 +178,23 @@ class ReplayNode(Node):
         self.checkpointer_fn = checkpointer_fn
         self.backend = backend
 
-    def serve(
-        self, *, embedded: bool, concurrent: bool, address: str | None, port: int | None, curve: Any
-    ) -> Any:
-        """The server with the tables of ``tables_fn``. ``port`` is for a backend without hooks."""
-        module = importlib.import_module(self.backend)
-        tables = self.call()
+    def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
+        """The server with the tables of `tables_fn`."""
         checkpointer = self.checkpointer_fn() if self.checkpointer_fn is not None else None
-        hook = getattr(module, "serve_node", None)
-        if hook is not None:
-            return hook(
-                tables,
-                embedded=embedded,
-                concurrent=concurrent,
-                address=address,
-                curve=curve,
-                checkpointer=checkpointer,
-            )
-        return module.Server(tables, port=port, checkpointer=checkpointer)
+        return importlib.import_module(self.backend).serve_node(
+            self.call(),
+            embedded=embedded,
+            concurrent=concurrent,
+            address=address,
+            curve=curve,
+            checkpointer=checkpointer,
+        )
 
     def runs(self, obj: Any) -> bool:
         return False
 
     def close(self, obj: Any) -> None:
-        if hasattr(obj, "close"):
-            obj.close()
-        elif hasattr(obj, "stop"):  # dm-reverb's server
-            obj.stop()
+        obj.stop()
 
 
 class ReverbNode(ReplayNode):
@@ -230,17 +220,13 @@ class ReverbNode(ReplayNode):
         super().__init__(priority_tables_fn, checkpointer_fn=checkpoint_ctor)
         self._delta_minutes = checkpoint_time_delta_minutes
 
-    def serve(
-        self, *, embedded: bool, concurrent: bool, address: str | None, port: int | None, curve: Any
-    ) -> Any:
-        server = super().serve(
-            embedded=embedded, concurrent=concurrent, address=address, port=port, curve=curve
-        )
+    def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
+        server = super().serve(embedded=embedded, concurrent=concurrent, address=address, curve=curve)
         if self._delta_minutes is not None and concurrent:
             stopped, seconds = context.stop_event(), 60 * self._delta_minutes
 
             def checkpoint() -> None:
-                client = connect_replay(self.backend, server if embedded else None, address, port, curve)
+                client = connect_replay(self.backend, server if embedded else address, curve)
                 while not stopped.wait(seconds):
                     client.checkpoint()
 
@@ -248,16 +234,9 @@ class ReverbNode(ReplayNode):
         return server
 
 
-def connect_replay(backend: str, server: Any, address: str | None, port: int | None, curve: Any) -> Any:
-    """A replay client of ``server`` in this process or, where that is None, of an address.
-
-    A backend without the hook ``connect_node`` is reached over ``localhost:<port>``.
-    """
-    module = importlib.import_module(backend)
-    hook = getattr(module, "connect_node", None)
-    if hook is not None:
-        return hook(address if server is None else server, curve)
-    return module.Client(f"localhost:{port if server is None else server.port}")
+def connect_replay(backend: str, server_or_address: Any, curve: Any) -> Any:
+    """A replay client of a server in this process, or of one at an address."""
+    return importlib.import_module(backend).connect_node(server_or_address, curve)
 
 
 class _Colocation(Node):

@@ -21,4 +21,8 @@ def as_tensors(nest: Nest, device: str | torch.device = "cpu") -> Nest:
 
 def as_numpy(nest: Nest) -> Nest:
     """Tensors, wherever they are, to arrays."""
-    return tree.map_structure(lambda leaf: leaf.detach().cpu().numpy(), nest)
+    if isinstance(nest, torch.Tensor):
+        return nest.detach().cpu().numpy()
+    if type(nest) is dict:  # dm-tree costs more than these conversions
+        return {name: as_numpy(entry) for name, entry in nest.items()}
+    return tree.map_structure(as_numpy, nest)

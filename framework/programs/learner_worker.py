@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class LearnerWorker(ProgramWorker):
         self._uncounted = 0
         self._waited_s = 0.0  # for the dataset, since the last row
         self._times_sampled = 0.0
-        self._metrics: dict[str, Any] | None = None  # of the last step
+        self._metrics: Mapping[str, SupportsFloat] | None = None  # of the last step
         self._checkpointed = (0, time.monotonic())  # env steps and clock at the last checkpoint
         self._published = threading.Condition()
         self._waits_for_data = False
@@ -214,7 +214,7 @@ class LearnerWorker(ProgramWorker):
             self._checkpointer.put("learner", self.save())
             self._checkpointer.commit("periodic")
 
-    def _log(self, metrics: dict[str, Any]) -> None:
+    def _log(self, metrics: Mapping[str, SupportsFloat]) -> None:
         steps, now = self._steps, time.perf_counter()
         made, seconds = steps - self._logged[0], max(now - self._logged[1], 1e-9)
         row: dict[str, Any] = {"steps": steps, "version": self._block.version}

@@ -26,6 +26,7 @@ import numpy as np
 
 from framework.checkpoints import Checkpointer, CheckpointReader, Part
 from framework.replay.errors import CheckpointError, ReverbError, ServerClosed
+from framework.replay.rows.arrays import span
 from framework.replay.rows.store import RowStore
 from framework.replay.tables import saving
 from framework.replay.tables.table import Table
@@ -283,7 +284,7 @@ def _read_stream(path: Path, name: str, saved: Mapping[str, Any], store: RowStor
             for begin in range(0, len(rows), step):
                 at = rows[begin : begin + step]
                 block = np.fromfile(file, np.dtype(dtype), len(at) * size)
-                array[stream.span(at)] = block.reshape(len(at), *shape)
+                array[span(at)] = block.reshape(len(at), *shape)
     return rows
 
 

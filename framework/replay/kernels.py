@@ -9,9 +9,10 @@ in the environment does without numba in any case.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,25 +25,35 @@ _ONES = np.ones(FANOUT)
 _RUNNING = np.triu(np.ones((FANOUT, FANOUT)))  # block @ this = its running sums
 
 
-class Kernels:
-    """The plain form, which the compiled one is tested against.
+class Tree:
+    """The levels of a sum tree, leaves first. Each node is the sum of `FANOUT` nodes of the level below.
 
-    A sum tree is a float64 array `flat` of all levels, leaves first; level l begins at `starts[l]`, an int64
-    array with one entry more than levels. Each node is the sum of `FANOUT` nodes of the level below.
+    Attributes:
+      flat: float64, all levels in one array.
+      starts: int64, where each level begins in `flat`, and the end of the last.
+      levels: the levels, views of `flat`.
+      blocks: the levels but the highest as `[nodes above, FANOUT]`.
     """
 
-    def tree_set(self, flat: np.ndarray, starts: np.ndarray, leaves: np.ndarray, weights: np.ndarray) -> None:
-        """Sets `leaves` in order and computes the sums above them from their children."""
-        flat[leaves] = weights
-        nodes = leaves
-        for level in range(len(starts) - 2):
-            nodes = nodes >> SHIFT
-            below = flat[starts[level] : starts[level + 1]].reshape(-1, FANOUT)
-            flat[starts[level + 1] + nodes] = below.take(nodes, 0) @ _ONES
+    def __init__(self, sizes: Sequence[int]):
+        self.starts = np.cumsum([0, *sizes], dtype=np.int64)
+        self.flat = np.zeros(self.starts[-1])
+        self.levels = [self.flat[a:b] for a, b in itertools.pairwise(self.starts.tolist())]
+        self.blocks = [level.reshape(-1, FANOUT) for level in self.levels[:-1]]
 
-    def tree_descend(
-        self, flat: np.ndarray, starts: np.ndarray, sums: np.ndarray, mass: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+
+class Kernels:
+    """The plain form, which the compiled one is tested against."""
+
+    def tree_set(self, tree: Tree, leaves: np.ndarray, weights: np.ndarray) -> None:
+        """Sets `leaves` in order and computes the sums above them from their children."""
+        tree.levels[0][leaves] = weights
+        nodes = leaves
+        for below, above in zip(tree.blocks, tree.levels[1:], strict=True):
+            nodes = nodes >> SHIFT
+            above[nodes] = below.take(nodes, 0) @ _ONES
+
+    def tree_descend(self, tree: Tree, sums: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The leaf in whose share of the running sum each of `mass` falls, and its weight.
 
         `sums` are the running sums of the highest level. Rounding can end a descent at a leaf of weight 0.
@@ -51,19 +62,20 @@ class Kernels:
         mass = mass.take(order)
         nodes = sums.searchsorted(mass, side="right")
         begins = np.arange(0, FANOUT * len(mass), FANOUT)
-        above, blocks, at = flat[starts[-2] : starts[-1]], sums, nodes
-        for level in range(len(starts) - 3, -1, -1):
+        above, running, at = tree.levels[-1], sums, nodes
+        for level in range(len(tree.blocks) - 1, -1, -1):
             # What lies before the chosen node: the running sum up to and with it, less itself.
-            mass = mass - blocks.take(at, mode="clip")
+            mass = mass - running.take(at, mode="clip")
             mass += above.take(nodes, mode="clip")
-            above = flat[starts[level] : starts[level + 1]]
-            blocks = above.reshape(-1, FANOUT).take(nodes, 0, mode="clip") @ _RUNNING
+            above = tree.levels[level]
+            running = tree.blocks[level].take(nodes, 0, mode="clip") @ _RUNNING
             # The first child whose running sum is above; 0 if none is, by rounding.
-            at = (blocks <= mass[:, None]).argmin(1)
-            nodes = nodes * FANOUT + at
+            at = (running <= mass[:, None]).argmin(1)
+            nodes *= FANOUT
+            nodes += at
             at += begins
         leaves = np.empty_like(nodes)
-        leaves[order] = np.minimum(nodes, len(above) - 1)
+        leaves[order] = np.minimum(nodes, len(above) - 1, out=nodes)
         return leaves, above.take(leaves)
 
     def count(self, times: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -120,14 +132,12 @@ class CompiledKernels(Kernels):
         )
         self._count = compile_function(types.void(own(i4), given(i8), own(i4)), _count)
 
-    def tree_set(self, flat: np.ndarray, starts: np.ndarray, leaves: np.ndarray, weights: np.ndarray) -> None:
-        self._tree_set(flat, starts, leaves, weights)
+    def tree_set(self, tree: Tree, leaves: np.ndarray, weights: np.ndarray) -> None:
+        self._tree_set(tree.flat, tree.starts, leaves, weights)
 
-    def tree_descend(
-        self, flat: np.ndarray, starts: np.ndarray, sums: np.ndarray, mass: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def tree_descend(self, tree: Tree, sums: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         leaves, weights = np.empty(len(mass), np.int64), np.empty(len(mass))
-        self._tree_descend(flat, starts, sums, mass, leaves, weights)
+        self._tree_descend(tree.flat, tree.starts, sums, mass, leaves, weights)
         return leaves, weights
 
     def count(self, times: np.ndarray, slots: np.ndarray) -> np.ndarray:

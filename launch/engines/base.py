@@ -63,6 +63,11 @@ class Resources:
     custom: Mapping[str, float] = field(default_factory=dict)
     strategy: str | None = None
 
+    def environment(self) -> dict[str, str]:
+        """The variables of a node's process."""
+        variables = {key: str(value) for key, value in self.env.items()}
+        return {"OMP_NUM_THREADS": str(self.threads), **variables}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -322,6 +327,15 @@ class Job(abc.ABC):
             raise self.outcome.error
 
 
+def node_status(
+    unit: Unit, label: str, state: str, restarts: int, error: str | None, pid: int | None, **usage: Any
+) -> dict[str, Any]:
+    """The entry of a node in `Job.status`; `usage` has what is known of its process."""
+    known = {"label": label, "group": unit.group, "index": unit.index, "state": state, "restarts": restarts}
+    unknown = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
+    return {**known, "pid": pid, **unknown, **usage, "error": error}
+
+
 def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
     """The node that ``job.client(label, index)`` means. LookupError with what there is."""
     for unit in units:
@@ -341,7 +355,9 @@ def engine_names() -> list[str]:
     return sorted(ENGINES)
 
 
-def unserved(leaf: Leaf) -> LaunchError:
-    return LaunchError(
-        f"node {leaf.context.label!r} is a {leaf.node.description}, which serves nothing: use a CourierNode"
-    )
+def unserved(label: str, description: str) -> LaunchError:
+    return LaunchError(f"node {label!r} is a {description}, which serves nothing: use a CourierNode")
+
+
+def unknown_node(node_id: int) -> LaunchError:
+    return LaunchError(f"the program has no node {node_id}: was the node of this handle added to it?")

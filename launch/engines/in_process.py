@@ -8,11 +8,22 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from launch.batching import BatchedMethod
 from launch.context import Runtime, activate, deactivate, entered
-from launch.engines.base import BackOff, Job, Leaf, Options, Unit, find_leaf, node_error, plan, unserved
+from launch.engines.base import (
+    BackOff,
+    Job,
+    Leaf,
+    Options,
+    Unit,
+    find_leaf,
+    node_error,
+    node_status,
+    plan,
+    unknown_node,
+    unserved,
+)
 from launch.errors import CallTimeout, LaunchError, ProgramStopped
-from launch.futures import expire, follow, settle
+from launch.futures import expire, settle
 from launch.handles import Client, Target
 from launch.nodes import CourierNode, ReplayNode, connect_replay
 from launch.program import Program
@@ -94,7 +105,7 @@ class LocalRuntime(Runtime):
     def _make(self, place: Place) -> Any:
         node = place.leaf.node
         if isinstance(node, ReplayNode):
-            return node.serve(embedded=True, concurrent=self._concurrent, address=None, port=None, curve=None)
+            return node.serve(embedded=True, concurrent=self._concurrent, address=None, curve=None)
         return None if node.is_function else node.call()
 
     def _wait_until_built(self, place: Place) -> None:
@@ -139,13 +150,13 @@ class LocalRuntime(Runtime):
     def _make_client(self, node_id: int) -> Any:
         place = self.places.get(node_id)
         if place is None:
-            raise LaunchError(f"the program has no node {node_id}: was the node of this handle added to it?")
+            raise unknown_node(node_id)
         node = place.leaf.node
         if isinstance(node, ReplayNode):
             self._wait_until_built(place)
-            return connect_replay(node.backend, place.object, None, None, None)
+            return connect_replay(node.backend, place.object, None)
         if not isinstance(node, CourierNode):
-            raise unserved(place.leaf)
+            raise unserved(place.label, node.description)
 
         room = threading.BoundedSemaphore(node.client_options["max_in_flight"])
 
@@ -171,14 +182,10 @@ class LocalRuntime(Runtime):
                     result, error = None, failure
                 settle(future, result, error)
 
-            method = place.target.find(name) if place.target is not None else None
-            if not self._concurrent:
-                work()
-            elif isinstance(method, BatchedMethod):  # its calls wait for each other: not on a thread each
-                with entered(self, place.leaf.context):
-                    follow(future, method.submit(args, kwargs))
-            else:
+            if self._concurrent:
                 threading.Thread(target=work, name="launch-call", daemon=True).start()
+            else:
+                work()
             if timeout is not None:
                 text = f"{place.label}.{name} was not answered within {timeout} s"
                 expire(future, timeout, CallTimeout(text))
@@ -222,18 +229,7 @@ class LocalJob(Job):
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {
-                "label": place.label,
-                "group": place.unit.group,
-                "index": place.unit.index,
-                "state": place.state,
-                "restarts": place.restarts,
-                "pid": os.getpid(),
-                "cpu_seconds": None,
-                "memory_bytes": None,
-                "calls": None,
-                "error": place.error,
-            }
+            node_status(place.unit, place.label, place.state, place.restarts, place.error, os.getpid())
             for place in self._places
         ]
 

@@ -7,11 +7,9 @@ further calls wait in the socket.
 
 from __future__ import annotations
 
-import functools
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import zmq
@@ -140,22 +138,18 @@ class Server:
             name, args, kwargs = wire.load(body, buffers)
             method = self._target.method(name)
             if isinstance(method, BatchedMethod):
-                done = functools.partial(self._answer_future, client, number)
-                method.submit(args, kwargs).add_done_callback(done)
+                future = method.submit(args, kwargs)
+                future.add_done_callback(lambda future: self._answer(client, number, future.result))
                 return
-            kind, (data, frames) = wire.REPLY, wire.encode(method(*args, **kwargs))
         except BaseException as error:
-            kind, (data, frames) = wire.ERROR, wire.encode(wire.describe_error(error))
-        self._answer(client, number, kind, data, frames)
+            method, args, kwargs = _raise, (error,), {}
+        self._answer(client, number, lambda: method(*args, **kwargs))
 
-    def _answer_future(self, client: bytes, number: int, future: Future) -> None:
+    def _answer(self, client: bytes, number: int, get: Callable[[], Any]) -> None:
         try:
-            kind, (data, frames) = wire.REPLY, wire.encode(future.result())
+            kind, (data, buffers) = wire.REPLY, wire.encode(get())
         except BaseException as error:
-            kind, (data, frames) = wire.ERROR, wire.encode(wire.describe_error(error))
-        self._answer(client, number, kind, data, frames)
-
-    def _answer(self, client: bytes, number: int, kind: int, data: bytes, buffers: Sequence[Any]) -> None:
+            kind, (data, buffers) = wire.ERROR, wire.encode(wire.describe_error(error))
         self._send(client, kind, number, data, buffers)
         self._open.discard((client, number))  # after the answer: a probe in between must not miss the call
 
@@ -166,3 +160,7 @@ class Server:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self.undeliverable += 1
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -176,7 +176,6 @@ def make_server_socket(
     address: str,
     curve: CurveKeys | None,
     *,
-    socket_type: int = zmq.ROUTER,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     max_queued_messages: int = 0,
 ) -> zmq.Socket:
@@ -186,7 +185,6 @@ def make_server_socket(
       address: ``ipc://<path in a directory of mode 0700>`` or ``tcp://<interface>:<port or *>``.
       curve: the keys of the program. None lets every local peer in, and is an error unless the address is
         ipc or loopback.
-      socket_type: ROUTER unless another is asked for.
       max_frame_bytes: a peer that sends a larger frame is disconnected.
       max_queued_messages: that wait here for one peer, each way; 0 for no limit. Sending more is zmq.Again.
 
@@ -198,13 +196,12 @@ def make_server_socket(
       PermissionError: the directory of an ipc address is open to other users.
     """
     transport = check_address(address, curve)
-    socket = context().socket(socket_type)
+    socket = context().socket(zmq.ROUTER)
     try:
         _set_common_options(socket)
         socket.maxmsgsize = max_frame_bytes
         socket.sndhwm = socket.rcvhwm = max_queued_messages
-        if socket_type == zmq.ROUTER:
-            socket.router_mandatory = True  # sending to a peer that has gone is an error, not a silent loss
+        socket.router_mandatory = True  # sending to a peer that has gone is an error, not a silent loss
         if curve is not None:
             _process.authenticator().admit(curve)
             socket.zap_domain = curve.domain
@@ -228,7 +225,6 @@ def make_client_socket(
     address: str,
     curve: CurveKeys | None,
     *,
-    socket_type: int = zmq.DEALER,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
 ) -> zmq.Socket:
     """A socket connected to a server; it connects again, by itself, when the server comes back.
@@ -236,7 +232,7 @@ def make_client_socket(
     Connecting does not wait for the server. The arguments and errors are those of `make_server_socket`.
     """
     transport = check_address(address, curve, connecting=True)
-    socket = context().socket(socket_type)
+    socket = context().socket(zmq.DEALER)
     try:
         _set_common_options(socket)
         socket.maxmsgsize = max_frame_bytes

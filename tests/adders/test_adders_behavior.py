@@ -7,6 +7,7 @@ from adder_steps import FIRST, LAST, MID, TABLE, make_client, observations, play
 from dm_env import specs
 
 from framework import adders, replay
+from framework.replay.errors import ServerLost
 from framework.specs import EnvironmentSpec
 
 MAKERS = {
@@ -68,6 +69,23 @@ def test_a_closed_adder_refuses_calls(make):
         with pytest.raises(ValueError, match="closed"):
             call()
     assert not adder.ready()
+
+
+@each_adder
+@pytest.mark.parametrize("method", ["append", "create_items"])
+def test_an_adder_whose_server_is_lost_can_be_closed(make, method, monkeypatch):
+    """With rows that it has not written yet."""
+
+    def lost(*args, **options):
+        raise ServerLost("the replay server of this writer was lost")
+
+    adder = make(make_client())
+    adder.add_first(step(FIRST, 1))
+    adder.add(0, step(MID, 2))
+    adder.add(0, step(LAST, 3))
+    monkeypatch.setattr(adder._writer, method, lost)
+    assert adder.close(timeout=0) == 0
+    assert adder.close() == 0
 
 
 ABORTED = {

@@ -87,3 +87,19 @@ def test_adders_of_different_specs_share_a_server(how):
         assert (ours.action.tolist(), ours.next_observation.tolist()) == ([1, 2, 3], [1, 2, 3])
         assert theirs.action.tolist() == [[1, 1], [2, 2], [3, 3]]
         assert theirs.next_observation.tolist() == [[1, -1], [2, -2], [3, -3]]
+
+
+@pytest.mark.parametrize("how", ["shared memory", "messages"])
+def test_an_adder_whose_server_is_gone_says_so_and_closes(how):
+    server = replay.Server([replay.Table.queue(TABLE, 1000)])
+    client = ServedClient(server.address, local=how == "shared memory", reconnect_timeout=0.5)
+    adder = adders.NStepTransitionAdder(client, 1, 0.9, max_in_flight_items=1, max_delay=1e9)
+    adder.add_first(step(FIRST, 0))
+    adder.add(0, step(MID, 1))
+    adder.flush(timeout=10)
+    server.stop()
+    with pytest.raises(replay.ServerClosed):
+        for t in range(2, 10_000):
+            adder.add(0, step(MID, t))
+    assert adder.close(timeout=1) >= 0
+    client.close()

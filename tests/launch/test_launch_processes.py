@@ -505,7 +505,7 @@ def test_nodes_end_when_the_fork_server_is_killed():
 
 def test_a_fork_server_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(fork_client, "_CLOSE_TIMEOUT", 0.5)
-    server = fork_client.ForkServer([], [], [], 1.0)
+    server = fork_client.ForkServer([], [], [], 1.0, print)
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()
     assert server._process.returncode == -signal.SIGKILL

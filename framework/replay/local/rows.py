@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.replay.rows.arrays import span
 from framework.replay.rows.layout import Slice
 from framework.replay.rows.store import RowStore, Stream
 
@@ -66,7 +67,7 @@ class HeldRows:
         leased = rows is None
         if rows is None:
             rows = space.lease(count)
-        at = space.span(rows)
+        at = span(rows)
         if leased:
             self._hold(stream, at)
         try:

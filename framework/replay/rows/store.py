@@ -208,10 +208,6 @@ class Stream:
             )
         array[span(rows)] = values
 
-    def span(self, rows: np.ndarray) -> Any:
-        """See `arrays.span`."""
-        return span(rows)
-
     def acquire(self, rows: np.ndarray) -> None:
         """An item points at each of `rows` once more (repeats allowed)."""
         with self._lock:

@@ -74,19 +74,18 @@ class Contents:
         self.bindings.known[layout].acquire(new.index)
         stamps = np.arange(self.stamp, self.stamp + n)
         self.stamp += n
-        reused = _NONE
+        k = n  # how many take new slots; the others those of the oldest
         if over > 0 and oldest_first:
             oldest = self.remover.first(over)
             if np.count_nonzero(items.times.take(oldest) != items.done.take(oldest)):  # readers have some
                 self.remove(oldest)
             else:
-                reused = oldest
+                k = n - over
                 self._forget(oldest)
-        k = n - len(reused)
-        slots = items.take(k)
-        if k < n:
-            self._free(reused)
-            slots = np.concatenate([slots, items.take(n - k)])  # what was freed last is taken first
+                self._drop_rows(oldest)
+        slots = items.take(k) if k else oldest
+        if 0 < k < n:
+            slots = np.concatenate([slots, oldest])
         items.add(slots, layout, new, priorities, stamps)
         if new.episodes is not None:
             self._count_episodes(new.episodes, 1)
@@ -105,6 +104,8 @@ class Contents:
         if len(live):
             self.sampler.delete(live)
             self.remover.delete(live)
+            items.size -= len(live)
+            items.num_left += len(live)
         self._forget(slots)
         items.state[slots] = GONE
         self._free(slots[items.times.take(slots) == items.done.take(slots)])
@@ -117,9 +118,6 @@ class Contents:
     def _forget(self, slots: np.ndarray) -> None:
         """Items leave the table, or have left it with their last turn: their keys mean nothing any more."""
         items = self.items
-        num_live = int(np.count_nonzero(items.state.take(slots) == LIVE))
-        items.size -= num_live
-        items.num_left += num_live
         self.num_unique_deleted += int(np.count_nonzero(items.times.take(slots)))
         items.forget(slots)
         if self.episodes:
@@ -128,9 +126,12 @@ class Contents:
     def _free(self, slots: np.ndarray) -> None:
         """Ends items that have left the table and have no reader."""
         if len(slots):
-            for binding, _, index, _ in self.parts(slots):
-                binding.drop(index)
+            self._drop_rows(slots)
             self.items.free(slots)
+
+    def _drop_rows(self, slots: np.ndarray) -> None:
+        for binding, _, index, _ in self.parts(slots):
+            binding.drop(index)
 
     def _count_episodes(self, episodes: np.ndarray, change: int) -> None:
         for episode in episodes.tolist():
@@ -175,39 +176,33 @@ class Contents:
 
     def parts(self, slots: np.ndarray) -> list[Part]:
         """See `Delivery.parts`."""
-        items = self.items
-        index, lengths, layouts = items.index.take(slots, 0), items.lengths, items.layouts.take(slots)
+        items, known = self.items, self.bindings.known
+        if len(known) == 1 and not known[0].ragged:
+            return [(known[0], None, items.index.take(slots, 0), None)]
+        layouts = items.layouts.take(slots)
+        numbers = sorted(set(layouts.tolist()))
         parts: list[Part] = []
-        known = self.bindings.known
-        numbers = (0,) if len(known) == 1 else sorted(set(layouts.tolist()))
         for number in numbers:
             binding = known[number]
             places = None if len(numbers) == 1 else np.flatnonzero(layouts == number)
             mine = slots if places is None else slots[places]
-            parts.append(
-                (
-                    binding,
-                    places,
-                    (index if places is None else index[places])[:, : binding.width],
-                    lengths[mine, : len(binding.spans)] if binding.ragged else None,
-                )
-            )
+            lengths = items.lengths[mine, : len(binding.spans)] if binding.ragged else None
+            parts.append((binding, places, items.index[mine, : binding.width], lengths))
         return parts
 
     def release(self, slots: np.ndarray) -> None:
         """Readers have their copies of the items in `slots`."""
         np.add.at(self.items.done, slots, _ONE)
-        self._free_left(slots)
+        if self.items.num_left:
+            self._free_left(slots)
 
     def _free_left(self, slots: np.ndarray) -> None:
         """Ends those of the items that have left the table and have no reader any more."""
         items = self.items
-        if items.num_left:
-            slots = np.unique(
-                slots[(items.state.take(slots) > LIVE) & (items.times.take(slots) == items.done.take(slots))]
-            )
-            self._forget(slots[items.state.take(slots) == SPENT])
-            self._free(slots)
+        read = items.times.take(slots) != items.done.take(slots)
+        slots = np.unique(slots[(items.state.take(slots) > LIVE) & ~read])
+        self._forget(slots[items.state.take(slots) == SPENT])
+        self._free(slots)
 
     def give_back(self, slots: np.ndarray) -> None:
         """As `release`, but as if the samples had never been drawn: items take their old places again."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from framework.replay import kernels
-from framework.replay.kernels import FANOUT
+from framework.replay.kernels import FANOUT, Tree
 
 # The root level is one array, searched through its running sum: cheaper than one more level.
 _ROOT = 2048
@@ -28,17 +28,13 @@ class SumTree:
         sizes = [-(-capacity // FANOUT) * FANOUT]
         while sizes[-1] > _ROOT:
             sizes.append(-(-sizes[-1] // FANOUT**2) * FANOUT)
-        self._starts = np.cumsum([0, *sizes], dtype=np.int64)  # of the levels, leaves first
-        self._flat = np.zeros(self._starts[-1])
+        self._tree = Tree(sizes)
         # Running sums of the highest level, None after a change.
         self._sums: np.ndarray | None = None
 
-    def __len__(self) -> int:
-        return int(self._starts[1])
-
     def _running_sums(self) -> np.ndarray:
         if self._sums is None:
-            self._sums = self._flat[self._starts[-2] :].cumsum()
+            self._sums = self._tree.levels[-1].cumsum()
         return self._sums
 
     @property
@@ -51,24 +47,23 @@ class SumTree:
         if not len(leaves):
             return
         highest = int(np.maximum.reduce(leaves))
-        if highest >= self._starts[1]:
-            old = self._flat[: self._starts[1]]
+        old = self._tree.levels[0]
+        if highest >= len(old):
             self._build(max(highest + 1, 2 * len(old)))
-            self._kernels.tree_set(self._flat, self._starts, np.arange(len(old)), old)
+            self._kernels.tree_set(self._tree, np.arange(len(old)), old)
         self._sums = None
-        self._kernels.tree_set(self._flat, self._starts, leaves, weights)
+        self._kernels.tree_set(self._tree, leaves, weights)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """`n` independent leaves in proportion to their weights, and their probabilities. The total must
         be > 0."""
         sums = self._running_sums()
         total = float(sums[-1])
-        leaves, weights = self._kernels.tree_descend(self._flat, self._starts, sums, rng.random(n) * total)
-        while not weights.all():
+        leaves, weights = self._kernels.tree_descend(self._tree, sums, rng.random(n) * total)
+        while np.count_nonzero(weights) < len(weights):
             # Rounding can end a descent just past the last child that weighs anything: draw those again.
             again = np.flatnonzero(weights == 0.0)
-            leaves[again], weights[again] = self._kernels.tree_descend(
-                self._flat, self._starts, sums, rng.random(len(again)) * total
-            )
+            mass = rng.random(len(again)) * total
+            leaves[again], weights[again] = self._kernels.tree_descend(self._tree, sums, mass)
         weights /= total
         return leaves, weights

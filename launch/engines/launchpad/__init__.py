@@ -17,12 +17,11 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any
 
 from launch.engines.base import Options, Resources, Unit
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Host
+from launch.engines.supervised.process import Host, Report
 from launch.engines.supervised.runtime import Entry
 from launch.errors import LaunchError
 from launch.program import Program
@@ -35,13 +34,13 @@ _END = 10.0  # seconds that Launchpad has for its end
 def start(program: Program, options: Options) -> LaunchpadJob:
     """Starts the program under `lp.launch(..., "local_mp")`."""
     _check(options)
-    return LaunchpadJob(program, options)
+    return LaunchpadJob(program, options, "launchpad")
 
 
-def start_threads(program: Program, options: Options) -> LaunchpadThreadsJob:
+def start_threads(program: Program, options: Options) -> LaunchpadJob:
     """Starts the program under `lp.launch(..., "local_mt")`."""
     _check(options)
-    return LaunchpadThreadsJob(program, options)
+    return LaunchpadJob(program, options, "launchpad_mt")
 
 
 def _check(options: Options) -> None:
@@ -52,18 +51,16 @@ def _check(options: Options) -> None:
 
 
 class LaunchpadJob(SupervisedJob):
-    """A program of Launchpad's processes."""
-
-    engine = "launchpad"
-    launch_type = "local_mp"
+    """A program of processes, or of threads of one process, that Launchpad makes."""
 
     def _open(self) -> tuple[dict[int, Entry], Host]:
         self._folder = sockets.make_private_directory()
+        launch_type = "local_mp" if self._engine == "launchpad" else "local_mt"
         try:
             host = LaunchpadHost(
-                self._program.name, self.launch_type, self._folder, self._units, self._options
+                self._program.name, launch_type, self._folder, self._units, self._options, self._report
             )
-            return self._local_entries(self._folder), host
+            return self._find_entries(self._folder), host
         except BaseException:
             self._clean_up()
             raise
@@ -72,28 +69,27 @@ class LaunchpadJob(SupervisedJob):
         sockets.remove_private_directory(self._folder)
 
 
-class LaunchpadThreadsJob(LaunchpadJob):
-    """A program of threads of one process that Launchpad makes."""
-
-    engine = "launchpad_mt"
-    launch_type = "local_mt"
-
-
-class LaunchpadHost:
+class LaunchpadHost(Host):
     """Starts a process that calls `lp.launch` (`launch.engines.launchpad.driver`).
 
     Each node connects to a socket of this host, says its label and process id, gets its end of its line to
     the supervisor, and keeps the connection until its end, which it says too.
     """
 
-    def __init__(self, name: str, launch_type: str, folder: str, units: list[Unit], options: Options) -> None:
+    def __init__(
+        self,
+        name: str,
+        launch_type: str,
+        folder: str,
+        units: list[Unit],
+        options: Options,
+        report: Report,
+    ) -> None:
         self._launch_type = launch_type
-        self.line, self._end = socket.socketpair()
-        self._received = b""
+        self._report = report
         self._numbers = {unit.label: number for number, unit in enumerate(units, start=1)}
         self._lines = {unit.label: socket.socketpair() for unit in units}
         self._pids: dict[int, int] = {}  # of the nodes that live
-        self._closed = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"{folder}/launchpad")
         self._listener.listen(len(units))
@@ -109,7 +105,9 @@ class LaunchpadHost:
                 [unit.group, unit.label, os.path.join(logs, f"{unit.label}.log") if keep_logs else None]
                 for unit in units
             ],
-            "environments": {unit.group: _environment(options, unit.group) for unit in units},
+            "environments": {
+                unit.group: options.resources.get(unit.group, Resources()).environment() for unit in units
+            },
         }
         environment = {
             **os.environ,
@@ -141,9 +139,6 @@ class LaunchpadHost:
         ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
         return self._numbers[unit.label], Channel(ours)
 
-    def ready(self, number: int, worker: bool) -> None:
-        return
-
     def kill(self, number: int) -> None:
         """Ends the process of a node, or of all nodes where they share one or this one has none yet."""
         pid = self._pids.get(number)
@@ -153,12 +148,7 @@ class LaunchpadHost:
             else:
                 os.kill(pid, signal.SIGKILL)
 
-    def read(self) -> list[dict[str, Any]]:
-        *lines, self._received = (self._received + self.line.recv(65536)).split(b"\n")
-        return [json.loads(line) for line in lines]
-
     def close(self) -> None:
-        self._closed = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._driver.wait(_END)  # all its nodes have ended
         with contextlib.suppress(ProcessLookupError):
@@ -168,11 +158,7 @@ class LaunchpadHost:
             thread.join()
         assert self._driver.stdin is not None
         self._driver.stdin.close()
-        for end in (self.line, self._end, self._listener):
-            end.close()
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        self._end.sendall(json.dumps(message).encode() + b"\n")
+        self._listener.close()
 
     def _watch(self) -> None:
         """When Launchpad has ended, tells so of the nodes that did not."""
@@ -183,7 +169,7 @@ class LaunchpadHost:
         with open(self._log, "rb") as file:
             tail = file.read()[-_TAIL:].decode(errors="replace")
         for number in self._numbers.values():
-            self._tell(
+            self._report(
                 {"exit": number, "code": -9, "reason": f"Launchpad ended with exit code {code}: {tail}"}
             )
 
@@ -206,7 +192,7 @@ class LaunchpadHost:
                     key.fileobj.close()  # type: ignore[union-attr]
                     number = self._numbers.pop(key.data)
                     self._pids.pop(number, None)
-                    self._tell({"exit": number, "code": end[0] if end else -9})
+                    self._report({"exit": number, "code": end[0] if end else -9})
 
     def _admit(self, node: socket.socket) -> str:
         said = json.loads(node.makefile("rb").readline())
@@ -215,11 +201,5 @@ class LaunchpadHost:
         socket.send_fds(node, [b"\0"], [theirs.fileno()])
         theirs.close()
         self._pids[number] = said["pid"]
-        self._tell({"forked": number, "pid": said["pid"]})
+        self._report({"forked": number, "pid": said["pid"]})
         return label
-
-
-def _environment(options: Options, group: str) -> dict[str, str]:
-    resources = options.resources.get(group, Resources())
-    variables = {key: str(value) for key, value in resources.env.items()}
-    return {"OMP_NUM_THREADS": str(resources.threads), **variables}

@@ -19,13 +19,11 @@ from launch.program import Program
 
 def start(program: Program, options: Options) -> ProcessesJob:
     """Starts the program's processes."""
-    return ProcessesJob(program, options)
+    return ProcessesJob(program, options, "processes")
 
 
 class ProcessesJob(SupervisedJob):
     """A program of processes on this machine."""
-
-    engine = "processes"
 
     def _open(self) -> tuple[dict[int, Entry], Host]:
         self._folders = Folders(self._job)
@@ -33,8 +31,9 @@ class ProcessesJob(SupervisedJob):
             preload = self._options.preload
             if preload is None:
                 preload = ["torch"] if "torch" in sys.modules else []
-            server = ForkServer(preload, self._folders.paths, self._folders.locks, self._options.stop_timeout)
-            return self._local_entries(self._folders.sockets), server
+            folders, grace = self._folders, self._options.stop_timeout
+            server = ForkServer(preload, folders.paths, folders.locks, grace, self._report)
+            return self._find_entries(self._folders.sockets), server
         except BaseException:
             self._folders.remove()
             raise

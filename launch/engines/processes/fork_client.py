@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from launch.engines.base import Resources, Unit
 from launch.engines.supervised.channel import Channel
+from launch.engines.supervised.process import Host, Report
 
 _CLOSE_TIMEOUT = 10.0
 
 
-class ForkServer:
+class ForkServer(Host):
     """A running fork server; see `launch.engines.processes.fork_server` for what it does.
 
     Args:
@@ -24,13 +27,20 @@ class ForkServer:
       folders: folders that it removes if the launcher dies.
       locks: descriptors that it and the nodes inherit.
       grace: seconds that workers have if the launcher dies, and services after them.
+      report: see `launch.engines.supervised.process.Report`.
     """
 
     def __init__(
-        self, preload: Sequence[str], folders: Sequence[str], locks: Sequence[int], grace: float
+        self,
+        preload: Sequence[str],
+        folders: Sequence[str],
+        locks: Sequence[int],
+        grace: float,
+        report: Report,
     ) -> None:
-        self.line, theirs = socket.socketpair()
-        self._received = b""
+        self._line, theirs = socket.socketpair()
+        self._report = report
+        self._closed = False
         self._lives = 0
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from launch.engines.processes.fork_server import main; "
@@ -46,15 +56,17 @@ class ForkServer:
         )
         theirs.close()
         self._send({"preload": list(preload), "folders": list(folders), "grace": grace})
+        self._reader = threading.Thread(target=self._read, name="launch-fork-server", daemon=True)
+        self._reader.start()
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         """Asks for a process. Returns the number of its life and the line to it."""
         ours, theirs = socket.socketpair()
         ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
         self._lives += 1
-        env = {key: str(value) for key, value in resources.env.items()}
+        env = resources.environment()
         request = {"fork": self._lives, "threads": resources.threads, "env": env, "log": log}
-        socket.send_fds(self.line, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
+        socket.send_fds(self._line, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
         theirs.close()
         return self._lives, Channel(ours)
 
@@ -67,23 +79,26 @@ class ForkServer:
         """Ends a process and all that it started."""
         self._send({"kill": number})
 
-    def read(self) -> list[dict[str, Any]]:
-        """Reads once: ``{"forked", "pid"}`` and ``{"exit", "code"}``. RuntimeError if the server is gone."""
-        data = self.line.recv(65536)
-        if not data:
-            code = self._process.wait()
-            raise RuntimeError(f"the fork server ended with code {code}; its messages are on stderr")
-        *lines, self._received = (self._received + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
     def close(self) -> None:
         """Has it end what is left, clean up and leave; waits for that, and ends it if it takes too long."""
-        self.line.close()
+        self._closed = True
+        with contextlib.suppress(OSError):  # it has gone already
+            self._line.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(_CLOSE_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()  # and with it, on Linux, its nodes
             self._process.wait()
+        self._reader.join()
+        self._line.close()
+
+    def _read(self) -> None:
+        with contextlib.suppress(ConnectionError), self._line.makefile("rb") as lines:
+            for line in lines:
+                self._report(json.loads(line))
+        if not self._closed:
+            code = self._process.wait()
+            self._report({"error": f"the fork server ended with code {code}; its messages are on stderr"})
 
     def _send(self, message: dict[str, Any]) -> None:
-        self.line.sendall(json.dumps(message).encode() + b"\n")
+        self._line.sendall(json.dumps(message).encode() + b"\n")

@@ -149,7 +149,8 @@ class _ForkServer:
                 return
             number = self._children.pop(pid, None)
             if number is not None:
-                _kill_group(pid)  # what it had started itself
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # what it had started itself
                 self._line.tell({"exit": number, "code": os.waitstatus_to_exitcode(status)})
 
     def _launcher_has_gone(self) -> None:
@@ -177,18 +178,11 @@ class _ForkServer:
 
 
 def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL) if _is_child(pid) else None
-
-
-def _is_child(pid: int) -> bool:
-    """Whether the process is still ours to kill (it may not have become a group leader yet)."""
+    """Kills a node that has not been waited for, and what it started."""
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it has not become a group leader yet
+        os.kill(pid, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:

@@ -18,20 +18,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import json
 import logging
 import os
 import socket
 import sys
 import threading
-from collections import Counter
 from typing import Any
 
 from launch.engines.base import Options, Resources, Unit
 from launch.engines.ray import actor
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Host
+from launch.engines.supervised.process import Host, Report
 from launch.engines.supervised.runtime import Entry
 from launch.errors import LaunchError
 from launch.program import Program
@@ -48,25 +46,23 @@ _log = logging.getLogger("launch")
 
 def start(program: Program, options: Options) -> RayJob:
     """Starts the program's nodes as Ray actors. ImportError without Ray."""
-    return RayJob(program, options)
+    return RayJob(program, options, "ray")
 
 
 class RayJob(SupervisedJob):
     """A program of Ray actors."""
 
-    engine = "ray"
     _server: RayHost
 
     def _open(self) -> tuple[dict[int, Entry], Host]:
         self._ray = _import_ray()
-        entries = {
-            leaf.node.node_id: self._entry(leaf, None, None) for unit in self._units for leaf in unit.leaves
-        }
         self._owns_ray = not self._ray.is_initialized()
         if self._owns_ray:
             _connect(self._ray)
         try:
-            return entries, RayHost(self._ray, self._job, self._units, self._options)
+            return self._find_entries(None), RayHost(
+                self._ray, self._job, self._units, self._options, self._report
+            )
         except BaseException:
             self._clean_up()
             raise
@@ -77,16 +73,14 @@ class RayJob(SupervisedJob):
             self._ray.shutdown()
 
 
-class RayHost:
+class RayHost(Host):
     """Makes Ray actors; one thread of the launcher for each of them carries its messages."""
 
-    def __init__(self, ray: Any, job: str, units: list[Unit], options: Options) -> None:
+    def __init__(self, ray: Any, job: str, units: list[Unit], options: Options, report: Report) -> None:
         self._ray = ray
         self._job = job
         self._head = ray.get_runtime_context().gcs_address
-        self.line, self._end = socket.socketpair()
-        self._telling = threading.Lock()
-        self._received = b""
+        self.report = report
         self._lives: dict[int, _Life] = {}
         self._names = itertools.count(1)
         self._closed = threading.Event()
@@ -95,18 +89,14 @@ class RayHost:
         self._actor_class = ray.remote(
             concurrency_groups=actor.CONCURRENCY_GROUPS, max_restarts=0, max_task_retries=0
         )(actor.Host)
-        members = Counter(unit.group for unit in units)
-        self._bundles: dict[str, int] = {}
-        number_in_group: Counter[str] = Counter()
+        self._members: dict[str, list[str]] = {}
         for unit in units:
-            self._bundles[unit.label] = number_in_group[unit.group]
-            number_in_group[unit.group] += 1
+            self._members.setdefault(unit.group, []).append(unit.label)
         for group, resources in options.resources.items():
             if resources.strategy is not None:
                 self._groups[group] = ray.util.placement_group(
-                    [_needs(resources, bundle=True)] * members[group], strategy=resources.strategy
+                    [_needs(resources, bundle=True)] * len(self._members[group]), strategy=resources.strategy
                 )
-
         threading.Thread(target=self._watch_head, name="ray-head", daemon=True).start()
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
@@ -116,20 +106,8 @@ class RayHost:
         self._lives[number] = _Life(self, number, unit, resources, theirs)
         return number, Channel(ours)
 
-    def ready(self, number: int, worker: bool) -> None:
-        return
-
     def kill(self, number: int) -> None:
         self._lives[number].kill()
-
-    def read(self) -> list[dict[str, Any]]:
-        *lines, self._received = (self._received + self.line.recv(65536)).split(b"\n")
-        if self.head_is_dead:
-            raise LaunchError(
-                f"the head of the Ray cluster at {self._head} does not answer: it died or cannot be reached, "
-                "and the nodes end with it. Start a head and launch again."
-            )
-        return [json.loads(line) for line in lines]
 
     def close(self) -> None:
         self._closed.set()
@@ -141,11 +119,9 @@ class RayHost:
         for life in self._lives.values():
             life.kill()
         for life in self._lives.values():
-            life.join()
+            life.thread.join()
         for group in self._groups.values():
             self._ray.util.remove_placement_group(group)
-        self.line.close()
-        self._end.close()
 
     def _watch_head(self) -> None:
         """Ray waits for a minute for a head that is gone and then ends this process: notice it before."""
@@ -160,7 +136,12 @@ class RayHost:
             except OSError:
                 failures += 1
         self.head_is_dead = True
-        self.tell({})
+        self.report(
+            {
+                "error": f"the head of the Ray cluster at {self._head} does not answer: it died or cannot be "
+                "reached, and the nodes end with it. Start a head and launch again."
+            }
+        )
 
     # For the lives.
 
@@ -178,10 +159,10 @@ class RayHost:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=self._bundles[unit.label]
+                group, placement_group_bundle_index=self._members[unit.group].index(unit.label)
             )
-        env = {key: str(value) for key, value in resources.env.items()}
-        return self._actor_class.options(**options).remote(unit.label, sys.path, env, resources.threads)
+        env, threads = resources.environment(), resources.threads
+        return self._actor_class.options(**options).remote(unit.label, sys.path, env, threads)
 
     def end_process(self, born: dict[str, Any]) -> None:
         """Has the machine of a node kill its process."""
@@ -192,10 +173,6 @@ class RayHost:
         task.options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(
             born["pid"], born["created"]
         )
-
-    def tell(self, message: dict[str, Any]) -> None:
-        with self._telling:
-            self._end.sendall(json.dumps(message).encode() + b"\n")
 
 
 class _Life:
@@ -212,8 +189,8 @@ class _Life:
         self._killed = threading.Event()
         self._over = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=f"ray-{unit.label}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=f"ray-{unit.label}", daemon=True)
+        self.thread.start()
 
     def kill(self) -> None:
         """Ends the node by force, also one that hangs."""
@@ -226,9 +203,6 @@ class _Life:
             self._ray.kill(self._actor)
             if self._born is not None:
                 self._host.end_process(self._born)
-
-    def join(self) -> None:
-        self._thread.join()
 
     def _run(self) -> None:
         code, reason = -9, None
@@ -245,7 +219,7 @@ class _Life:
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     self._ray.kill(self._actor)
                 self._actor = None
-        self._host.tell({"exit": self._number, "code": code, "reason": reason if code else None})
+        self._host.report({"exit": self._number, "code": code, "reason": reason if code else None})
         self._line.close()
 
     def _carry(self) -> int:
@@ -254,7 +228,7 @@ class _Life:
         if actor is None:
             return -9
         assert self._born is not None
-        self._host.tell({"forked": self._number, "pid": self._born["pid"]})
+        self._host.report({"forked": self._number, "pid": self._born["pid"]})
         life = actor.live.options(concurrency_group="life").remote()
         threading.Thread(target=self._give, args=(actor,), daemon=True).start()
         while True:

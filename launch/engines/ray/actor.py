@@ -37,7 +37,6 @@ class Host:
         self._label = label
         self._threads = threads
         os.environ.update(env)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
         sys.path += [entry for entry in path if entry not in sys.path and os.path.isdir(entry or ".")]
         self._ours, theirs = socket.socketpair()
         self._channel = Channel(theirs)

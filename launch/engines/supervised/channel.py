@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import struct
@@ -18,6 +19,7 @@ class Channel:
         self._socket = end
         self._send_lock = threading.Lock()
         self._received = bytearray()
+        self._messages: list[Any] = []
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -32,21 +34,12 @@ class Channel:
 
     def receive(self) -> Any:
         """Waits for the next message; EOFError if the other end is gone."""
-        while True:
-            messages = self._take(1)
-            if messages:
-                return messages[0]
-            self._read()
+        while not self._messages:
+            self._messages += self.receive_ready()
+        return self._messages.pop(0)
 
     def receive_ready(self) -> list[Any]:
         """Reads once, without waiting if readable: the messages complete now. EOFError at the end."""
-        self._read()
-        return self._take(None)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _read(self) -> None:
         try:
             data = self._socket.recv(1 << 16)
         except ConnectionError:
@@ -54,13 +47,23 @@ class Channel:
         if not data:
             raise EOFError("the other end of the channel is gone")
         self._received += data
-
-    def _take(self, limit: int | None) -> list[Any]:
         messages: list[Any] = []
-        while len(self._received) >= _LENGTH.size and (limit is None or len(messages) < limit):
+        while len(self._received) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
             if len(self._received) < end:
                 break
             messages.append(pickle.loads(memoryview(bytes(self._received[_LENGTH.size : end]))))
             del self._received[:end]
         return messages
+
+    def drain(self) -> list[Any]:
+        """The messages that are still there, before the channel is closed."""
+        self._socket.setblocking(False)
+        messages: list[Any] = []
+        with contextlib.suppress(EOFError, BlockingIOError):
+            while True:
+                messages += self.receive_ready()
+        return messages
+
+    def close(self) -> None:
+        self._socket.close()

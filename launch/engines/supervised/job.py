@@ -12,19 +12,19 @@ import abc
 import contextlib
 import dataclasses
 import os
+import queue
 import selectors
 import socket
 import threading
 import time
 import warnings
-from typing import Any, ClassVar
+from typing import Any
 
 import cloudpickle
 
 from launch.context import activate, deactivate
 from launch.engines.base import (
     Job,
-    Leaf,
     Options,
     Resources,
     find_leaf,
@@ -34,7 +34,7 @@ from launch.engines.base import (
 from launch.engines.supervised import code, reports
 from launch.engines.supervised.process import Host, Process
 from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
-from launch.errors import NodeError, StopTimeoutWarning
+from launch.errors import LaunchError, NodeError, StopTimeoutWarning
 from launch.nodes import ReplayNode
 from launch.program import Program
 from launch.rpc import sockets
@@ -47,16 +47,14 @@ _EXIT_GRACE = 2.0  # seconds that a node which has failed or closed has for leav
 class SupervisedJob(Job):
     """A program of processes. `stop`, `status`, `wait` and `client` are safe to use from any thread.
 
-    A subclass sets ``engine`` and says in `_open` and `_clean_up` what is its own.
+    A subclass says in `_open` and `_clean_up` what is its own.
     """
 
-    engine: ClassVar[str]
-
-    def __init__(self, program: Program, options: Options) -> None:
-        super().__init__(program, self.engine, *plan(program, self.engine, options))
+    def __init__(self, program: Program, options: Options, engine: str) -> None:
+        super().__init__(program, engine, *plan(program, engine, options))
         self._options = options
         self._keys = sockets.CurveKeys.generate()
-        self._former: dict[int, str] = {}  # where nodes whose place is not fixed were last
+        self._told: set[int] = set()  # the nodes that told their addresses
         self._state = "running"
         self._processes = [Process(unit) for unit in self._units]
         self._by_number: dict[int, Process] = {}
@@ -69,14 +67,14 @@ class SupervisedJob(Job):
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
         blobs = [code.dumps(unit) for unit in self._units]  # fails here, where the user sees it
         self._blobs = {unit.label: blob for unit, blob in zip(self._units, blobs, strict=True)}
-        self._entries, self._server = self._open()
-        self._runtime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
-        self._selector = selectors.DefaultSelector()
+        self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake, self._wake_end = socket.socketpair()
         self._wake.setblocking(False)
         self._wake_end.setblocking(False)
+        self._entries, self._server = self._open()
+        self._runtime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
+        self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._selector.register(self._server.line, selectors.EVENT_READ)
         activate(self._runtime)
         self._thread = threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True)
         self._thread.start()
@@ -107,32 +105,30 @@ class SupervisedJob(Job):
     def _open(self) -> tuple[dict[int, Entry], Host]:
         """How each node is reached, as far as it is known yet, and what makes the processes."""
 
-    def _local_entries(self, folder: str) -> dict[int, Entry]:
-        """Entries of nodes on this machine, which meet at sockets in a private folder."""
-        return {
-            leaf.node.node_id: self._entry(
-                leaf,
-                f"ipc://{folder}/{leaf.node.node_id}",
-                _free_port() if isinstance(leaf.node, ReplayNode) else None,
+    def _find_entries(self, folder: str | None) -> dict[int, Entry]:
+        """Entries of the nodes, which meet at sockets in a private folder, or tell their addresses (None)."""
+        entries = {}
+        for leaf in (leaf for unit in self._units for leaf in unit.leaves):
+            node = leaf.node
+            entries[node.node_id] = Entry(
+                label=leaf.context.label,
+                description=node.description,
+                serves=node.serves,
+                address=None if folder is None else f"ipc://{folder}/{node.node_id}",
+                options=node.backend
+                if isinstance(node, ReplayNode)
+                else getattr(node, "client_options", None),
             )
-            for unit in self._units
-            for leaf in unit.leaves
-        }
+        return entries
 
     @abc.abstractmethod
     def _clean_up(self) -> None:
         """Takes away what the engine itself made, once all processes have ended."""
 
-    def _entry(self, leaf: Leaf, address: str | None, port: int | None) -> Entry:
-        node = leaf.node
-        return Entry(
-            label=leaf.context.label,
-            description=node.description,
-            serves=node.serves,
-            address=address,
-            port=port,
-            options=node.backend if isinstance(node, ReplayNode) else getattr(node, "client_options", None),
-        )
+    def _report(self, message: dict[str, Any]) -> None:
+        """Takes what the host has to say (`launch.engines.supervised.process.Host`), from any thread."""
+        self._reports.put(message)
+        self._ring()
 
     # The supervisor's thread.
 
@@ -165,11 +161,6 @@ class SupervisedJob(Job):
         process.begin(number, channel, time.monotonic())
         self._by_number[number] = process
         self._selector.register(channel, selectors.EVENT_READ, process)
-        former = {
-            leaf.node.node_id: self._former[leaf.node.node_id]
-            for leaf in process.unit.leaves
-            if leaf.node.node_id in self._former
-        }
         options = self._options
         setup = Setup(
             self._blobs[label],
@@ -177,7 +168,6 @@ class SupervisedJob(Job):
             self._keys,
             options.heartbeat_timeout,
             options.stop_timeout,
-            former,
         )
         try:
             channel.send_bytes(cloudpickle.dumps(setup))
@@ -187,25 +177,21 @@ class SupervisedJob(Job):
     def _read(self, source: Any, process: Process | None) -> None:
         if source is self._wake:
             self._wake.recv(4096)
-        elif source is self._server.line:
-            self._read_server()
+            while not self._reports.empty():
+                self._hear_host(self._reports.get())
         elif process is not None and process.channel is source:  # else dropped a moment ago
             self._read_node(process)
 
-    def _read_server(self) -> None:
-        try:
-            messages = self._server.read()
-        except RuntimeError:
-            self._selector.unregister(self._server.line)
-            raise
-        for message in messages:
-            if "forked" in message and message["forked"] in self._by_number:
-                process = self._by_number[message["forked"]]
-                process.pid = message["pid"]
-                process.last_seen = time.monotonic()  # its silence counts from now on
-            elif "exit" in message:
-                process = self._by_number.pop(message["exit"])
-                self._has_exited(process, message["code"], message.get("reason"))
+    def _hear_host(self, message: dict[str, Any]) -> None:
+        if "error" in message:
+            raise LaunchError(message["error"])
+        if "forked" in message and message["forked"] in self._by_number:
+            process = self._by_number[message["forked"]]
+            process.pid = message["pid"]
+            process.last_seen = time.monotonic()  # its silence counts from now on
+        elif "exit" in message and message["exit"] in self._by_number:
+            process = self._by_number.pop(message["exit"])
+            self._has_exited(process, message["code"], message.get("reason"))
 
     def _read_node(self, process: Process) -> None:
         assert process.channel is not None
@@ -248,12 +234,14 @@ class SupervisedJob(Job):
             process.kill_at = time.monotonic() + _EXIT_GRACE
             if not self._may_restart(process):
                 process.state = "failed"
-                self._fail(process, remote_error(process.unit.label, value, self._log_tail(process)))
+                self._fail(remote_error(process.unit.label, value, self._log_tail(process)))
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:
-        self._drain(process)
+        assert process.channel is not None
+        for what, value in process.channel.drain():  # what it had said before it ended
+            self._hear(process, what, value)
         self._drop(process)
-        nowhere = [n.node.node_id for n in process.unit.leaves if n.node.node_id in self._former]
+        nowhere = [n.node.node_id for n in process.unit.leaves if n.node.node_id in self._told]
         if nowhere:
             self._move(dict.fromkeys(nowhere))
         if process.closed and process.failure is None:
@@ -278,14 +266,13 @@ class SupervisedJob(Job):
             return
         process.state = "failed"
         if error is not None:
-            self._fail(process, error)
+            self._fail(error)
 
     def _move(self, addresses: dict[int, str | None]) -> None:
         """Tells everybody where nodes are now, or that they are nowhere (None)."""
         for node_id, address in addresses.items():
             self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
-            if address is not None:
-                self._former[node_id] = address
+            self._told.add(node_id)
         self._runtime.move(addresses)
         for process in self._processes:
             process.order(("where", addresses))
@@ -294,21 +281,9 @@ class SupervisedJob(Job):
         allowed = self._options.restarts.get(process.unit.group, 0)
         return self._state == "running" and not self._stop_asked and process.restarts < allowed
 
-    def _fail(self, process: Process, error: NodeError) -> None:
+    def _fail(self, error: NodeError) -> None:
         self.outcome.fail(error)
         self._stop_asked = True
-
-    def _drain(self, process: Process) -> None:
-        """Takes in what a process had said before it ended."""
-        assert process.channel is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.channel, selectors.EVENT_READ)
-            try:
-                while selector.select(0):
-                    for what, value in process.channel.receive_ready():
-                        self._hear(process, what, value)
-            except EOFError:
-                return
 
     def _drop(self, process: Process) -> None:
         assert process.channel is not None
@@ -434,9 +409,3 @@ class SupervisedJob(Job):
 
     def _write_status(self) -> None:
         reports.write_status(self._options.directory, self.status())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import errno
 import os
 import pickle
 import queue
@@ -14,18 +13,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
-import zmq
 
 from launch import context
 from launch.context import entered
 from launch.engines.base import Leaf, Unit, ended_normally
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.runtime import RemoteRuntime, Setup
-from launch.errors import LaunchError
 from launch.nodes import CourierNode, ReplayNode
 from launch.rpc import wire
 from launch.rpc.server import Server
@@ -147,53 +143,29 @@ class NodeProcess:
                     raise
 
     def _build(self, living: _Living) -> None:
-        node, entry = living.leaf.node, self._setup.entries[living.leaf.node.node_id]
+        """Makes the object and serves it, at the node's address or at a free port that it tells."""
+        node, leaf = living.leaf.node, living.leaf
+        entry, interface = self._setup.entries[node.node_id], self._setup.interface
         if isinstance(node, ReplayNode):
-            living.object = self._serve_at(
-                node.node_id,
-                lambda address: node.serve(
-                    embedded=False,
-                    concurrent=True,
-                    address=address,
-                    port=entry.port,
-                    curve=self._setup.keys,
-                ),
+            address = entry.address or f"tcp://{interface}:{_free_port(interface)}"
+            living.object = node.serve(
+                embedded=False, concurrent=True, address=address, curve=self._setup.keys
             )
-            return
-        living.object = None if node.is_function else node.call()
-        if isinstance(node, CourierNode):
-            leaf, options = living.leaf, node.server_options
-            living.server = self._serve_at(
-                node.node_id,
-                lambda address: Server(
-                    living.object,
-                    address,
-                    self._setup.keys,
-                    name=leaf.context.label,
-                    enter=lambda: context.enter(self._runtime, leaf.context),
-                    **options,
-                ),
+        else:
+            living.object = None if node.is_function else node.call()
+            if not isinstance(node, CourierNode):
+                return
+            living.server = Server(
+                living.object,
+                entry.address or f"tcp://{interface}:*",
+                self._setup.keys,
+                name=leaf.context.label,
+                enter=lambda: context.enter(self._runtime, leaf.context),
+                **node.server_options,
             ).start()
-
-    def _serve_at(self, node_id: int, make: Callable[[str], Any]) -> Any:
-        """``make(address)``, where the address is the node's, its last one, or a free port that is told."""
-        fixed = self._setup.entries[node_id].address
-        if fixed is not None:
-            return make(fixed)
-        interface, former = self._setup.interface, self._setup.former.get(node_id)
-        tries = [f"tcp://{interface}:{_free_port(interface)}" for _ in range(3)]
-        if former is not None and former.rpartition(":")[0] == f"tcp://{interface}":
-            tries.insert(0, former)
-        for address in tries:
-            try:
-                served = make(address)
-            except (OSError, zmq.ZMQError) as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-            self._tell("serving", {node_id: address})
-            return served
-        raise LaunchError(f"no free port on {interface}: tried {tries}")
+            address = living.server.address
+        if entry.address is None:
+            self._tell("serving", {node.node_id: address})
 
     def _ask_for_stop(self, result: Any) -> None:
         self._tell("stop", None if result is None else cloudpickle.dumps(result))
@@ -252,7 +224,6 @@ def _free_port(interface: str) -> int:
 
 def main(line: socket.socket, threads: int) -> int:
     """Called by the fork server in a new process."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     code = run(Channel(line), close_on_sigterm=True)

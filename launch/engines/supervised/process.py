@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import abc
+from collections.abc import Callable
+from typing import Any
 
-from launch.engines.base import BackOff, Resources, Unit
+from launch.engines.base import BackOff, Resources, Unit, node_status
 from launch.engines.supervised.channel import Channel
 
 
@@ -27,7 +29,7 @@ class Process:
         self.restarts = 0
         self.back_off = BackOff()
         self.error: str | None = None
-        self.usage: dict[str, Any] = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
+        self.usage: dict[str, Any] = {}
         self.begin(-1, None, 0.0)
 
     def begin(self, number: int, channel: Channel | None, now: float) -> None:
@@ -63,34 +65,29 @@ class Process:
                 return  # it is ending; the fork server will say how
 
     def status(self) -> dict[str, Any]:
-        return {
-            "label": self.unit.label,
-            "group": self.unit.group,
-            "index": self.unit.index,
-            "state": self.state,
-            "restarts": self.restarts,
-            "pid": self.pid,
-            **self.usage,
-            "error": self.error,
-        }
+        unit = self.unit
+        return node_status(unit, unit.label, self.state, self.restarts, self.error, self.pid, **self.usage)
 
 
-class Host(Protocol):
-    """Makes processes, ends them, and tells when they have ended."""
+#: How a host tells, from any thread, that a process began `{"forked": number, "pid": pid}` or ended `{"exit":
+#: number, "code": code, "reason": text or None}`, or that it can make no more processes `{"error": text}`.
+Report = Callable[[dict[str, Any]], None]
 
-    line: Any  # a socket that is readable when `read` has news
 
+class Host(abc.ABC):
+    """Makes processes, ends them, and reports when they have ended."""
+
+    @abc.abstractmethod
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         """Asks for a process for ``unit``. Returns the number of its life and the line to it."""
 
-    def ready(self, number: int, worker: bool) -> None:
+    def ready(self, number: int, worker: bool) -> None:  # noqa: B027
         """A process has made its objects; `worker` tells whether it has work of its own."""
 
+    @abc.abstractmethod
     def kill(self, number: int) -> None:
         """Ends a process by force."""
 
-    def read(self) -> list[dict[str, Any]]:
-        """Reads once: ``{"forked", "pid"}``, ``{"exit", "code"}``. RuntimeError if no more can be made."""
-
+    @abc.abstractmethod
     def close(self) -> None:
         """Ends what is left and waits for that."""

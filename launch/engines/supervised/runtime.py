@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.context import Runtime, entered
-from launch.errors import LaunchError, ProgramStopped
+from launch.engines.base import unknown_node, unserved
+from launch.errors import ProgramStopped
 from launch.handles import Client
 from launch.nodes import connect_replay
 from launch.rpc.client import Connection
@@ -23,7 +24,6 @@ class Entry:
     Attributes:
       serves: as `launch.nodes.Node.serves`.
       address: None if it is not known yet; it is told later, by the order "where".
-      port: a loopback port, for replay back ends that know nothing of our sockets.
       options: of the client; or the name of the replay back end.
     """
 
@@ -31,7 +31,6 @@ class Entry:
     description: str
     serves: str | None
     address: str | None
-    port: int | None
     options: Any
 
 
@@ -44,7 +43,6 @@ class Setup:
     keys: CurveKeys
     heartbeat: float | None
     stop_timeout: float
-    former: dict[int, str]  # where the last life of these nodes was
     interface: str = ""  # where nodes without a fixed address serve: the name or number of this machine
 
 
@@ -79,17 +77,15 @@ class RemoteRuntime(Runtime):
     def _connect(self, node_id: int) -> Any:
         entry = self._entries.get(node_id)
         if entry is None:
-            raise LaunchError(f"the program has no node {node_id}: was the node of this handle added to it?")
+            raise unknown_node(node_id)
         if entry.serves == "replay":
             address = self._wait_for_address(node_id)
             with entered(self, self.only_context):
-                client = connect_replay(entry.options, None, address, entry.port, self._keys)
+                client = connect_replay(entry.options, address, self._keys)
             self._connections[node_id] = client
             return client
         if entry.serves is None:
-            raise LaunchError(
-                f"node {entry.label!r} is a {entry.description}, which serves nothing: use a CourierNode"
-            )
+            raise unserved(entry.label, entry.description)
         with self._moved:
             connection = Connection(
                 self._entries[node_id].address,
