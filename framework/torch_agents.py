@@ -115,7 +115,7 @@ class TorchPolicy(core.Policy):
 
     @abc.abstractmethod
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
-        """``(observation [B, ...], state)`` to ``(drawn actions [B, ...], extras [B, ...], next state)``.
+        """`(observation [B, ...], state)` to `(drawn actions [B, ...], extras [B, ...], next state)`.
 
         All are tensors on `device`; no gradients are recorded.
         """

@@ -10,7 +10,7 @@ _ONE = torch.tensor(1.0)
 
 
 class Adam(torch.optim.Adam):
-    """``torch.optim.Adam(..., fused=True)``, bit by bit, with less around it (Kingma and Ba, 2015)::
+    """`torch.optim.Adam(..., fused=True)`, bit by bit, with less around it (Kingma and Ba, 2015)::
 
         optimizer_fn = functools.partial(Adam, lr=1e-3, eps=1e-5)
 
@@ -19,8 +19,8 @@ class Adam(torch.optim.Adam):
     The state is the same, so that checkpoints fit either. No closure, no hooks.
 
     Args:
-      parameters: tensors, or groups of them, as in ``torch.optim``.
-      lr, betas, eps, weight_decay: as in ``torch.optim.Adam``.
+      parameters: tensors, or groups of them, as in `torch.optim`.
+      lr, betas, eps, weight_decay: as in `torch.optim.Adam`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Adam(torch.optim.Adam):
 
 
 def _plain(method: Any) -> Any:
-    """``method`` without the wrapper that loads the compiler at its first call."""
+    """`method` without the wrapper that loads the compiler at its first call."""
     return getattr(method, "__wrapped__", method)
 
 

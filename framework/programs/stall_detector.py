@@ -46,7 +46,7 @@ class StallDetector:
         self._since = None
 
     def asked(self, actor: str) -> bool:
-        """Notes that ``actor`` waits while the learner does. Returns whether all have waited for too long."""
+        """Notes that `actor` waits while the learner does. Returns whether all have waited for too long."""
         now = self._clock()
         self._asked[actor] = now
         self._asked = {each: at for each, at in self._asked.items() if now - at <= _RECENT_S}

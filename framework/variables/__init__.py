@@ -13,7 +13,7 @@ A learner's node publishes into one `VariableBlock`; whoever acts keeps its netw
                                                                         of the variables that the policy names
 
 Where the block cannot be mapped (another machine, an engine without shared memory) the client asks
-``get_variables(names, newer_than)`` of the learner's node by future instead.
+`get_variables(names, newer_than)` of the learner's node by future instead.
 """
 
 from framework.variables.block import VariableBlock, Variables, shared_path
