@@ -133,10 +133,10 @@ class DQNPolicy(TorchPolicy):
 class DQN(OffPolicyAgent):
     """Deep Q-learning for one discrete action per env.
 
-    ::
-
-        agent = DQN(DQNConfig(n_step=3, prioritized=True))
-        program = programs.make_program(agent, environment_factory, programs.RunConfig(num_actors=2))
+    ```python
+    agent = DQN(DQNConfig(n_step=3, prioritized=True))
+    program = programs.make_program(agent, environment_factory, programs.RunConfig(num_actors=2))
+    ```
     """
 
     target_names = ("q_network",)

@@ -175,11 +175,11 @@ class IMPALAPolicy(TorchPolicy):
 class IMPALA(OnPolicyAgent):
     """V-trace actor-critic for discrete actions.
 
-    ::
-
-        agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
-        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
-        program = programs.make_program(agent, environment_factory, config)
+    ```python
+    agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
+    config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+    program = programs.make_program(agent, environment_factory, config)
+    ```
     """
 
     def __init__(self, config: IMPALAConfig | None = None):

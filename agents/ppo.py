@@ -191,11 +191,11 @@ class Rows(NamedTuple):
 class PPO(OnPolicyAgent):
     """Proximal policy optimization for discrete and continuous actions, with or without a memory.
 
-    ::
-
-        agent = PPO(PPOConfig(unroll_length=64))
-        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
-        program = programs.make_program(agent, environment_factory, config)
+    ```python
+    agent = PPO(PPOConfig(unroll_length=64))
+    config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+    program = programs.make_program(agent, environment_factory, config)
+    ```
     """
 
     def __init__(self, config: PPOConfig | None = None):

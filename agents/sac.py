@@ -184,11 +184,11 @@ def _frozen(module: nn.Module) -> Iterator[None]:
 class SAC(OffPolicyAgent):
     """Soft actor-critic.
 
-    ::
-
-        agent = SAC(SACConfig(batch_size=256, samples_per_insert=512.0))      # two learner steps per env step
-        config = programs.RunConfig(max_env_steps=20_000)
-        program = programs.make_program(agent, "gymnasium:Pendulum-v1", config)
+    ```python
+    agent = SAC(SACConfig(batch_size=256, samples_per_insert=512.0))      # two learner steps per env step
+    config = programs.RunConfig(max_env_steps=20_000)
+    program = programs.make_program(agent, "gymnasium:Pendulum-v1", config)
+    ```
     """
 
     target_names = ("critics",)

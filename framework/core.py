@@ -1,19 +1,21 @@
 """The contracts: what every actor, learner, worker and agent promises to the rest.
 
-One iteration of acting and one of learning, in the order in which the calls are made::
+One iteration of acting and one of learning, in the order in which the calls are made:
 
-    timestep = environment.reset()                      # [B, ...], every env FIRST
-    actor.observe_first(timestep)
-    while True:
-        action = actor.select_action(timestep.observation)
-        timestep = environment.step(action)
-        actor.observe(action, timestep)
-        actor.update()
+```python
+timestep = environment.reset()                      # [B, ...], every env FIRST
+actor.observe_first(timestep)
+while True:
+    action = actor.select_action(timestep.observation)
+    timestep = environment.step(action)
+    actor.observe(action, timestep)
+    actor.update()
 
-    for sample in dataset:                              # ReplaySample, batch first
-        result = learner.step(sample)
-        if result.priorities is not None:
-            client.update_priorities(table, sample.info.key, result.priorities)
+for sample in dataset:                              # ReplaySample, batch first
+    result = learner.step(sample)
+    if result.priorities is not None:
+        client.update_priorities(table, sample.info.key, result.priorities)
+```
 
 Actors and learners know nothing of each other: they meet through replay and a variable source only.
 """
@@ -178,16 +180,18 @@ class Worker(abc.ABC):
 class Agent(abc.ABC):
     """How the parts of one agent are made. `framework.programs` wires them into a graph.
 
-    Every method is called in the process that uses the part, on every engine::
+    Every method is called in the process that uses the part, on every engine:
 
-        environment = environments.make(name, wrappers=agent.environment_wrappers())
-        spec = specs.make_environment_spec(environment)
-        networks = agent.make_networks(spec)
-        tables = agent.make_tables(spec)                # in the replay node
-        adder = agent.make_adder(client, spec)          # in each actor
-        policy = agent.make_policy(networks)
-        dataset = agent.make_dataset(client)            # in the learner
-        learner = agent.make_learner(networks, spec)
+    ```python
+    environment = environments.make(name, wrappers=agent.environment_wrappers())
+    spec = specs.make_environment_spec(environment)
+    networks = agent.make_networks(spec)
+    tables = agent.make_tables(spec)                # in the replay node
+    adder = agent.make_adder(client, spec)          # in each actor
+    policy = agent.make_policy(networks)
+    dataset = agent.make_dataset(client)            # in the learner
+    learner = agent.make_learner(networks, spec)
+    ```
     """
 
     num_envs: int = 1  # of the whole program
@@ -251,12 +255,14 @@ class Agent(abc.ABC):
         """Learner steps by which the parameters of an actor may be old; None lets actors run ahead.
 
         With a lag, an actor makes unroll k (k = 0, 1, …) of `unroll_length` steps of all envs with one
-        version of the parameters, and does not begin it before the learner has made k - lag steps::
+        version of the parameters, and does not begin it before the learner has made k - lag steps:
 
-            lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
-                     learner |........|step 1 |........|step 2 |........|
-            lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one step behind, both busy
-                     learner |........|step 1  |step 2  |step 3  |
+        ```text
+        lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
+                 learner |........|step 1 |........|step 2 |........|
+        lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one step behind, both busy
+                 learner |........|step 1  |step 2  |step 3  |
+        ```
         """
         return None
 

@@ -1,11 +1,13 @@
 """Specs: the shape, dtype and range of everything that goes into and comes out of ONE env of an environment.
 
-Specs are `dm_env.specs` (`Array`, `BoundedArray`, `DiscreteArray`) in nests of dicts and tuples::
+Specs are `dm_env.specs` (`Array`, `BoundedArray`, `DiscreteArray`) in nests of dicts and tuples:
 
-    environment = environments.make("gymnasium:CartPole-v1", num_envs=8)
-    spec = specs.make_environment_spec(environment)
-    spec.observations          # BoundedArray(shape=(4,), dtype=float32, ...): no env dimension
-    spec.actions.num_values    # 2
+```python
+environment = environments.make("gymnasium:CartPole-v1", num_envs=8)
+spec = specs.make_environment_spec(environment)
+spec.observations          # BoundedArray(shape=(4,), dtype=float32, ...): no env dimension
+spec.actions.num_values    # 2
+```
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Actors that ask for their actions: of an inference server, or of a policy on a thread beside them.
 
-An `InferenceActor` asks through one of these *ports*, which all look the same to it::
+An `InferenceActor` asks through one of these *ports*, which all look the same to it:
 
-    port.request(observation, first)        # begins to compute; `first` bool[B]: an episode begins here
-    action, extras = port.answer()          # waits for it
-    port.update(wait)                       # newer parameters, if the port has any of its own
+```python
+port.request(observation, first)        # begins to compute; `first` bool[B]: an episode begins here
+action, extras = port.answer()          # waits for it
+port.update(wait)                       # newer parameters, if the port has any of its own
+```
 
 - `LocalPort`: the policy in this process, at once or on a thread.
 - `ServerPort`: an `InferenceServer` in the same thread or by messages.
@@ -77,12 +79,14 @@ class Port(abc.ABC):
 class InferenceActor(core.Actor, core.Saveable):
     """Acts for `num_envs` envs with actions that come from a port.
 
-    It can ask early: when it has the observation, and before the action is needed::
+    It can ask early: when it has the observation, and before the action is needed:
 
-        actor.observe(action, timestep)
-        actor.request()                     # the port is at work from here …
-        other_loop.step()
-        loop.step()                         # … until `select_action` waits for it
+    ```python
+    actor.observe(action, timestep)
+    actor.request()                     # the port is at work from here …
+    other_loop.step()
+    loop.step()                         # … until `select_action` waits for it
+    ```
 
     Args:
       port: where actions come from.

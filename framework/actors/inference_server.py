@@ -8,13 +8,13 @@ A batch is fired
 
 No step of the policy is for more than `max_batch` rows: a client that has more is acted for in several.
 
-::
-
-    time      0 ms          1 ms          2 ms
-    actor a   |request                    |request
-    actor b       |request
-    actor c                   |request
-    batches       .           |a b        |a c   all that are connected and not waiting for an environment
+```text
+time      0 ms          1 ms          2 ms
+actor a   |request                    |request
+actor b       |request
+actor c                   |request
+batches       .           |a b        |a c   all that are connected and not waiting for an environment
+```
 
 Three ways to a client, the same for it (see `framework.actors.inference_client`):
 

@@ -2,15 +2,17 @@
 
 As in SEED (Espeholt et al., 2020) a batch is never put together by concatenating requests: a client writes
 its observations into the rows it was given when it connected, and reads its actions there. Rows of clients
-that are next to each other make a batch without a copy; others are gathered by one indexing per leaf::
+that are next to each other make a batch without a copy; others are gathered by one indexing per leaf:
 
-    row            0    1    2    3    4    5    6    7
-    client         a    a    a    b    b    b    c    c
-    observation  [ .............................. ]      written by the clients
-    first        [ .............................. ]      written by the clients: a new episode begins here
-    state        [ .............................. ]      the policy's recurrent state; never leaves the server
-    action       [ .............................. ]      written by the server
-    extras       [ .............................. ]      written by the server
+```text
+row            0    1    2    3    4    5    6    7
+client         a    a    a    b    b    b    c    c
+observation  [ .............................. ]      written by the clients
+first        [ .............................. ]      written by the clients: a new episode begins here
+state        [ .............................. ]      the policy's recurrent state; never leaves the server
+action       [ .............................. ]      written by the server
+extras       [ .............................. ]      written by the server
+```
 """
 
 from __future__ import annotations

@@ -16,13 +16,15 @@ class PolicyActor(core.Actor, core.Saveable):
     """Acts for `num_envs` envs by `policy`, hands what happens to `adder`, refreshes parameters.
 
     Each env's recurrent state starts anew when its episode does. The extras that the policy gave with an
-    action are stored in the row of that action. Calls come in the order that `framework.core` shows::
+    action are stored in the row of that action. Calls come in the order that `framework.core` shows:
 
-        actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_envs=4, seed=1)
-        actor.observe_first(timestep)
-        action = actor.select_action(timestep.observation)
-        actor.observe(action, environment.step(action))
-        actor.update()
+    ```python
+    actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_envs=4, seed=1)
+    actor.observe_first(timestep)
+    action = actor.select_action(timestep.observation)
+    actor.observe(action, environment.step(action))
+    actor.update()
+    ```
 
     Args:
       policy: chooses actions; a pure step.

@@ -24,20 +24,22 @@ class EnvironmentFault(RuntimeError):
 class BatchedEnvironment(dm_env.Environment):
     """B environments ("envs") behind dm_env's interface, every array with a leading `[B]`.
 
-    ::
+    ```python
+    timestep = environment.reset()                   # all envs FIRST
+    while True:
+        timestep = environment.step(action)          # action: nest of [B, ...]
+        timestep.step_type                           # int64[B]: 0 FIRST, 1 MID, 2 LAST
+        timestep.reward, timestep.discount           # float32[B]; on FIRST 0 and 1, never None
+        timestep.observation                         # nest of [B, ...]
+    ```
 
-        timestep = environment.reset()                   # all envs FIRST
-        while True:
-            timestep = environment.step(action)          # action: nest of [B, ...]
-            timestep.step_type                           # int64[B]: 0 FIRST, 1 MID, 2 LAST
-            timestep.reward, timestep.discount           # float32[B]; on FIRST 0 and 1, never None
-            timestep.observation                         # nest of [B, ...]
+    How one env's episode ends and the next begins (an env's action is ignored at `*`):
 
-    How one env's episode ends and the next begins (an env's action is ignored at `*`)::
-
-        step_type   FIRST  MID   MID   LAST  FIRST*  MID
-        reward        0     r     r     r      0      r
-        discount      1     1     1     d      1      1       d = 0: terminated; d > 0: truncated
+    ```text
+    step_type   FIRST  MID   MID   LAST  FIRST*  MID
+    reward        0     r     r     r      0      r
+    discount      1     1     1     d      1      1       d = 0: terminated; d > 0: truncated
+    ```
 
     The observation of LAST is the one the episode ended in. Specs describe ONE env, without `[B]`.
 

@@ -41,10 +41,10 @@ def check_environment(
 ) -> list[Violation]:
     """Plays random actions and returns every violation found; an empty list means that all is well.
 
-    ::
-
-        for violation in check_environment(MyEnvironment):
-            print(violation)
+    ```python
+    for violation in check_environment(MyEnvironment):
+        print(violation)
+    ```
 
     Args:
       environment: a name or a factory, as for `make`. Two environments are built, to compare them.

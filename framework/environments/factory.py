@@ -31,12 +31,12 @@ def make(
 ) -> BatchedEnvironment:
     """Makes `num_envs` environments and puts them behind one batched dm_env interface.
 
-    ::
-
-        make("gymnasium:CartPole-v1", num_envs=64, seed=1)
-        make("dm_control:cartpole/balance", wrappers=[wrappers.SinglePrecision, wrappers.Flatten])
-        make("atari:Pong", num_envs=8, options={"sticky_actions": 0.0}, stepping="processes")
-        make(MyEnvironment, num_envs=4, options={"size": 9})
+    ```python
+    make("gymnasium:CartPole-v1", num_envs=64, seed=1)
+    make("dm_control:cartpole/balance", wrappers=[wrappers.SinglePrecision, wrappers.Flatten])
+    make("atari:Pong", num_envs=8, options={"sticky_actions": 0.0}, stepping="processes")
+    make(MyEnvironment, num_envs=4, options={"size": 9})
+    ```
 
     Args:
       environment: `gymnasium:ID`, `dm_control:DOMAIN/TASK`, `atari:GAME`, `minatar:GAME`,

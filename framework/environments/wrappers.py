@@ -1,12 +1,12 @@
 """Wrappers: batched environments around batched environments, vectorised over the envs.
 
-::
-
-    environment = environments.make(
-        "gymnasium:HalfCheetah-v5",
-        num_envs=8,
-        wrappers=[wrappers.RescaleAction, functools.partial(wrappers.FrameStack, num_frames=4)],
-    )
+```python
+environment = environments.make(
+    "gymnasium:HalfCheetah-v5",
+    num_envs=8,
+    wrappers=[wrappers.RescaleAction, functools.partial(wrappers.FrameStack, num_frames=4)],
+)
+```
 
 The first of a list is the innermost: its time steps are what the next one sees.
 """

@@ -1,13 +1,13 @@
 """Learning in several processes: each has a shard of every batch, and their gradients are averaged.
 
-::
-
-    store = host_store(size)                                    # in the process of rank 0
-    group = LearnerGroup(rank, size, store.port, learner.device)  # in each process; waits for the others
-    learner.distribute(group)
-    while True:
-        learner.step(shard)                                     # in all of them, the same number of times
-    group.close()
+```python
+store = host_store(size)                                    # in the process of rank 0
+group = LearnerGroup(rank, size, store.port, learner.device)  # in each process; waits for the others
+learner.distribute(group)
+while True:
+    learner.step(shard)                                     # in all of them, the same number of times
+group.close()
+```
 
 All begin with the same parameters, optimizer and count of steps (`learner.restore(first.save())`) and, as
 they apply the same averaged gradients, stay the same.

@@ -34,12 +34,14 @@ FinishFn = Callable[[Any, ReplaySample, Prepared, LossContext], dict[str, torch.
 
 
 class MinibatchLearner(SGDLearner):
-    """One step is `epochs` passes over one batch in shuffled minibatches of equal size (but for one)::
+    """One step is `epochs` passes over one batch in shuffled minibatches of equal size (but for one):
 
-        prepared = prepare_fn(networks, batch, context)         # advantages, once; no gradient
-        for each epoch, for each minibatch:
-            loss_fn(networks, minibatch, context)               # one optimizer step
-        metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
+    ```text
+    prepared = prepare_fn(networks, batch, context)         # advantages, once; no gradient
+    for each epoch, for each minibatch:
+        loss_fn(networks, minibatch, context)               # one optimizer step
+    metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
+    ```
 
     Every row is used once per epoch. Metrics of the loss function are means over the last epoch, the only one
     in which `context.wants_metrics` is True. A learner step is a batch.

@@ -10,9 +10,11 @@ _ONE = torch.tensor(1.0)
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam(..., fused=True)`, bit by bit, with less around it (Kingma and Ba, 2015)::
+    """`torch.optim.Adam(..., fused=True)`, bit by bit, with less around it (Kingma and Ba, 2015):
 
-        optimizer_fn = functools.partial(Adam, lr=1e-3, eps=1e-5)
+    ```python
+    optimizer_fn = functools.partial(Adam, lr=1e-3, eps=1e-5)
+    ```
 
     torch's optimizers load its compiler when the first of them is made (two CPU-seconds, and 100 MB in each
     process) so that they can be compiled, and look after that at each step. This one cannot be compiled.

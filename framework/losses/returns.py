@@ -1,13 +1,15 @@
 """Returns and advantages over sequences of rows.
 
-Every function takes batch-major `[N, T]` rows as a sequence adder writes them, closing rows among them::
+Every function takes batch-major `[N, T]` rows as a sequence adder writes them, closing rows among them:
 
-    row              0      1      2        3      4
-    observation      o_0    o_1    o_2      o'_0   o'_1      an episode of two steps, then the next one
-    reward           r_1    r_2    0        r'_1   …
-    discounts        d_1    d_2    0        d'_1   …         gamma times the environment's discount
-    mask             1      1      0        1      1
-    values           V_0    V_1    V_2      V'_0   V'_1
+```text
+row              0      1      2        3      4
+observation      o_0    o_1    o_2      o'_0   o'_1      an episode of two steps, then the next one
+reward           r_1    r_2    0        r'_1   …
+discounts        d_1    d_2    0        d'_1   …         gamma times the environment's discount
+mask             1      1      0        1      1
+values           V_0    V_1    V_2      V'_0   V'_1
+```
 
 Row t is a transition if its mask is 1 and there is a row t + 1 that says where it led. After a truncation
 that next row is the closing row (mask 0), whose value is what the last step bootstraps from; after a

@@ -11,11 +11,11 @@ State = tuple[torch.Tensor, ...]
 class RecurrentCore(nn.Module):
     """An LSTM (Hochreiter and Schmidhuber, 1997) or a GRU (Cho et al., 2014) of one layer.
 
-    ::
-
-        state = core.initial_state(envs)
-        features, state = core.step(inputs, state)                      # acting, [B, ...]
-        features, _ = core.unroll(inputs, state, start_of_episode)      # learning, [N, T, ...]
+    ```python
+    state = core.initial_state(envs)
+    features, state = core.step(inputs, state)                      # acting, [B, ...]
+    features, _ = core.unroll(inputs, state, start_of_episode)      # learning, [N, T, ...]
+    ```
 
     The LSTM's forget gates begin with a bias of 1 (Jozefowicz et al., 2015), which torch's do not: at 0 half
     of the memory is lost at each step, and after ten there is next to nothing to learn from.

@@ -1,10 +1,10 @@
 """What an actor node acts with, for each way of inference: all envs at once, or two halves that alternate.
 
-::
-
-    half 0     |env|adder|  ....  |env|adder|  ....  |env|adder|        ....  waits for its turn
-    half 1        ....  |env|adder|  ....  |env|adder|
-    inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of the half that does not step
+```text
+half 0     |env|adder|  ....  |env|adder|  ....  |env|adder|        ....  waits for its turn
+half 1        ....  |env|adder|  ....  |env|adder|
+inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of the half that does not step
+```
 
 Each half is an environment, an adder and a loop of its own, as if it were a smaller actor; what they share
 is where their actions come from. It pays where inference does not need the time that stepping needs: an

@@ -1,12 +1,14 @@
 """The counts of a program, and its budget of env steps.
 
 An actor asks for steps before it takes them, so that the actors of all processes together stop at exactly
-`max_steps`::
+`max_steps`:
 
-    granted = counter.grant("actor-0", 256)
-    while granted:
-        ...                                               # take `granted` env steps
-        granted = counter.grant("actor-0", 256, spent=granted)
+```python
+granted = counter.grant("actor-0", 256)
+while granted:
+    ...                                               # take `granted` env steps
+    granted = counter.grant("actor-0", 256, spent=granted)
+```
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from framework.programs.run_folder import RunError, RunFolder
 class LoadedPolicy:
     """What a run has learned, acting greedily.
 
-    ::
-
-        policy = load_policy("runs/cartpole")
-        environment = policy.make_environment(num_envs=1, seed=0)
-        timestep = environment.reset()
-        action = policy(timestep.observation)               # [B, ...] to [B, ...]
+    ```python
+    policy = load_policy("runs/cartpole")
+    environment = policy.make_environment(num_envs=1, seed=0)
+    timestep = environment.reset()
+    action = policy(timestep.observation)               # [B, ...] to [B, ...]
+    ```
 
     Attributes:
       agent: as it was configured.

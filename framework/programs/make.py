@@ -23,10 +23,12 @@ def make_program(
     on_write: Callable[[dict[str, Any]], None] | None = None,
     name: str | None = None,
 ) -> launch.Program:
-    """Makes the program graph of `agent`, ready for any engine::
+    """Makes the program graph of `agent`, ready for any engine:
 
-        program = make_program(DQN(DQNConfig()), "gymnasium:CartPole-v1", RunConfig(max_env_steps=50_000))
-        result = launch.launch(program, engine="serial")
+    ```python
+    program = make_program(DQN(DQNConfig()), "gymnasium:CartPole-v1", RunConfig(max_env_steps=50_000))
+    result = launch.launch(program, engine="serial")
+    ```
 
     Nodes: `replay`, `counter`, `monitor`, `checkpointer` (with a `directory`), `learner`,
     `inference` (where it is a server), `actor` (`num_actors` of them) and `evaluator`. The

@@ -1,9 +1,9 @@
 """Agents by name: entry points of the group `repertory.agents`, and `module:Class`.
 
-::
-
-    agent = make_agent("dqn", learning_rate=3e-4)         # from a name and fields of its config
-    agent = make_agent("my_agents.soft_q:SoftQ")          # a class that no package declares
+```python
+agent = make_agent("dqn", learning_rate=3e-4)         # from a name and fields of its config
+agent = make_agent("my_agents.soft_q:SoftQ")          # a class that no package declares
+```
 
 An agent that is found by name is a class that takes one argument, `config`: a frozen dataclass with a
 default for every field, or nothing for the defaults.

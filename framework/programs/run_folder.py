@@ -40,13 +40,13 @@ class RunError(Exception):
 class RunFolder:
     """The files of one run. Programs with a directory write `config.json` when they start.
 
-    ::
-
-        folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
-        folder.record()
-        with folder.locked():                    # one process at a time
-            ...
-        agent = RunFolder.open(path).make_agent()
+    ```python
+    folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
+    folder.record()
+    with folder.locked():                    # one process at a time
+        ...
+    agent = RunFolder.open(path).make_agent()
+    ```
 
     Attributes:
       agent: the agent's name, or `module:Class`.

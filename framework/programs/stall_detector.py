@@ -16,12 +16,14 @@ class StallDetector:
     An actor waits for parameters when all that it made is in replay, and the learner makes them of what all
     actors have made. So if every actor waits, and the learner waits for data, some of that data was lost:
     with a replay server that was restarted, or with a learner that had sampled it and was killed. The
-    program would never go on::
+    program would never go on:
 
-        actor-0   |unroll 3|..............................|unroll 3 again|
-        actor-1   |unroll 3|..............................|unroll 3 again|
-        replay         lost ^                   patience ^
-        learner   .......................................................|step 4|
+    ```text
+    actor-0   |unroll 3|..............................|unroll 3 again|
+    actor-1   |unroll 3|..............................|unroll 3 again|
+    replay         lost ^                   patience ^
+    learner   .......................................................|step 4|
+    ```
 
     Not thread-safe.
 

@@ -1,10 +1,10 @@
 """The newest parameters of one learner in flat memory, private or shared by the processes of a machine.
 
-::
-
-    header   int64    begun · done · version and env steps of slot 0 · version and env steps of slot 1
-    slot 0            every tensor, one after the other
-    slot 1            every tensor, one after the other
+```text
+header   int64    begun · done · version and env steps of slot 0 · version and env steps of slot 1
+slot 0            every tensor, one after the other
+slot 1            every tensor, one after the other
+```
 
 Publication n goes to slot n mod 2, between `begun = n` and `done = n`. A reader copies slot `done`
 mod 2, and copies again if publication `done + 2` has begun meanwhile. So readers never see parts of two
