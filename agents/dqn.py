@@ -67,7 +67,7 @@ class DQNConfig(OffPolicyConfig):
 
 
 class DQNNetworks(nn.Module):
-    """The only variable of DQN: ``q_network``."""
+    """The only variable of DQN: `q_network`."""
 
     def __init__(self, config: DQNConfig, spec: EnvironmentSpec):
         super().__init__()
@@ -83,7 +83,7 @@ class DQNNetworks(nn.Module):
         )
 
     def values(self, observation: Nest) -> torch.Tensor:
-        """Values of all actions, ``[N, A]``."""
+        """Values of all actions, `[N, A]`."""
         values = self.q_network(observation)
         # Too few columns would fail far from here, too many not at all.
         if values.ndim != 2 or values.shape[-1] != self.num_actions:
@@ -100,7 +100,7 @@ class DQNPolicy(TorchPolicy):
     Args:
       networks: read at each step, never changed.
       config: has the schedule of epsilon.
-      evaluation: whether epsilon is ``config.evaluation_epsilon``.
+      evaluation: whether epsilon is `config.evaluation_epsilon`.
     """
 
     def __init__(self, networks: DQNNetworks, config: DQNConfig, evaluation: bool = False):
@@ -112,7 +112,7 @@ class DQNPolicy(TorchPolicy):
             self._epsilon, self._ladder = (lambda env_steps: config.evaluation_epsilon), 0.0
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Each env's exponent on the ladder, float64[B]; ``()`` if envs are alike.
+        """Each env's exponent on the ladder, float64[B]; `()` if envs are alike.
 
         It is what an env keeps wherever it is acted for: in a batch of other actors' envs, say.
         """
@@ -133,10 +133,10 @@ class DQNPolicy(TorchPolicy):
 class DQN(OffPolicyAgent):
     """Deep Q-learning for one discrete action per env.
 
-    ::
-
-        agent = DQN(DQNConfig(n_step=3, prioritized=True))
-        program = programs.make_program(agent, environment_factory, programs.RunConfig(num_actors=2))
+    ```python
+    agent = DQN(DQNConfig(n_step=3, prioritized=True))
+    program = programs.make_program(agent, environment_factory, programs.RunConfig(num_actors=2))
+    ```
     """
 
     target_names = ("q_network",)

@@ -25,7 +25,7 @@ from framework.types import Nest
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO, beside those of `OnPolicyConfig`.
 
-    A learner step uses one unroll of every env of the program, ``epochs`` times.
+    A learner step uses one unroll of every env of the program, `epochs` times.
     """
 
     # Data.
@@ -73,7 +73,7 @@ class PPOConfig(OnPolicyConfig):
 
 
 class PPONetworks(nn.Module):
-    """The variables of PPO. Observations go through ``normalizer`` before they come to the methods."""
+    """The variables of PPO. Observations go through `normalizer` before they come to the methods."""
 
     kl_coefficient: torch.Tensor
 
@@ -108,14 +108,14 @@ class PPONetworks(nn.Module):
         return () if self.core is None else self.core.initial_state(batch_size)
 
     def act(self, observation: Any, state: tuple[torch.Tensor, ...]) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """One step of ``[B, ...]``: the distribution over actions, and the next state."""
+        """One step of `[B, ...]`: the distribution over actions, and the next state."""
         features = self.body(self.encoder(observation))
         if self.core is not None:
             features, state = self.core.step(features, state)
         return self.head(features), state
 
     def plain_act(self) -> Callable[[Any, tuple[torch.Tensor, ...]], tuple[Any, tuple[torch.Tensor, ...]]]:
-        """``act`` as a function with less around it; see ``networks.plain``."""
+        """`act` as a function with less around it; see `networks.plain`."""
         if self.core is not None:
             return self.act
         encoder, body, head = map(networks.plain, (self.encoder, self.body, self.head))
@@ -126,8 +126,8 @@ class PPONetworks(nn.Module):
     ) -> tuple[Any, torch.Tensor]:
         """The distribution over actions and the value, of each row.
 
-        Rows are ``[M, ...]``; with a memory ``[N, T, ...]``, from a ``state`` of ``[N, ...]`` on, which
-        starts anew where ``starts [N, T]`` is not 0.
+        Rows are `[M, ...]`; with a memory `[N, T, ...]`, from a `state` of `[N, ...]` on, which
+        starts anew where `starts [N, T]` is not 0.
         """
         encoded = self.encoder(observation)
         features = self.body(encoded)
@@ -140,8 +140,8 @@ class PPONetworks(nn.Module):
 class PPOPolicy(TorchPolicy):
     """Draws from the policy's distribution, or takes its mode.
 
-    Extras of each step: the parameters of the distribution (``policy``), the ``version`` of the networks',
-    the ``action`` as drawn if it is continuous, and with a memory its ``state`` before the step.
+    Extras of each step: the parameters of the distribution (`policy`), the `version` of the networks',
+    the `action` as drawn if it is continuous, and with a memory its `state` before the step.
 
     Args:
       networks: read at each step, never changed.
@@ -174,7 +174,7 @@ class PPOPolicy(TorchPolicy):
 
 
 class Rows(NamedTuple):
-    """What is cut into minibatches: ``[M, ...]`` real steps, or ``[N, T, ...]`` unrolls with a memory."""
+    """What is cut into minibatches: `[M, ...]` real steps, or `[N, T, ...]` unrolls with a memory."""
 
     observation: Any  # normalised
     action: torch.Tensor
@@ -191,11 +191,11 @@ class Rows(NamedTuple):
 class PPO(OnPolicyAgent):
     """Proximal policy optimization for discrete and continuous actions, with or without a memory.
 
-    ::
-
-        agent = PPO(PPOConfig(unroll_length=64))
-        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
-        program = programs.make_program(agent, environment_factory, config)
+    ```python
+    agent = PPO(PPOConfig(unroll_length=64))
+    config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+    program = programs.make_program(agent, environment_factory, config)
+    ```
     """
 
     def __init__(self, config: PPOConfig | None = None):
@@ -225,7 +225,7 @@ class PPO(OnPolicyAgent):
         )
 
     def prepare(self, networks: PPONetworks, batch: ReplaySample, context: LossContext) -> Prepared:
-        """Values, advantages and targets of unrolls ``[N, T + 1]``, the last row to bootstrap from."""
+        """Values, advantages and targets of unrolls `[N, T + 1]`, the last row to bootstrap from."""
         config, data = self.config, batch.data
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()

@@ -34,7 +34,7 @@ class RandomActionsConfig:
 
 
 class RandomPolicy(core.Policy):
-    """Uniform over the action spec: integers up to ``num_values``, floats between their bounds.
+    """Uniform over the action spec: integers up to `num_values`, floats between their bounds.
 
     Unbounded floats are drawn between -1 and 1.
     """

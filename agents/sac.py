@@ -68,7 +68,7 @@ class SACConfig(OffPolicyConfig):
 
 
 class Policy(nn.Module):
-    """Observation ``[..., *]`` to a `SquashedGaussian` or `Categorical` over ``head_spec``."""
+    """Observation `[..., *]` to a `SquashedGaussian` or `Categorical` over `head_spec`."""
 
     def __init__(self, config: SACConfig, spec: EnvironmentSpec, head_spec: Any):
         super().__init__()
@@ -81,7 +81,7 @@ class Policy(nn.Module):
 
 
 class DiscreteCritics(nn.Module):
-    """Values of all A actions by several critics: observation ``[..., *]`` to ``[count, ..., A]``."""
+    """Values of all A actions by several critics: observation `[..., *]` to `[count, ..., A]`."""
 
     def __init__(self, config: SACConfig, spec: EnvironmentSpec):
         super().__init__()
@@ -109,7 +109,7 @@ class Temperature(nn.Module):
 
 
 class SACNetworks(nn.Module):
-    """The variables of SAC: ``policy``, ``critics`` and ``temperature``.
+    """The variables of SAC: `policy`, `critics` and `temperature`.
 
     Attributes:
       target_entropy: in nats, which the learned temperature keeps. Of D real numbers in [-1, 1]: by default
@@ -173,7 +173,7 @@ class SACPolicy(TorchPolicy):
 
 @contextmanager
 def _frozen(module: nn.Module) -> Iterator[None]:
-    """Gradients pass through ``module`` to its inputs, and not to its parameters."""
+    """Gradients pass through `module` to its inputs, and not to its parameters."""
     module.requires_grad_(False)
     try:
         yield
@@ -184,11 +184,11 @@ def _frozen(module: nn.Module) -> Iterator[None]:
 class SAC(OffPolicyAgent):
     """Soft actor-critic.
 
-    ::
-
-        agent = SAC(SACConfig(batch_size=256, samples_per_insert=512.0))      # two learner steps per env step
-        config = programs.RunConfig(max_env_steps=20_000)
-        program = programs.make_program(agent, "gymnasium:Pendulum-v1", config)
+    ```python
+    agent = SAC(SACConfig(batch_size=256, samples_per_insert=512.0))      # two learner steps per env step
+    config = programs.RunConfig(max_env_steps=20_000)
+    program = programs.make_program(agent, "gymnasium:Pendulum-v1", config)
+    ```
     """
 
     target_names = ("critics",)
@@ -244,8 +244,8 @@ class SAC(OffPolicyAgent):
     def _continuous(
         self, networks: SACNetworks, data: Transition, context: LossContext, actor_is_due: bool
     ) -> tuple[Any, ...]:
-        """Values of the actions taken ``[C, N]``, soft values of what follows ``[N]``, the policy's loss and
-        the log-probabilities of its actions ``[N]`` (None and None unless it is due)."""
+        """Values of the actions taken `[C, N]`, soft values of what follows `[N]`, the policy's loss and
+        the log-probabilities of its actions `[N]` (None and None unless it is due)."""
 
         def drawn(observation: Nest) -> tuple[torch.Tensor, torch.Tensor]:
             policy = networks.policy(observation)

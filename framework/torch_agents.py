@@ -1,14 +1,16 @@
-"""Base classes of agents in PyTorch. A new agent is a config, networks, a policy and a loss::
+"""Base classes of agents in PyTorch. A new agent is a config, networks, a policy and a loss:
 
-    class MyConfig(OffPolicyConfig): ...                # settings beside those that every such agent has
+```python
+class MyConfig(OffPolicyConfig): ...                # settings beside those that every such agent has
 
-    class MyPolicy(TorchPolicy):
-        def act(self, observation, state): ...          # tensors to drawn actions, extras, next state
+class MyPolicy(TorchPolicy):
+    def act(self, observation, state): ...          # tensors to drawn actions, extras, next state
 
-    class MyAgent(OffPolicyAgent):
-        def make_networks(self, spec): ...
-        def make_policy(self, networks, evaluation=False): ...
-        def loss(self, networks, batch, context): ...   # a batch to a LossOutput
+class MyAgent(OffPolicyAgent):
+    def make_networks(self, spec): ...
+    def make_policy(self, networks, evaluation=False): ...
+    def loss(self, networks, batch, context): ...   # a batch to a LossOutput
+```
 
 `OffPolicyAgent` learns from a replay of n-step transitions, `OnPolicyAgent` from each unroll once. They make
 tables, adder, dataset and learner from the fields of the config; an agent overrides a method only where it
@@ -116,7 +118,7 @@ class TorchPolicy(core.Policy):
 
     @abc.abstractmethod
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
-        """``(observation [B, ...], state)`` to ``(drawn actions [B, ...], extras [B, ...], next state)``.
+        """`(observation [B, ...], state)` to `(drawn actions [B, ...], extras [B, ...], next state)`.
 
         All are tensors on `device`; no gradients are recorded.
         """

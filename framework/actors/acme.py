@@ -1,10 +1,10 @@
-"""One of our actors as an ``acme.core.Actor``, so that an Acme ``EnvironmentLoop`` can drive it.
+"""One of our actors as an `acme.core.Actor`, so that an Acme `EnvironmentLoop` can drive it.
 
-::
-
-    actor = PolicyActor(agent.make_policy(networks), adder=adder, num_envs=1)
-    loop = acme.EnvironmentLoop(dm_environment, AcmeActor(actor))
-    loop.run(num_episodes=10)
+```python
+actor = PolicyActor(agent.make_policy(networks), adder=adder, num_envs=1)
+loop = acme.EnvironmentLoop(dm_environment, AcmeActor(actor))
+loop.run(num_episodes=10)
+```
 
 Acme drives one environment, without a batch dimension; our actors act for B envs. So everything gets a
 leading axis of one on the way in, and loses it on the way out. Nothing of Acme is imported: its loop asks
@@ -43,7 +43,7 @@ class AcmeActor:
         self._actor.observe_first(_batched_timestep(timestep))
 
     def observe(self, action: Nest, next_timestep: dm_env.TimeStep) -> None:
-        """What ``action`` led to."""
+        """What `action` led to."""
         self._actor.observe(_batched(action), _batched_timestep(next_timestep))
 
     def update(self, wait: bool = False) -> None:
@@ -56,7 +56,7 @@ def _batched(nest: Nest) -> Nest:
 
 
 def _batched_timestep(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-    """``[1, ...]`` everywhere; float32 as our environments have it, 0 and 1 where Acme has None."""
+    """`[1, ...]` everywhere; float32 as our environments have it, 0 and 1 where Acme has None."""
     return dm_env.TimeStep(
         step_type=np.array([int(timestep.step_type)]),
         reward=_float(timestep.reward, 0.0),

@@ -2,15 +2,17 @@
 
 As in SEED (Espeholt et al., 2020) a batch is never put together by concatenating requests: a client writes
 its observations into the rows it was given when it connected, and reads its actions there. Rows of clients
-that are next to each other make a batch without a copy; others are gathered by one indexing per leaf::
+that are next to each other make a batch without a copy; others are gathered by one indexing per leaf:
 
-    row            0    1    2    3    4    5    6    7
-    client         a    a    a    b    b    b    c    c
-    observation  [ .............................. ]      written by the clients
-    first        [ .............................. ]      written by the clients: a new episode begins here
-    state        [ .............................. ]      the policy's recurrent state; never leaves the server
-    action       [ .............................. ]      written by the server
-    extras       [ .............................. ]      written by the server
+```text
+row            0    1    2    3    4    5    6    7
+client         a    a    a    b    b    b    c    c
+observation  [ .............................. ]      written by the clients
+first        [ .............................. ]      written by the clients: a new episode begins here
+state        [ .............................. ]      the policy's recurrent state; never leaves the server
+action       [ .............................. ]      written by the server
+extras       [ .............................. ]      written by the server
+```
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
 
 
 class Rows(NamedTuple):
-    """The rows ``[begin, end)`` of one client."""
+    """The rows `[begin, end)` of one client."""
 
     begin: int
     end: int
@@ -45,15 +47,15 @@ class Rows(NamedTuple):
 
 
 class Slots:
-    """Columns of ``capacity`` rows, and the policy that turns observations in them into actions.
+    """Columns of `capacity` rows, and the policy that turns observations in them into actions.
 
     Not thread-safe: one thread acts, clients touch only rows for which no answer is due.
 
     Args:
       policy: a pure step; its parameters are kept fresh elsewhere.
-      spec: the ``EnvironmentSpec`` of one env.
+      spec: the `EnvironmentSpec` of one env.
       capacity: rows, which is envs of all clients together.
-      allocate: ``(name, shape, dtype)`` to a zeroed array; private memory if None.
+      allocate: `(name, shape, dtype)` to a zeroed array; private memory if None.
     """
 
     def __init__(
@@ -89,13 +91,13 @@ class Slots:
         self._state = [_empty_like(leaf, capacity) for leaf in fresh]
 
     def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> Rows:
-        """The rows of client ``name``: the same ones if it was here before (an actor that was restarted).
+        """The rows of client `name`: the same ones if it was here before (an actor that was restarted).
 
         Args:
           name: of the client.
           envs: rows it needs.
           offset: which env of its actor its first one is; policies may treat envs differently.
-          total: envs of its actor; ``envs`` if None.
+          total: envs of its actor; `envs` if None.
 
         Raises:
           ValueError: no rows are left, or the client comes back with another number of envs.
@@ -127,16 +129,16 @@ class Slots:
         self.first[rows.slice] = first
 
     def read(self, rows: Rows) -> tuple[Nest, Nest]:
-        """``(action, extras)`` of one client: copies, nests of ``[envs, ...]``."""
+        """`(action, extras)` of one client: copies, nests of `[envs, ...]`."""
         actions = [column[rows.slice].copy() for column in self.actions]
         extras = [column[rows.slice].copy() for column in self.extras]
         return build_nest(self.action_nest, actions), build_nest(self.extras_nest, extras)
 
     def act(self, clients: Sequence[Rows], limit: int | None = None) -> list[int]:
-        """Acts for the rows of ``clients``, at most ``limit`` (None: all) in one step of the policy.
+        """Acts for the rows of `clients`, at most `limit` (None: all) in one step of the policy.
 
         Returns:
-          How many rows each of the steps was for: one number, unless there are more than ``limit``.
+          How many rows each of the steps was for: one number, unless there are more than `limit`.
         """
         rows, count = _join(clients)
         if limit is None or count <= limit:
@@ -152,7 +154,7 @@ class Slots:
         return sizes
 
     def _step(self, rows: Any, count: int) -> None:
-        """One step of the policy for ``count`` rows: a slice, or their indices."""
+        """One step of the policy for `count` rows: a slice, or their indices."""
         observation = self._build_observation([column[rows] for column in self.observations])
         state = [leaf[rows] for leaf in self._state]
         if state and self.first[rows].any():
@@ -185,7 +187,7 @@ class Slots:
 def write_observation(
     columns: Sequence[np.ndarray], paths: Sequence[specs.Path], rows: Any, observation: Nest
 ) -> None:
-    """Copies a nest of ``[envs, ...]`` into ``rows`` of one column per leaf."""
+    """Copies a nest of `[envs, ...]` into `rows` of one column per leaf."""
     for column, path in zip(columns, paths, strict=True):
         leaf = specs.pick(observation, path) if path else observation
         into = column[rows]
@@ -198,7 +200,7 @@ def write_observation(
 
 
 def build_nest(numbered: Nest, leaves: Sequence[Any]) -> Nest:
-    """A nest like ``numbered`` (whose leaves are indices) with ``leaves`` in place of the indices."""
+    """A nest like `numbered` (whose leaves are indices) with `leaves` in place of the indices."""
     if isinstance(numbered, int):
         return leaves[numbered]
     return tree.map_structure(lambda index: leaves[index], numbered)
@@ -222,7 +224,7 @@ def _columns(field: str, nest: Nest, capacity: int, allocate: Allocate) -> list[
 
 
 def _empty_like(leaf: Any, capacity: int) -> Any:
-    """Zeros ``[capacity, ...]`` of a leaf's kind: numpy, or torch on its device."""
+    """Zeros `[capacity, ...]` of a leaf's kind: numpy, or torch on its device."""
     shape = (capacity, *leaf.shape[1:])
     return leaf.new_zeros(shape) if hasattr(leaf, "new_zeros") else np.zeros(shape, leaf.dtype)
 

@@ -25,10 +25,10 @@ class Adder(abc.ABC):
             timestep = environment.step(action)
             adder.add(action, timestep, extras)         # envs may be FIRST, MID or LAST
 
-    An env whose ``next_timestep`` is FIRST has just been reset: its action was ignored by the environment,
-    so it is no transition and starts an episode. Time steps have leaves ``[B, ...]`` and a ``step_type`` of
-    ``[B]``; a single ``dm_env.TimeStep`` (scalar ``step_type``, leaves without an env axis) is a batch of
-    one, and may come as Acme's adders expect it: ``add_first`` again after each LAST step.
+    An env whose `next_timestep` is FIRST has just been reset: its action was ignored by the environment,
+    so it is no transition and starts an episode. Time steps have leaves `[B, ...]` and a `step_type` of
+    `[B]`; a single `dm_env.TimeStep` (scalar `step_type`, leaves without an env axis) is a batch of
+    one, and may come as Acme's adders expect it: `add_first` again after each LAST step.
 
     Everything is copied before the call returns. Items may be staged for a moment so that they are written in
     blocks; whoever reads through a client of the same process sees all of them.
@@ -44,34 +44,34 @@ class Adder(abc.ABC):
 
     @abc.abstractmethod
     def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
-        """Adds what ``action``, chosen from the newest observation, led to.
+        """Adds what `action`, chosen from the newest observation, led to.
 
         Args:
-          action: nest of ``[B, ...]``.
+          action: nest of `[B, ...]`.
           next_timestep: what the environment answered. FIRST starts an episode in that env.
-          extras: nest of ``[B, ...]`` that belongs to the time of ``action`` (a log-probability, a recurrent
-            state before the action); ``()``, ``{}`` and None mean that there are none.
+          extras: nest of `[B, ...]` that belongs to the time of `action` (a log-probability, a recurrent
+            state before the action); `()`, `{}` and None mean that there are none.
 
         Raises:
-          ValueError: before ``add_first``; in an env whose episode is over and whose time step is not FIRST;
+          ValueError: before `add_first`; in an env whose episode is over and whose time step is not FIRST;
             for a leaf with another shape or dtype than before. Nothing is added then.
         """
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Drops what is not yet written of the open episodes; ``add_first`` comes next."""
+        """Drops what is not yet written of the open episodes; `add_first` comes next."""
 
     @abc.abstractmethod
     def ready(self) -> bool:
         """Whether no item waits for room in its table and every table takes at least one more.
 
         Where nothing else runs (the serial engine), items of the next step that find no room wait in the
-        writer, and ``ready()`` is False until they are in their tables.
+        writer, and `ready()` is False until they are in their tables.
         """
 
     @abc.abstractmethod
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until the tables have all items. ``timeout`` in seconds; None waits for ever."""
+        """Waits until the tables have all items. `timeout` in seconds; None waits without a limit."""
 
     @abc.abstractmethod
     def close(self, timeout: float | None = None) -> int:

@@ -1,8 +1,8 @@
 """Staging of time steps in preallocated arrays, so that items are computed and written in blocks.
 
 Replay takes a block of many rows for hardly more than one row, and numpy computes a block of windows for
-hardly more than one. So an adder copies each time step into arrays ``[time, env, ...]`` and turns them into
-items only when the arrays are full, when somebody in this process reads, or after ``max_delay`` seconds.
+hardly more than one. So an adder copies each time step into arrays `[time, env, ...]` and turns them into
+items only when the arrays are full, when somebody in this process reads, or after `max_delay` seconds.
 """
 
 from __future__ import annotations
@@ -408,15 +408,14 @@ class BlockAdder(Adder):
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:
-    """What a priority function returned as float64 ``[count]``; a plain python number is for all items."""
+    """What a priority function returned as float64 `[count]`; a plain python number is for all items."""
     if type(value) in (int, float):
         return np.full(count, value, np.float64)
     priorities = np.asarray(value, np.float64)
     if priorities.shape != (count,):
         raise ValueError(
-            f"priority_fns[{table!r}]: got priorities of shape {priorities.shape} for {count} "
-            "items, expected "
-            f"({count},). The function is given a batch of items, leaves [items, ...]; reduce "
-            "over the other axes."
+            f"priority_fns[{table!r}]: got priorities of shape {priorities.shape} for {count} items, "
+            f"expected ({count},). The function takes a batch of items, leaves [items, ...]; reduce over the "
+            "other axes."
         )
     return priorities

@@ -18,10 +18,10 @@ _FIRST_CAPACITY = 64
 
 
 class EpisodeAdder(RowAdder):
-    """Writes one ``Step`` item for each finished episode, with all its T + 1 rows.
+    """Writes one `Step` item for each finished episode, with all its T + 1 rows.
 
-    Nothing is written of episodes that do not finish: a FIRST step or ``reset()`` in mid-episode drops the
-    open one, which ``num_dropped_episodes`` counts.
+    Nothing is written of episodes that do not finish: a FIRST step or `reset()` in mid-episode drops the
+    open one, which `num_dropped_episodes` counts.
     """
 
     def __init__(
@@ -37,26 +37,23 @@ class EpisodeAdder(RowAdder):
         """Makes an adder for one batched environment.
 
         Args:
-          client: any client of ``framework.replay``.
-          max_sequence_length: the most rows, that is observations, of an episode; its transitions are one
-          fewer.
-            A step that would make an episode longer is a ValueError and is not added.
-          padding_fn: ``(shape, dtype)`` of one row's leaf to the value that fills items up to
-            ``max_sequence_length`` (``numpy.zeros``); rows of padding have ``start_of_episode`` False and
+          client: any client of `framework.replay`.
+          max_sequence_length: the most rows, that is observations, of an episode; it has one transition
+            fewer. A step that would make an episode longer is a ValueError and is not added.
+          padding_fn: `(shape, dtype)` of one row's leaf to the value that fills items up to
+            `max_sequence_length` (`numpy.zeros`); rows of padding have `start_of_episode` False and
             mask 0. None writes items that are as long as their episode.
-          priority_fns: ``{table: fn or None}``: each item goes to each table. ``fn`` is given a ``Step`` of k
-            items (leaves ``[k, max_sequence_length, ...]``, padded) and returns k priorities; None means the
+          priority_fns: `{table: fn or None}`: each item goes to each table. `fn` is given a `Step` of k
+            items (leaves `[k, max_sequence_length, ...]`, padded) and returns k priorities; None means the
             largest priority so far.
-          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too; None
-          leaves
-            it to the client.
-          max_delay: seconds; see ``BlockAdder``.
+          max_in_flight_items: how many items may wait for room in a table before `add` waits too; None for
+            512.
+          max_delay: seconds; see `BlockAdder`.
         """
         if max_sequence_length != int(max_sequence_length) or max_sequence_length < 2:
             raise ValueError(
-                f"max_sequence_length: got {max_sequence_length!r}, expected a whole number of at "
-                "least 2: an "
-                "episode of one transition has two rows."
+                f"max_sequence_length: got {max_sequence_length!r}, expected a whole number of at least 2: "
+                "an episode of one transition has two rows."
             )
         self._max = int(max_sequence_length)
         self._padding_fn = padding_fn
@@ -68,9 +65,9 @@ class EpisodeAdder(RowAdder):
     def signature(
         cls, environment_spec: Any, extras_spec: Nest = (), sequence_length: int | None = None
     ) -> Step:
-        """The specs of one item, for ``replay.Table(signature=...)``.
+        """The specs of one item, for `replay.Table(signature=...)`.
 
-        ``sequence_length``: ``max_sequence_length`` if the adder has a ``padding_fn``, else None.
+        `sequence_length`: `max_sequence_length` if the adder has a `padding_fn`, else None.
         """
         return step_signature(environment_spec, extras_spec, sequence_length)
 
@@ -145,7 +142,7 @@ class EpisodeAdder(RowAdder):
         return self._episodes if name == STREAM else self._values[name]
 
     def _reserve(self, rows: int, columns: dict[str, np.ndarray]) -> None:
-        """Makes room for episodes of ``rows`` rows."""
+        """Makes room for episodes of `rows` rows."""
         while self._capacity < rows:
             self._capacity = min(self._max, 2 * self._capacity)
         missing = self._capacity - self._episodes.shape[1]
@@ -162,7 +159,7 @@ class EpisodeAdder(RowAdder):
                     self._values[name] = grown
 
     def _block_values(self, t: int, new: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
-        """The block's rows ``[t + 1, B, *shape]`` by column."""
+        """The block's rows `[t + 1, B, *shape]` by column."""
         values = {
             name: array[: t + 1]
             for field in (self._observation, self._action, self._reward, self._discount, self._extras)
@@ -181,9 +178,8 @@ class EpisodeAdder(RowAdder):
             value = np.asarray(self._padding_fn(shape, dtype))
             if value.shape != shape:
                 raise ValueError(
-                    f"padding_fn: got shape {value.shape} for column {name!r}, expected {shape}: "
-                    "the value of one "
-                    "row, as numpy.zeros(shape, dtype) makes it."
+                    f"padding_fn: got shape {value.shape} for column {name!r}, expected {shape}: the value "
+                    "of one row, as numpy.zeros(shape, dtype) makes it."
                 )
             values[name] = value.astype(dtype, copy=False)
         return values

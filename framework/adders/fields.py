@@ -18,30 +18,30 @@ _SCALARS: dict[type, np.dtype] = {
 
 
 def is_absent(nest: Nest) -> bool:
-    """Whether ``nest`` stands for nothing: None, ``()`` or ``{}``. An array of any shape is something."""
+    """Whether `nest` stands for nothing: None, `()` or `{}`. An array of any shape is something."""
     return nest is None or (isinstance(nest, (tuple, list, dict)) and len(nest) == 0)
 
 
 def column_name(field: str, path: tuple[Any, ...]) -> str:
-    """``observation/camera/0``: what a leaf's column is called in replay and in errors."""
+    """`observation/camera/0`: what a leaf's column is called in replay and in errors."""
     return "/".join([field, *(str(key) for key in path)])
 
 
 def result_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype in which rewards and discounts of ``dtype`` are kept: float, of at least 32 bits."""
+    """The dtype in which rewards and discounts of `dtype` are kept: float, of at least 32 bits."""
     return np.dtype(dtype) if np.dtype(dtype).kind == "f" else np.dtype(np.float32)
 
 
 class Field:
-    """The leaves of one field over the last ``length`` time steps: arrays ``[length, B, *shape]``.
+    """The leaves of one field over the last `length` time steps: arrays `[length, B, *shape]`.
 
     Shapes, dtypes and structure are those of the first value and fixed from then on. A python float counts as
-    float32, an int as int64. ``to_float`` is for rewards and discounts: they are kept as floats, and other
+    float32, an int as int64. `to_float` is for rewards and discounts: they are kept as floats, and other
     number types are converted, because environments mix them (0 and 0.5, float64 and float32).
     """
 
     def __init__(self, name: str, example: Nest, envs: int | None, length: int, to_float: bool = False):
-        """``example``: a value with env axis if ``envs`` is a number, of one env if it is None."""
+        """`example`: a value with env axis if `envs` is a number, of one env if it is None."""
         self.name = name
         self.template = example
         self._envs = envs
@@ -78,7 +78,7 @@ class Field:
             self.arrays.append(array)
 
     def put(self, t: int, value: Nest) -> None:
-        """Copies ``value`` to time index ``t``.
+        """Copies `value` to time index `t`.
 
         ValueError if its structure, shapes or dtypes are not those of the first value.
         """
@@ -130,19 +130,19 @@ class Field:
         return array
 
     def repeat(self, t: int) -> None:
-        """Copies the values at time index ``t`` to the next one."""
+        """Copies the values at time index `t` to the next one."""
         for array in self.arrays:
             array[t + 1] = array[t]
 
     def shift(self, first: int, count: int) -> None:
-        """Moves the ``count`` time steps that start at ``first`` to the front."""
+        """Moves the `count` time steps that start at `first` to the front."""
         for array in self.arrays:
             array[:count] = array[first : first + count]
 
     def columns(self, first: int, last: int, where: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """Rows ``[first, last)`` as ``{column: [rows, *shape]}``, envs of one time step beside each other.
+        """Rows `[first, last)` as `{column: [rows, *shape]}`, envs of one time step beside each other.
 
-        ``where``: bool ``[last - first, B]``, picks the rows to give; all of them if None.
+        `where`: bool `[last - first, B]`, picks the rows to give; all of them if None.
         """
         columns = {}
         for name, array in zip(self.names, self.arrays, strict=True):
@@ -151,21 +151,21 @@ class Field:
         return columns
 
     def take(self, index: np.ndarray) -> list[np.ndarray]:
-        """Per leaf the rows with the flat indices ``time * B + env``: ``[*index.shape, *shape]``."""
+        """Per leaf the rows with the flat indices `time * B + env`: `[*index.shape, *shape]`."""
         return [array.reshape(-1, *array.shape[2:]).take(index, axis=0) for array in self.arrays]
 
     def clear(self, first: int, where: np.ndarray) -> None:
-        """Sets the rows ``first + i`` of envs ``b`` with ``where[i, b]`` to zero."""
+        """Sets the rows `first + i` of envs `b` with `where[i, b]` to zero."""
         for array in self.arrays:
             array[first : first + len(where)][where] = 0
 
     def nest(self, leaves: list[Any]) -> Nest:
-        """``leaves`` in this field's structure."""
+        """`leaves` in this field's structure."""
         return leaves[0] if self._lone else tree.unflatten_as(self.template, leaves)
 
 
 def _fitting_scalars(shape: tuple[int, ...], dtype: np.dtype) -> frozenset[type]:
-    """The scalar types that numpy assigns to an array of ``dtype`` without losing their kind."""
+    """The scalar types that numpy assigns to an array of `dtype` without losing their kind."""
     if shape:
         return frozenset()
     python = {"f": (float, int, bool), "i": (int, bool), "u": (int, bool), "b": (bool,)}.get(dtype.kind, ())

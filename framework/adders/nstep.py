@@ -18,7 +18,7 @@ _TRANSITIONS = "transitions"
 
 
 class NStepTransitionAdder(BlockAdder):
-    """Writes ``Transition`` items over windows of up to n steps.
+    """Writes `Transition` items over windows of up to n steps.
 
     For a window of n' steps that starts at t, with g the agent's discount and d_i, r_i what the environment
     answered to the i-th action of the window::
@@ -27,7 +27,7 @@ class NStepTransitionAdder(BlockAdder):
         discount = g^(n'-1) d_0 ... d_{n'-1}
 
     The discount has one factor g fewer than the window has steps, so that the learner multiplies by g once
-    more: ``target = reward + g * discount * value(next_observation)`` for every n'.
+    more: `target = reward + g * discount * value(next_observation)` for every n'.
 
     One item is written per step as soon as an episode has n steps. Shorter windows are written too: those
     that start at the first observation (s_0 -> s_1, ..., s_0 -> s_{n-1}) and those that end at the last one
@@ -36,7 +36,7 @@ class NStepTransitionAdder(BlockAdder):
         n = 3, T = 4:    0->1  0->2  0->3  1->4  2->4  3->4
 
     Rewards and discounts may be nested or arrays. Where one of them is a single array and the other a nest,
-    it is used for each leaf of the nest; leaves broadcast as numpy arrays do, and ``reward`` has the
+    it is used for each leaf of the nest; leaves broadcast as numpy arrays do, and `reward` has the
     broadcast shape. An episode that is cut short by a FIRST step ends like a truncated one.
 
     An observation is stored once, whatever the number of items that refer to it.
@@ -56,16 +56,15 @@ class NStepTransitionAdder(BlockAdder):
         """Makes an adder for one batched environment.
 
         Args:
-          client: any client of ``framework.replay``.
+          client: any client of `framework.replay`.
           n_step: the largest number of steps in a window; at least 1.
           discount: the agent's discount g, in [0, 1].
-          priority_fns: ``{table: fn or None}``: each item goes to each table. ``fn`` is given a
-          ``Transition`` of
-            k items (leaves ``[k, ...]``) and returns k priorities; None means the largest priority so far.
-          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too, and about
-            how many steps are staged before they are written; None leaves it to the client.
-          max_delay: seconds; see ``BlockAdder``.
-          frame_stack: the number k of pictures that observations ``[k, ...]`` are stacks of, oldest first.
+          priority_fns: `{table: fn or None}`: each item goes to each table. `fn` takes a `Transition` of k
+            items (leaves `[k, ...]`) and returns k priorities; None means the largest priority so far.
+          max_in_flight_items: how many items may wait for room in a table before `add` waits too, and about
+            how many steps are staged before they are written; None for 512.
+          max_delay: seconds; see `BlockAdder`.
+          frame_stack: the number k of pictures that observations `[k, ...]` are stacks of, oldest first.
             Each picture is then stored once instead of k times; readers get the same items. None stores
             observations as they are.
         """
@@ -94,7 +93,7 @@ class NStepTransitionAdder(BlockAdder):
 
     @classmethod
     def signature(cls, environment_spec: Any, extras_spec: Nest = ()) -> Transition:
-        """The specs of one item, for ``replay.Table(signature=...)``."""
+        """The specs of one item, for `replay.Table(signature=...)`."""
         rewards, discounts = broadcast_structures(environment_spec.rewards, environment_spec.discounts)
 
         def reward_spec(reward: Any, discount: Any) -> dm_specs.Array:

@@ -12,7 +12,7 @@ from framework.types import FIRST
 
 
 class ObservationRows:
-    """Each observation is one row of the stream ``observations``."""
+    """Each observation is one row of the stream `observations`."""
 
     stream = "observations"
 
@@ -25,7 +25,7 @@ class ObservationRows:
         history: int,
         skip: int,
     ):
-        """``kinds`` int8 ``[time, B]`` and ``field`` are the adder's; field rows are ``skip`` rows behind."""
+        """`kinds` int8 `[time, B]` and `field` are the adder's; field rows are `skip` rows behind."""
         self._writer = writer
         self._release = release
         self._field = field
@@ -36,18 +36,18 @@ class ObservationRows:
         self._rows = np.full(kinds.shape, -1, np.int64)
 
     def append(self, t: int) -> None:
-        """Rows up to ``t``: the newest observation too, because the newest items end there."""
+        """Rows up to `t`: the newest observation too, because the newest items end there."""
         first = self._history + int(self._rows[self._history].flat[0] >= 0)
         columns = self._field.columns(first - self._skip, t + 1 - self._skip)
         rows = self._writer.append(self.stream, columns)
         self._rows[first : t + 1] = rows.reshape(-1, self._kinds.shape[1])
 
     def at(self, index: np.ndarray) -> np.ndarray:
-        """The rows of the observations with the flat indices ``time * B + env``, ``[n]`` or ``[n, k]``."""
+        """The rows of the observations with the flat indices `time * B + env`, `[n]` or `[n, k]`."""
         return self._rows.reshape(-1, *self._rows.shape[2:])[index]
 
     def shift(self, by: int) -> None:
-        """Observations move ``by`` time steps to the front; those that fall out are given back."""
+        """Observations move `by` time steps to the front; those that fall out are given back."""
         history = self._history
         self._release(self.stream, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
@@ -60,7 +60,7 @@ class ObservationRows:
 
 
 class StackedRows(ObservationRows):
-    """Each picture is one row of the stream ``frames``; an observation is a stack of k rows, oldest first.
+    """Each picture is one row of the stream `frames`; an observation is a stack of k rows, oldest first.
 
     A step adds one picture. An episode's first observation adds those of its k that differ, so pictures that
     fill the stack up (zeros, or the first one again) are stored once.
@@ -104,7 +104,7 @@ class StackedRows(ObservationRows):
             rows[j] = row[0]
 
     def check(self, t: int, begun: Any) -> None:
-        """The observations at ``t`` must continue those before: what is not stored must be the same."""
+        """The observations at `t` must continue those before: what is not stored must be the same."""
         for name, array in zip(self._field.names, self._field.arrays, strict=True):
             before, now = array[t - 1 - self._skip], array[t - self._skip]
             wrong = (now[:, :-1] != before[:, 1:]).reshape(len(now), -1).any(axis=1) & ~np.asarray(begun)

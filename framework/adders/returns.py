@@ -12,13 +12,13 @@ from framework.types import FIRST, LAST, Nest
 
 
 class Windows(NamedTuple):
-    """Windows of up to n steps; rows are flat indices ``time * B + env``.
+    """Windows of up to n steps; rows are flat indices `time * B + env`.
 
     Attributes:
-      start: int64 ``[k]``, the row of the first action.
-      end: int64 ``[k]``, the row after the last action.
-      rewards: one ``[k, ...]`` per leaf, discounted sums.
-      discounts: one ``[k, ...]`` per leaf, discounted products.
+      start: int64 `[k]`, the row of the first action.
+      end: int64 `[k]`, the row after the last action.
+      rewards: one `[k, ...]` per leaf, discounted sums.
+      discounts: one `[k, ...]` per leaf, discounted products.
     """
 
     start: np.ndarray
@@ -44,7 +44,7 @@ class Returns:
     """
 
     def __init__(self, reward: Field, discount: Field, n_step: int, g: float):
-        """Args: reward, discount: the staged fields ``[time, B, ...]``; g: the agent's discount."""
+        """Args: reward, discount: the staged fields `[time, B, ...]`; g: the agent's discount."""
         rewards, _ = broadcast_structures(reward.template, discount.template)
         self.template = rewards
         paths = [path for path, _ in tree.flatten_with_path(rewards)]
@@ -69,14 +69,14 @@ class Returns:
             self._g.append(d.dtype.type(g))
 
     def nest(self, leaves: list[Any]) -> Nest:
-        """``leaves`` in the structure of the items' rewards and discounts."""
+        """`leaves` in the structure of the items' rewards and discounts."""
         return tree.unflatten_as(self.template, leaves) if tree.is_nested(self.template) else leaves[0]
 
     def windows(self, kinds: np.ndarray, history: int) -> Windows | None:
-        """The windows that rows ``[history, t)`` complete, by time, then env, then the longest first.
+        """The windows that rows `[history, t)` complete, by time, then env, then the longest first.
 
         Args:
-          kinds: int8 ``[t + 1, B]`` step types of the rows, -1 where there is none.
+          kinds: int8 `[t + 1, B]` step types of the rows, -1 where there is none.
           history: rows at the front whose windows are complete.
         """
         # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
@@ -107,10 +107,10 @@ class Returns:
         return Windows(end - length * width, end, rewards, discounts)
 
     def _parts(self, real: np.ndarray, history: int, back: int, ending: np.ndarray) -> list[_Part]:
-        """Windows whose last transition is ``back`` rows before each row from ``history`` on.
+        """Windows whose last transition is `back` rows before each row from `history` on.
 
         Where an episode ends, windows of all lengths are items; elsewhere only the longest is. The longest
-        of an episode that is cut short (``back`` 1) is an item already.
+        of an episode that is cut short (`back` 1) is an item already.
         """
         begin, end, width = history - back, len(real) - back, real.shape[1]
         alive = real[begin:end]
@@ -157,7 +157,7 @@ class Returns:
 
 
 def _with_axes(array: np.ndarray, dims: int) -> np.ndarray:
-    """``array`` ``[time, B, ...]`` with ``dims`` axes after the first two, new ones first."""
+    """`array` `[time, B, ...]` with `dims` axes after the first two, new ones first."""
     return array.reshape(*array.shape[:2], *(1,) * (dims - array.ndim + 2), *array.shape[2:])
 
 

@@ -24,7 +24,7 @@ class EndOfEpisodeBehavior(enum.Enum):
     """What becomes of the rows at the end of an episode that fill no whole sequence.
 
     An episode of T = 7 steps has the rows 1 ... 8, the last one (8) being the closing row. With
-    ``sequence_length`` 3 and ``period`` 3::
+    `sequence_length` 3 and `period` 3::
 
         ZERO_PAD    1 2 3 | 4 5 6 | 7 8 0          zeros up to the next write point
         TRUNCATE    1 2 3 | 4 5 6 | 7 8            the shorter rest
@@ -40,7 +40,7 @@ class EndOfEpisodeBehavior(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class OpenArray:
-    """A spec whose sizes may be None, for any size; ``dm_env.specs.Array`` has fixed ones only."""
+    """A spec whose sizes may be None, for any size; `dm_env.specs.Array` has fixed ones only."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype
@@ -68,7 +68,7 @@ class RowAdder(BlockAdder):
     def _append_rows(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """Appends the rows that are complete.
 
-        Returns bool ``[t + 1 - history, B]``: which rows were appended now, and which rows are transitions.
+        Returns bool `[t + 1 - history, B]`: which rows were appended now, and which rows are transitions.
         """
         history = self._history
         assert self._observation is not None and self._action is not None
@@ -106,7 +106,7 @@ class RowAdder(BlockAdder):
         return new, real
 
     def _counts(self, t: int, across_episodes: bool) -> np.ndarray:
-        """``[t + 1 - history, B]``: the number of each row, from 1, in its episode (or since the start)."""
+        """`[t + 1 - history, B]`: the number of each row, from 1, in its episode (or since the start)."""
         history = self._history
         times = np.arange(history, t + 1)[:, None]
         if across_episodes:
@@ -145,7 +145,7 @@ class RowAdder(BlockAdder):
         return {name: np.zeros(shape, dtype) for name, shape, dtype in self._leaf_specs()}
 
     def _leaf_specs(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-        """``(column, shape, dtype)`` of one row's leaves, without start and mask."""
+        """`(column, shape, dtype)` of one row's leaves, without start and mask."""
         return [
             (name, array.shape[2:], array.dtype)
             for field in (self._observation, self._action, self._reward, self._discount, self._extras)
@@ -155,7 +155,7 @@ class RowAdder(BlockAdder):
         ]
 
     def _slices(self, rows: np.ndarray, lengths: np.ndarray | None, first_rows: Any = None) -> Step:
-        """The trajectory of the items of ``rows [k, L]``; ``first_rows [k]`` of ``FIRST_ROWS``."""
+        """The trajectory of the items of `rows [k, L]`; `first_rows [k]` of `FIRST_ROWS`."""
 
         def leaf(name: str) -> Any:
             if name in self._of_first_row:
@@ -165,7 +165,7 @@ class RowAdder(BlockAdder):
         return self._step(leaf)
 
     def _step(self, leaf: Any) -> Step:
-        """A ``Step`` of ``leaf(column)`` for each leaf."""
+        """A `Step` of `leaf(column)` for each leaf."""
 
         def field_nest(field: Any) -> Nest:
             return () if field is None else field.nest([leaf(name) for name in field.names])
@@ -182,10 +182,10 @@ class RowAdder(BlockAdder):
 
 
 class SequenceAdder(RowAdder):
-    """Writes ``Step`` items: rows [k, k + L) when an episode has L rows, then every ``period`` rows.
+    """Writes `Step` items: rows [k, k + L) when an episode has L rows, then every `period` rows.
 
     An episode of T steps has T + 1 rows; what becomes of those that fill no sequence says
-    ``EndOfEpisodeBehavior``. ``mask`` tells transitions from the closing row and padding. Sequences of one
+    `EndOfEpisodeBehavior`. `mask` tells transitions from the closing row and padding. Sequences of one
     episode that overlap share their rows; padding costs no memory. An item in which no row is a transition is
     not written. An episode that is cut short by a FIRST step ends like a truncated one, its last observation
     in the closing row.
@@ -206,18 +206,18 @@ class SequenceAdder(RowAdder):
         """Makes an adder for one batched environment.
 
         Args:
-          client: any client of ``framework.replay``.
+          client: any client of `framework.replay`.
           sequence_length: rows in an item, at least 1.
-          period: rows from the start of one item to the start of the next, in [1, ``sequence_length``].
-          end_of_episode_behavior: an ``EndOfEpisodeBehavior`` or its name in any case.
+          period: rows from the start of one item to the start of the next, in [1, `sequence_length`].
+          end_of_episode_behavior: an `EndOfEpisodeBehavior` or its name in any case.
           extras_of_first_row: keys of the extras that an item needs for its first row only, such as a
             recurrent state. They have no time axis then, and the other rows' are not stored.
-          priority_fns: ``{table: fn or None}``: each item goes to each table. ``fn`` is given a ``Step`` of k
-            items (leaves ``[k, L, ...]``, shorter ones padded with zeros) and returns k priorities; None
+          priority_fns: `{table: fn or None}`: each item goes to each table. `fn` is given a `Step` of k
+            items (leaves `[k, L, ...]`, shorter ones padded with zeros) and returns k priorities; None
             means the largest priority so far.
-          max_in_flight_items: how many items may wait for room in a table before ``add`` waits too; None
-            leaves it to the client.
-          max_delay: seconds; see ``BlockAdder``.
+          max_in_flight_items: how many items may wait for room in a table before `add` waits too; None for
+            512.
+          max_delay: seconds; see `BlockAdder`.
         """
         for name, value in (("sequence_length", sequence_length), ("period", period)):
             if value != int(value) or value < 1:
@@ -247,9 +247,9 @@ class SequenceAdder(RowAdder):
         sequence_length: int | None = None,
         extras_of_first_row: Collection[str] = (),
     ) -> Step:
-        """The specs of one item, for ``replay.Table(signature=...)``.
+        """The specs of one item, for `replay.Table(signature=...)`.
 
-        ``sequence_length``: the length of the time axis; None if items may differ (``TRUNCATE``).
+        `sequence_length`: the length of the time axis; None if items may differ (`TRUNCATE`).
         """
         return step_signature(environment_spec, extras_spec, sequence_length, extras_of_first_row)
 
@@ -279,7 +279,7 @@ class SequenceAdder(RowAdder):
                 self.num_dropped_episodes += int(np.count_nonzero(tails & (counts < length)))
                 size[tails & (counts >= length)] = length
             else:
-                # The write point that the episode did not reach; the item starts ``length`` rows before it.
+                # The write point that the episode did not reach; the item starts `length` rows before it.
                 missing = np.where(counts < length, length - counts, -(counts - length) % period)
                 size[tails] = (length - missing)[tails]
         steps, envs = np.nonzero(size)
@@ -310,7 +310,7 @@ class SequenceAdder(RowAdder):
         return (all_real[times, envs[:, None]] & ~padded).any(axis=1)
 
     def _write(self, index: np.ndarray, padded: np.ndarray, sizes: np.ndarray) -> None:
-        """Items of the rows with flat indices ``time * B + env``, ``[items, L]``."""
+        """Items of the rows with flat indices `time * B + env`, `[items, L]`."""
         rows = self._rows.reshape(-1)[index]
         # A table of TRUNCATE is ragged throughout, also where an item happens to be whole.
         lengths = sizes if self._end is EndOfEpisodeBehavior.TRUNCATE else None
@@ -325,7 +325,7 @@ class SequenceAdder(RowAdder):
             self._release(FIRST_ROWS, first_rows)
 
     def _append_first_rows(self, index: np.ndarray) -> np.ndarray:
-        """Appends what items whose first rows have the flat indices ``[k]`` need of those rows only."""
+        """Appends what items whose first rows have the flat indices `[k]` need of those rows only."""
         assert self._extras is not None
         values = zip(self._extras.names, self._extras.arrays, strict=True)
         return self._writer.append(
@@ -357,7 +357,7 @@ class SequenceAdder(RowAdder):
 def step_signature(
     environment_spec: Any, extras_spec: Nest, length: int | None, extras_of_first_row: Collection[str] = ()
 ) -> Step:
-    """The specs of ``Step`` items with a time axis of ``length`` rows."""
+    """The specs of `Step` items with a time axis of `length` rows."""
 
     def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
         if length is None:

@@ -12,7 +12,7 @@ from framework.types import FIRST
 
 
 class UnrollAdder(SequenceAdder):
-    """Writes a ``Step`` item of ``unroll_length + 1`` rows per env after each ``unroll_length`` steps.
+    """Writes a `Step` item of `unroll_length + 1` rows per env after each `unroll_length` steps.
 
     A row of the environment's step type is there for each step, so that all envs write at the same time::
 
@@ -23,11 +23,11 @@ class UnrollAdder(SequenceAdder):
         mask             1     1     0     1    0   1
 
     The last row of an item (in brackets) is closing: it holds the newest observation, to bootstrap from,
-    and is there again as the first row of the next item, where its action is. A ``SequenceAdder`` whose
+    and is there again as the first row of the next item, where its action is. A `SequenceAdder` whose
     items overlap by one row takes the action into that row, so that it completes an item only when the
     *next* unroll has begun: too late for an actor that waits for what is learned from this one.
 
-    ``start_of_episode`` is also set in the first row of each item. A recurrent learner starts that row from
+    `start_of_episode` is also set in the first row of each item. A recurrent learner starts that row from
     the stored state, which is the initial one if an episode begins there, and looks at later rows only.
     """
 
@@ -44,10 +44,10 @@ class UnrollAdder(SequenceAdder):
         """Makes an adder for one batched environment.
 
         Args:
-          client: any client of ``framework.replay``.
+          client: any client of `framework.replay`.
           unroll_length: steps of the environment in an item, at least 2: one alone may be a reset.
-          extras_of_first_row: as in ``SequenceAdder``.
-          priority_fns: as in ``SequenceAdder``.
+          extras_of_first_row: as in `SequenceAdder`.
+          priority_fns: as in `SequenceAdder`.
         """
         if unroll_length != int(unroll_length) or unroll_length < 2:
             raise ValueError(f"unroll_length: got {unroll_length!r}, expected a whole number of at least 2.")

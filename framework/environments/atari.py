@@ -67,7 +67,7 @@ class AtariEnvironment(dm_env.Environment):
     """One game: uint8[stack * channels, height, width] observations, one of n actions, points as reward."""
 
     def __init__(self, game: str, options: AtariOptions | None = None, seed: int | None = None):
-        """Loads a game, by the name ``Pong`` or ``pong``.
+        """Loads a game, by the name `Pong` or `pong`.
 
         Raises:
           ImportError: ale-py or OpenCV is missing.
@@ -212,5 +212,5 @@ def _find_rom(game: str, known: list[str]) -> str:
 
 
 def make_atari(game: str, seed: int | None = None, **options: Any) -> AtariEnvironment:
-    """One game from the fields of ``AtariOptions``."""
+    """One game from the fields of `AtariOptions`."""
     return AtariEnvironment(game, check_options(options), seed)

@@ -44,7 +44,7 @@ class InlineEnvironment(BatchedEnvironment):
           name: for errors.
           make_envs: one function per env.
           first_env: the number by which errors call env 0 (a process has only some of all envs).
-          allocate: makes the buffers' arrays, see ``Buffers``.
+          allocate: makes the buffers' arrays, see `Buffers`.
         """
         self.name = name
         self.num_envs = len(make_envs)

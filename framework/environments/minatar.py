@@ -49,7 +49,7 @@ class MinAtarEnvironment(dm_env.Environment):
         minimal_actions: bool = True,
         max_steps: int | None = 5_000,
     ):
-        """Makes a game, by the name ``Breakout`` or ``breakout``.
+        """Makes a game, by the name `Breakout` or `breakout`.
 
         Args:
           sticky_actions: probability that a step repeats the previous action.

@@ -65,8 +65,8 @@ class _Child:
 class ProcessEnvironment(BatchedEnvironment):
     """Steps groups of envs in child processes; observations come back through shared memory.
 
-    An exception in a child is raised here as an ``EnvironmentFault`` with the child's traceback. A
-    child that dies is an ``EnvironmentFault`` of the present or next call. Children end with ``close()``,
+    An exception in a child is raised here as an `EnvironmentFault` with the child's traceback. A
+    child that dies is an `EnvironmentFault` of the present or next call. Children end with `close()`,
     with the last reference to this object, and with this process, however it ends.
 
     POSIX only: descriptors are handed to the children.
@@ -88,7 +88,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """Starts the children and waits until all environments are built.
 
         Args:
-          source: a ``suites.Source``; it is sent to the children by cloudpickle.
+          source: a `suites.Source`; it is sent to the children by cloudpickle.
           seeds: one per env.
           num_processes: how many children; by default one per usable core, at most one per env.
           start_timeout: seconds that building the environments may take.
@@ -251,7 +251,7 @@ def _remote_fault(name: str, child: _Child, message: Any) -> EnvironmentFault:
 
 
 def _shut_down(children: list[_Child], selector: selectors.BaseSelector, timeout: float) -> None:
-    """Ends all children; called once, by ``close()``, garbage collection or the interpreter's end."""
+    """Ends all children; called once, by `close()`, garbage collection or the interpreter's end."""
     for child in children:
         with contextlib.suppress(OSError):  # gone already; it is waited for below all the same
             child.connection.sendall(pipes.CLOSE)

@@ -28,7 +28,7 @@ class SingleEnv(abc.ABC):
 
     @abc.abstractmethod
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
-        """``(observation, reward, discount, step_type)``; step_type is MID or LAST."""
+        """`(observation, reward, discount, step_type)`; step_type is MID or LAST."""
 
     @abc.abstractmethod
     def render(self) -> Any:
@@ -39,7 +39,7 @@ class SingleEnv(abc.ABC):
 
 
 class GymnasiumAdapter(SingleEnv):
-    """A gymnasium environment. ``terminated`` is LAST with discount 0, ``truncated`` LAST with discount 1."""
+    """A gymnasium environment. `terminated` is LAST with discount 0, `truncated` LAST with discount 1."""
 
     def __init__(self, environment: Any, seed: int | None):
         self._environment = environment
@@ -72,7 +72,7 @@ class GymnasiumAdapter(SingleEnv):
 
 
 class _Offsets:
-    """Adds ``sign * start`` to the leaves that come from Discrete spaces with a start other than 0."""
+    """Adds `sign * start` to the leaves that come from Discrete spaces with a start other than 0."""
 
     def __init__(self, spec: Nest, space: Any, sign: int):
         self._spec = spec

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 
 class LateFlush:
-    """Runs methods after a delay, in a thread that lives no longer than ``owner``.
+    """Runs methods after a delay, in a thread that lives no longer than `owner`.
 
     A writer stages small pieces until they make a block, but an actor may wait for parameters that the
     learner makes only from what is staged. So what is staged is written after a delay at the latest, even if
     the actor makes no further call.
 
     Methods are referenced weakly: a method whose object is gone is not called. An error that a method raises
-    is kept for ``check``.
+    is kept for `check`.
     """
 
     def __init__(self, owner: object):
@@ -26,7 +26,7 @@ class LateFlush:
         weakref.finalize(owner, self._schedule.close)
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
-        """Calls ``method`` once, after ``delay`` seconds; a call that is due earlier stays as it is."""
+        """Calls `method` once, after `delay` seconds; a call that is due earlier stays as it is."""
         self._schedule.add(weakref.WeakMethod(method), delay)
         if self._thread is None:
             self._thread = threading.Thread(target=self._schedule.run, name="replay-late-flush", daemon=True)
@@ -76,7 +76,7 @@ class _Schedule:
             del method  # the object may be collected while this thread waits
 
     def _next(self) -> weakref.WeakMethod[Callable[[], object]] | None:
-        """Waits until a method is due; None after ``close``."""
+        """Waits until a method is due; None after `close`."""
         with self._changed:
             while not self._closed:
                 if not self._due:

@@ -10,8 +10,8 @@
     adder = adders.NStepTransitionAdder(client, n_step=5, discount=0.99)
     dataset = datasets.Dataset(client, "replay", batch_size=256)
 
-``launch.ReplayNode(tables_fn, backend="framework.replay.dm_reverb")`` runs a program on it. What dm-reverb
-cannot do is listed in ``docs/deepmind.md``; in short: keys of new items are not told, batches fetched ahead
+`launch.ReplayNode(tables_fn, backend="framework.replay.dm_reverb")` runs a program on it. What dm-reverb
+cannot do is listed in `docs/deepmind.md`; in short: keys of new items are not told, batches fetched ahead
 count as sampled when they are drawn, the largest priority is that of this client, waiting readers look every
 few milliseconds, and its connections are neither encrypted nor authenticated.
 

@@ -30,7 +30,7 @@ _INFO = (np.uint64, np.float64, np.int64, np.float64, np.int32)
 
 
 def to_native_table(table: Any) -> Any:
-    """The ``reverb.Table`` that means the same as our `Table`; a ``reverb.Table`` stays what it is.
+    """The `reverb.Table` that means the same as our `Table`; a `reverb.Table` stays what it is.
 
     Raises:
       ValueError: the table has a selector or an extension that dm-reverb does not know.
@@ -81,7 +81,7 @@ def _native_signature(signature: Nest) -> Nest:
 
 
 def _selector_options(options: Any) -> dict[str, Any]:
-    """A ``KeyDistributionOptions`` message as `TableInfo` has it."""
+    """A `KeyDistributionOptions` message as `TableInfo` has it."""
     chosen = options.WhichOneof("distribution")
     if chosen == "heap":
         return {"kind": "MinHeap" if options.heap.min_heap else "MaxHeap"}
@@ -91,7 +91,7 @@ def _selector_options(options: Any) -> dict[str, Any]:
 
 
 def to_info(native: Any, max_priority: float) -> TableInfo:
-    """Our `TableInfo` for dm-reverb's. ``max_priority`` is what the asking client knows of."""
+    """Our `TableInfo` for dm-reverb's. `max_priority` is what the asking client knows of."""
     limiter = native.rate_limiter_info
     info = TableInfo(
         name=native.name,
@@ -131,10 +131,10 @@ def limiter_of(info: TableInfo) -> rate_limiters.RateLimiter:
 
 
 def samples_to_be_had(info: TableInfo, n: int, certain: bool) -> int:
-    """How many of ``n`` samples the table would give now.
+    """How many of `n` samples the table would give now.
 
     Items that leave when they were sampled often enough can take the table below its minimum size. How often
-    each was sampled is not told, so this is the least that is ``certain``, or the most that is possible.
+    each was sampled is not told, so this is the least that is `certain`, or the most that is possible.
     """
     allowed = limiter_of(info).allowed_samples(n)
     if info.max_times_sampled and allowed:
@@ -144,7 +144,7 @@ def samples_to_be_had(info: TableInfo, n: int, certain: bool) -> int:
 
 
 def describe_structure(structure: Any) -> np.ndarray:
-    """A structure of `layout.flatten` as uint8 ``[M]``: the first column of items in tables that have no
+    """A structure of `layout.flatten` as uint8 `[M]`: the first column of items in tables that have no
     signature."""
     return np.frombuffer(json.dumps(structure).encode(), np.uint8)
 
@@ -206,7 +206,7 @@ def stack(
 
 
 def check_priorities(priorities: Any, n: int) -> np.ndarray:
-    """Float64 ``[n]``. ValueError for what would stop a dm-reverb table for good, before it gets there."""
+    """Float64 `[n]`. ValueError for what would stop a dm-reverb table for good, before it gets there."""
     array = np.asarray(priorities, np.float64).ravel()
     if len(array) != n:
         raise ValueError(f"priorities: got {len(array)}, expected {n}, one for each item")

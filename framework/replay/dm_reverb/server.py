@@ -1,4 +1,4 @@
-"""The dm-reverb server, and how ``launch.ReplayNode`` starts and finds it."""
+"""The dm-reverb server, and how `launch.ReplayNode` starts and finds it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import launch
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.client import Client
 from framework.replay.dm_reverb.tables import START_SECONDS
@@ -19,12 +20,12 @@ _PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints within the given
 
 
 class Server:
-    """A ``reverb.Server`` for our tables (or ``reverb.Table``s).
+    """A `reverb.Server` for our tables (or `reverb.Table`s).
 
     Args:
       tables: of different names.
       port: of all interfaces (dm-reverb knows no other way); None takes a free one.
-      checkpointer: a ``reverb.checkpointers.CheckpointerBase``; or a folder, or one of our checkpointers, in
+      checkpointer: a `reverb.checkpointers.CheckpointerBase`; or a folder, or one of our checkpointers, in
         whose folder dm-reverb gets one of its own: it deletes what else is in the folder that it writes to.
       concurrent: whether more than one thread uses the clients of this process.
     """
@@ -81,7 +82,7 @@ class Server:
 
 
 def native_tables(tables: Sequence[Any]) -> list[Any]:
-    """The ``reverb.Table``s for our tables; a hook for an ``lp.ReverbNode``."""
+    """The `reverb.Table`s for our tables; a hook for an `lp.ReverbNode`."""
     return [convert.to_native_table(table) for table in tables]
 
 
@@ -119,10 +120,10 @@ def serve_node(
     curve: Any,
     checkpointer: Any = None,
 ) -> Server:
-    """How ``launch.ReplayNode`` starts a server.
+    """How `launch.ReplayNode` starts a server.
 
-    dm-reverb serves on TCP ports only. The port for an address ``ipc://path`` is written to ``path.port``,
-    where `connect_node` finds it; a server that is started anew takes the same. ``curve`` is not used.
+    dm-reverb serves on TCP ports only. The port for an address `ipc://path` is written to `path.port`,
+    where `connect_node` finds it; a server that is restarted takes the same one. `curve` is not used.
     """
     if embedded or address is None:
         return Server(tables, checkpointer=checkpointer, concurrent=concurrent)
@@ -138,9 +139,7 @@ def serve_node(
 
 
 def connect_node(server_or_address: Any, curve: Any = None) -> Client:
-    """How a handle of a ``launch.ReplayNode`` makes a client; a stop of the program interrupts it."""
-    import launch
-
+    """How a handle of a `launch.ReplayNode` makes a client; a stop of the program interrupts it."""
     if isinstance(server_or_address, Server):
         client = server_or_address.localhost_client()
     elif str(server_or_address).startswith("ipc://"):
@@ -156,9 +155,7 @@ def _notice(address: str) -> pathlib.Path:
 
 
 def _wait_for_port(address: str) -> int:
-    """The port of the server that is, or will be, at ``ipc://path``."""
-    import launch
-
+    """The port of the server that is, or will be, at `ipc://path`."""
     notice, stopped = _notice(address), launch.stop_event()
     deadline = time.monotonic() + START_SECONDS
     while not notice.exists():

@@ -23,7 +23,7 @@ from framework.replay.tables.items import make_keys
 from framework.replay.tables.table import Table
 from framework.types import Nest
 
-# Queues and rows of writers that were dropped without ``close``.
+# Queues and rows of writers that were dropped without `close`.
 Dropped = collections.deque[tuple["ItemQueue", HeldRows]]
 
 # Single items wait for others, because many go in for hardly more than one: until there are this many, until
@@ -35,7 +35,7 @@ _DELAY = 0.005
 class LocalWriter(Writer):
     """Writes straight into the row store and the tables of this process. See `contracts.Writer`.
 
-    A writer that is dropped without ``close`` is ended when a table is read or another writer is made: its
+    A writer that is dropped without `close` is ended when a table is read or another writer is made: its
     rows are released, and its items go in as soon as there is room.
     """
 
@@ -52,9 +52,9 @@ class LocalWriter(Writer):
         Args:
           tables: the tables by name.
           store: where rows are written.
-          max_in_flight_items: items that may wait for room before ``create_items`` waits too; None for 512.
+          max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
           concurrent: whether other threads use the tables. If not, nothing waits.
-          interrupted: ends a wait with ``ServerClosed`` when it returns True.
+          interrupted: ends a wait with `ServerClosed` when it returns True.
         """
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
@@ -124,7 +124,7 @@ class LocalWriter(Writer):
             self._wait(timeout, keep)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
-        """Waits until at most ``keep`` items are pending."""
+        """Waits until at most `keep` items are pending."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._queue.flush()
@@ -183,7 +183,7 @@ def find_table(tables: Mapping[str, Table], name: str) -> Table:
 
 @dataclasses.dataclass(eq=False)
 class _Items:
-    """Items of one ``create_items`` call, or of several: arrays with one entry per item."""
+    """Items of one `create_items` call, or of several: arrays with one entry per item."""
 
     table: Table
     layout: Layout
@@ -199,7 +199,7 @@ class _Items:
         return (id(self.table), id(self.layout), *[array is None for array in optional])
 
     def after(self, count: int) -> _Items:
-        """All but the first ``count``."""
+        """All but the first `count`."""
         optional = (self.priorities, self.lengths, self.episodes)
         priorities, lengths, episodes = (None if array is None else array[count:] for array in optional)
         return _Items(
@@ -316,7 +316,7 @@ class ItemQueue:
         return False
 
     def _insert(self, items: _Items, named: bool = True) -> int:
-        """Inserts as many of the items as the limiter allows; how many. Fills in keys unless ``named``."""
+        """Inserts as many of the items as the limiter allows; how many. Fills in keys unless `named`."""
         try:
             keys = items.table.insert(
                 items.layout,

@@ -74,19 +74,18 @@ class Contents:
         self.bindings.known[layout].acquire(new.index)
         stamps = np.arange(self.stamp, self.stamp + n)
         self.stamp += n
-        reused = _NONE
+        k = n  # how many take new slots; the others those of the oldest
         if over > 0 and oldest_first:
             oldest = self.remover.first(over)
             if np.count_nonzero(items.times.take(oldest) != items.done.take(oldest)):  # readers have some
                 self.remove(oldest)
             else:
-                reused = oldest
+                k = n - over
                 self._forget(oldest)
-        k = n - len(reused)
-        slots = items.take(k)
-        if k < n:
-            self._free(reused)
-            slots = np.concatenate([slots, items.take(n - k)])  # what was freed last is taken first
+                self._drop_rows(oldest)
+        slots = items.take(k) if k else oldest
+        if 0 < k < n:
+            slots = np.concatenate([slots, oldest])
         items.add(slots, layout, new, priorities, stamps)
         if new.episodes is not None:
             self._count_episodes(new.episodes, 1)
@@ -105,6 +104,8 @@ class Contents:
         if len(live):
             self.sampler.delete(live)
             self.remover.delete(live)
+            items.size -= len(live)
+            items.num_left += len(live)
         self._forget(slots)
         items.state[slots] = GONE
         self._free(slots[items.times.take(slots) == items.done.take(slots)])
@@ -117,9 +118,6 @@ class Contents:
     def _forget(self, slots: np.ndarray) -> None:
         """Items leave the table, or have left it with their last turn: their keys mean nothing any more."""
         items = self.items
-        num_live = int(np.count_nonzero(items.state.take(slots) == LIVE))
-        items.size -= num_live
-        items.num_left += num_live
         self.num_unique_deleted += int(np.count_nonzero(items.times.take(slots)))
         items.forget(slots)
         if self.episodes:
@@ -128,9 +126,12 @@ class Contents:
     def _free(self, slots: np.ndarray) -> None:
         """Ends items that have left the table and have no reader."""
         if len(slots):
-            for binding, _, index, _ in self.parts(slots):
-                binding.drop(index)
+            self._drop_rows(slots)
             self.items.free(slots)
+
+    def _drop_rows(self, slots: np.ndarray) -> None:
+        for binding, _, index, _ in self.parts(slots):
+            binding.drop(index)
 
     def _count_episodes(self, episodes: np.ndarray, change: int) -> None:
         for episode in episodes.tolist():

@@ -189,7 +189,7 @@ class Items:
         cells = keys & self._mask
         others = self._cells.take(cells.view(np.int64))
         known = self.keys.take(others)
-        lose = (known & self._mask == cells) & (known != 0)
+        lose = known & self._mask == cells
         if np.count_nonzero(lose):
             self._stray(others[lose], known[lose])
         self._cells[cells] = slots
@@ -200,6 +200,7 @@ class Items:
 
     def _stray(self, slots: np.ndarray, keys: np.ndarray) -> None:
         self._strays.update(zip(keys.tolist(), slots.tolist(), strict=True))
+        self._strays.pop(0, None)  # no key
 
     def forget(self, slots: np.ndarray) -> None:
         """The keys of `slots` mean nothing any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import struct
@@ -37,10 +38,10 @@ class Channel:
             self._messages += self.receive_ready()
         return self._messages.pop(0)
 
-    def receive_ready(self, flags: int = 0) -> list[Any]:
+    def receive_ready(self) -> list[Any]:
         """Reads once, without waiting if readable: the messages complete now. EOFError at the end."""
         try:
-            data = self._socket.recv(1 << 16, flags)
+            data = self._socket.recv(1 << 16)
         except ConnectionError:
             data = b""
         if not data:
@@ -53,6 +54,15 @@ class Channel:
                 break
             messages.append(pickle.loads(memoryview(bytes(self._received[_LENGTH.size : end]))))
             del self._received[:end]
+        return messages
+
+    def drain(self) -> list[Any]:
+        """The messages that are still there, before the channel is closed."""
+        self._socket.setblocking(False)
+        messages: list[Any] = []
+        with contextlib.suppress(EOFError, BlockingIOError):
+            while True:
+                messages += self.receive_ready()
         return messages
 
     def close(self) -> None:

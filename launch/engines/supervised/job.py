@@ -237,7 +237,9 @@ class SupervisedJob(Job):
                 self._fail(remote_error(process.unit.label, value, self._log_tail(process)))
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:
-        self._drain(process)
+        assert process.channel is not None
+        for what, value in process.channel.drain():  # what it had said before it ended
+            self._hear(process, what, value)
         self._drop(process)
         nowhere = [n.node.node_id for n in process.unit.leaves if n.node.node_id in self._told]
         if nowhere:
@@ -282,14 +284,6 @@ class SupervisedJob(Job):
     def _fail(self, error: NodeError) -> None:
         self.outcome.fail(error)
         self._stop_asked = True
-
-    def _drain(self, process: Process) -> None:
-        """Takes in what a process had said before it ended."""
-        assert process.channel is not None
-        with contextlib.suppress(EOFError, BlockingIOError):
-            while True:
-                for what, value in process.channel.receive_ready(socket.MSG_DONTWAIT):
-                    self._hear(process, what, value)
 
     def _drop(self, process: Process) -> None:
         assert process.channel is not None
