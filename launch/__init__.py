@@ -1,13 +1,13 @@
 """Programs of nodes that call each other, and engines that run them; knows nothing of reinforcement learning.
 
-::
+```python
+import launch as lp
 
-    import launch as lp
-
-    program = lp.Program("sum")
-    adder = program.add_node(lp.CourierNode(Adder), label="adder")
-    program.add_node(lp.PyNode(main, adder), label="main")      # main(client) ends with lp.stop(result)
-    result = lp.launch(program, engine="processes")
+program = lp.Program("sum")
+adder = program.add_node(lp.CourierNode(Adder), label="adder")
+program.add_node(lp.PyNode(main, adder), label="main")      # main(client) ends with lp.stop(result)
+result = lp.launch(program, engine="processes")
+```
 """
 
 from launch.batching import batched_handler

@@ -20,16 +20,16 @@ def batched_handler(
     timeout: float | datetime.timedelta = 0.2,
     pad_batch: bool = False,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Marks a method that handles ``batch_size`` calls at once.
+    """Marks a method that handles `batch_size` calls at once.
 
-    ::
+    ```python
+    class Inference:
+        @lp.batched_handler(batch_size=8, timeout=0.01)
+        def act(self, observation):             # [8, ...]; each caller passed one [...]
+            return self.policy(observation)     # [8, ...]; each caller gets its own row
+    ```
 
-        class Inference:
-            @lp.batched_handler(batch_size=8, timeout=0.01)
-            def act(self, observation):             # [8, ...]; each caller passed one [...]
-                return self.policy(observation)     # [8, ...]; each caller gets its own row
-
-    A bound method may be replaced too: ``self.act = lp.batched_handler(batch_size=n)(self.act)``.
+    A bound method may be replaced too: `self.act = lp.batched_handler(batch_size=n)(self.act)`.
 
     The arguments of the calls (nests of arrays and numbers, all of the same structure; a list of numbers
     counts as an array) are stacked along a new leading axis; what the method returns is taken apart along it.
@@ -82,7 +82,7 @@ class _BatchedHandler:
 
 
 class BatchedMethod:
-    """A bound batched method. Calling it waits for the answer; ``submit`` gives a future."""
+    """A bound batched method. Calling it waits for the answer; `submit` gives a future."""
 
     def __init__(
         self,

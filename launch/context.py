@@ -1,11 +1,11 @@
 """What code inside a node can ask of its program: where am I, are we stopping, please stop.
 
-::
-
-    def run(self):
-        while not launch.stop_event().is_set():
-            self.step()
-        launch.stop(result)         # from any thread of any node; the first result wins
+```python
+def run(self):
+    while not launch.stop_event().is_set():
+        self.step()
+    launch.stop(result)         # from any thread of any node; the first result wins
+```
 
 `Runtime` is one process's view of one program; every engine has its own. A thread that a node started itself
 finds its program because it is the only one of its process; where one process hosts several programs
@@ -36,10 +36,10 @@ class NodeContext:
       program: name of the program.
       group: label of the node's group.
       index: number of the node within its group, from 0.
-      label: ``"<group>-<index>"``, the name of the node in logs and errors.
-      engine: ``"serial"``, ``"threads"``, ``"processes"`` …
+      label: `"<group>-<index>"`, the name of the node in logs and errors.
+      engine: `"serial"`, `"threads"`, `"processes"` …
       directory: the folder of the run, or None.
-      job: random name of this run; what it leaves in shared memory begins with ``lp-<job>``.
+      job: random name of this run; what it leaves in shared memory begins with `lp-<job>`.
     """
 
     program: str
@@ -83,7 +83,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def request_stop(self, result: Any = None) -> None:
-        """Asks the program to stop; ``result`` counts if it is the first that is not None."""
+        """Asks the program to stop; `result` counts if it is the first that is not None."""
 
     def begin_stop(self) -> None:
         """Sets the stop event and calls the handlers, once."""
@@ -140,7 +140,7 @@ def enter(runtime: Runtime | None, context: NodeContext | None) -> None:
 
 
 class entered:
-    """The calling thread belongs to this node inside the ``with`` block.
+    """The calling thread belongs to this node inside the `with` block.
 
     A class, since the serial engine makes one for each turn and a generator takes three times as long.
     """
@@ -207,7 +207,7 @@ def stop(result: Any = None) -> None:
     """Asks the whole program to stop and returns at once; callable from any thread of any node.
 
     Args:
-      result: what ``launch()`` returns; the first that is not None counts.
+      result: what `launch()` returns; the first that is not None counts.
     """
     current_runtime().request_stop(result)
 
@@ -219,12 +219,12 @@ def stop_event() -> threading.Event:
 
 
 def wait_for_stop(timeout: float | None = None) -> bool:
-    """Waits until the program begins to stop, at most ``timeout`` seconds. Returns whether it does."""
+    """Waits until the program begins to stop, at most `timeout` seconds. Returns whether it does."""
     return current_runtime().stopped.wait(timeout)
 
 
 def register_stop_handler(handler: Callable[[], Any]) -> None:
-    """Has ``handler()`` called in this process when the program begins to stop; at once if it does already.
+    """Has `handler()` called in this process when the program begins to stop; at once if it does already.
 
     Nothing happens outside of a program.
     """

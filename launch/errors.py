@@ -10,10 +10,10 @@ class LaunchError(RuntimeError):
 class NodeError(LaunchError):
     """A node failed and its program ended because of it.
 
-    The exception of the node is the ``__cause__`` where it could be brought over, with its own type.
+    The exception of the node is the `__cause__` where it could be brought over, with its own type.
 
     Attributes:
-      node: label of the node, e.g. ``"actor-3"``.
+      node: label of the node, e.g. `"actor-3"`.
       kind: name of the exception's type, or what happened to the process.
       traceback: the traceback of the node's process as text; empty when the process was killed.
     """
@@ -31,7 +31,7 @@ class NodeError(LaunchError):
 
 
 class RemoteTraceback(Exception):
-    """The ``__cause__`` of an exception that another process raised: the traceback over there, as text."""
+    """The `__cause__` of an exception that another process raised: the traceback over there, as text."""
 
     def __init__(self, node: str, text: str) -> None:
         self.node = node
@@ -69,7 +69,7 @@ class ClientClosed(LaunchError):
 class ProgramStopped(LaunchError):
     """A wait was ended because the program is stopping.
 
-    A node whose ``run()`` ends with this (or a subclass) after the stop began has ended normally.
+    A node whose `run()` ends with this (or a subclass) after the stop began has ended normally.
     """
 
 
@@ -78,4 +78,4 @@ class DeadlockError(LaunchError):
 
 
 class StopTimeoutWarning(RuntimeWarning):
-    """Nodes did not end within ``stop_timeout`` and were ended by force."""
+    """Nodes did not end within `stop_timeout` and were ended by force."""

@@ -14,10 +14,10 @@ from launch import context
 class Handle:
     """Stands for a node. Becomes a client in the process that uses it.
 
-    ::
-
-        learner = program.add_node(lp.CourierNode(Learner))
-        program.add_node(lp.CourierNode(Actor, learner))        # Actor.__init__ gets a client
+    ```python
+    learner = program.add_node(lp.CourierNode(Learner))
+    program.add_node(lp.CourierNode(Actor, learner))        # Actor.__init__ gets a client
+    ```
     """
 
     def __init__(self, node_id: int, description: str) -> None:
@@ -93,7 +93,7 @@ def replace_handles(value: Any, replace: Callable[[Handle], Any], _inside: tuple
 
 
 def _field_names(value: Any) -> list[str]:
-    """Of a dataclass or a class of ``attrs``; none for anything else."""
+    """Of a dataclass or a class of `attrs`; none for anything else."""
     if isinstance(value, type):
         return []
     fields = getattr(value, "__dataclass_fields__", None) or {}
@@ -160,12 +160,12 @@ class Methods:
 class Client(Methods):
     """Calls the public methods of a node's object; the same on every engine.
 
-    ::
-
-        client.add(1, 2)                        # waits for the answer
-        future = client.futures.add(1, 2)       # a concurrent.futures.Future
-        client.with_timeout(2.0).add(1, 2)      # CallTimeout after two seconds
-        client(1, 2)                            # the object's __call__
+    ```python
+    client.add(1, 2)                        # waits for the answer
+    future = client.futures.add(1, 2)       # a concurrent.futures.Future
+    client.with_timeout(2.0).add(1, 2)      # CallTimeout after two seconds
+    client(1, 2)                            # the object's __call__
+    ```
 
     An exception over there is raised here with its own type; its `__cause__` shows the remote traceback.
     """
@@ -188,7 +188,7 @@ class Client(Methods):
 
 
 class Target:
-    """Finds what a call names on an object: public methods and ``__call__``, nothing else."""
+    """Finds what a call names on an object: public methods and `__call__`, nothing else."""
 
     def __init__(self, obj: Any, name: str) -> None:
         self.object = obj

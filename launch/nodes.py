@@ -20,7 +20,7 @@ class Node:
 
     Attributes:
       node_id: unique in the process that builds programs.
-      serves: ``"courier"`` if methods are served, ``"replay"`` for a replay server, None if nothing is.
+      serves: `"courier"` if methods are served, `"replay"` for a replay server, None if nothing is.
     """
 
     serves: ClassVar[str | None] = None
@@ -40,7 +40,7 @@ class Node:
         return f"{type(self).__name__}({getattr(self._fn, '__name__', type(self._fn).__name__)})"
 
     def create_handle(self) -> Handle:
-        """The handle of this node; ``add_node`` returns the same."""
+        """The handle of this node; `add_node` returns the same."""
         return Handle(self.node_id, self.description)
 
     def parts(self) -> Sequence[Node]:
@@ -81,7 +81,7 @@ class Node:
 
     @property
     def is_function(self) -> bool:
-        """Whether ``call`` is the work itself and no constructor."""
+        """Whether `call` is the work itself and no constructor."""
         return False
 
     def disable_run(self) -> None:
@@ -104,7 +104,7 @@ class Node:
 
 
 class CourierNode(Node):
-    """Serves the public methods of ``constructor(*args, **kwargs)``; its ``run()`` is called if it has one.
+    """Serves the public methods of `constructor(*args, **kwargs)`; its `run()` is called if it has one.
 
     Args:
       constructor: makes the object, in the node's process.
@@ -138,14 +138,14 @@ class CourierNode(Node):
 
 
 class PyClassNode(Node):
-    """Makes an object and calls its ``run()`` if it has one; serves nothing."""
+    """Makes an object and calls its `run()` if it has one; serves nothing."""
 
     def __init__(self, constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(constructor, args, kwargs)
 
 
 class PyNode(Node):
-    """Calls ``fn(*args, **kwargs)``, once."""
+    """Calls `fn(*args, **kwargs)`, once."""
 
     def __init__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(fn, args, kwargs)
@@ -266,7 +266,7 @@ class MultiProcessingColocation(_Colocation):
 
 
 class CacherNode(CourierNode):
-    """Answers calls for a node from what it answered at most ``refresh_interval`` seconds ago.
+    """Answers calls for a node from what it answered at most `refresh_interval` seconds ago.
 
     Many actors may then ask one learner for its variables at the price of one call. Calls with equal
     arguments share an answer. On the serial engine every call goes through, because nothing there depends

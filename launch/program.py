@@ -13,15 +13,15 @@ _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*\Z")
 
 
 class Program:
-    """What is to run; nothing runs before ``launch.launch(program)``.
+    """What is to run; nothing runs before `launch.launch(program)`.
 
-    ::
-
-        program = lp.Program("parameter_server")
-        server = program.add_node(lp.CourierNode(Server), label="server")
-        with program.group("worker"):
-            for seed in range(4):
-                program.add_node(lp.CourierNode(Worker, server, seed))
+    ```python
+    program = lp.Program("parameter_server")
+    server = program.add_node(lp.CourierNode(Server), label="server")
+    with program.group("worker"):
+        for seed in range(4):
+            program.add_node(lp.CourierNode(Worker, server, seed))
+    ```
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Program:
 
     @contextlib.contextmanager
     def group(self, label: str) -> Iterator[None]:
-        """Nodes added inside of the ``with`` block belong to this group; an old group may be opened again."""
+        """Nodes added inside of the `with` block belong to this group; an old group may be opened again."""
         _check_label(label)
         if self._group is not None:
             raise ValueError(f"group({label!r}): group {self._group!r} is open; groups cannot be nested")
@@ -49,7 +49,7 @@ class Program:
         return self._group
 
     def add_node(self, node: Node, label: str | None = None) -> Handle:
-        """Adds a node to the open group, or to the group ``label``.
+        """Adds a node to the open group, or to the group `label`.
 
         Returns:
           The handle that stands for the node in the arguments of other nodes.
@@ -81,7 +81,7 @@ class Program:
         return [node for _, _, node in self._members]
 
     def members(self) -> list[tuple[str, int, Node]]:
-        """``(group, index in the group, node)`` in order of addition."""
+        """`(group, index in the group, node)` in order of addition."""
         return list(self._members)
 
 

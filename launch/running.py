@@ -1,4 +1,4 @@
-"""``launch`` and ``start``: from a program to its result."""
+"""`launch` and `start`: from a program to its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProgramInterrupted(KeyboardInterrupt):
 
     Attributes:
       signal: which one.
-      job: the ended job; ``job.result`` is what a node gave to ``stop``, ``job.outcome.error`` a node's
+      job: the ended job; `job.result` is what a node gave to `stop`, `job.outcome.error` a node's
         failure.
     """
 
@@ -44,10 +44,10 @@ def start(
 ) -> Job:
     """Starts a program and returns at once; see `launch` for the arguments.
 
-    ::
-
-        with launch.start(program) as job:
-            result = job.wait()
+    ```python
+    with launch.start(program) as job:
+        result = job.wait()
+    ```
     """
     options = Options(
         resources={
@@ -90,12 +90,12 @@ def launch(
         processes are killed (with a `StopTimeoutWarning`), threads are reported as an error.
       heartbeat_timeout: a process that shows no sign of life for so many seconds is killed and has failed (a
         stopped process, native code that never lets go of the interpreter); None never looks.
-      directory: folder of the run; gets ``logs/<group>-<index>.log`` and ``status.json``.
+      directory: folder of the run; gets `logs/<group>-<index>.log` and `status.json`.
       preload: modules that the fork server imports once for all processes; None means torch if the launching
         process has imported it. Must not start threads or touch a GPU.
 
     Returns:
-      The first result that a node gave to ``launch.stop(result)``, else None.
+      The first result that a node gave to `launch.stop(result)`, else None.
 
     Raises:
       NodeError: a node failed; the first one, with the traceback of its process.

@@ -1,10 +1,10 @@
 """The live view of a program: a table of its nodes for a terminal.
 
-::
-
-    view = NodesView(job.status)
-    with rich.live.Live(get_renderable=view) as live:     # or print(view()) now and then
-        job.wait()
+```python
+view = NodesView(job.status)
+with rich.live.Live(get_renderable=view) as live:     # or print(view()) now and then
+    job.wait()
+```
 
 Needs `rich`, which is imported when a table is made.
 """
@@ -23,9 +23,9 @@ class NodesView:
     """Tables of the newest status; rates are those since the status before.
 
     Args:
-      read: gives a status as ``Job.status()`` does, or as `status.json` holds it; ``{}`` where there is none.
+      read: gives a status as `Job.status()` does, or as `status.json` holds it; `{}` where there is none.
       interval: seconds between two readings; calls in between show the same table.
-      clock: seconds, for statuses that do not say their ``"time"``.
+      clock: seconds, for statuses that do not say their `"time"`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NodesView:
         self._now: Mapping[str, Any] = {}
 
     def __call__(self) -> Any:
-        """A ``rich.table.Table``."""
+        """A `rich.table.Table`."""
         newest = self._read()
         if newest:
             newest = {"time": self._clock(), **newest}
@@ -54,7 +54,7 @@ class NodesView:
 
 
 def nodes_table(status: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
-    """A ``rich`` table of the nodes in two statuses with their times, from whose difference the rates come.
+    """A `rich` table of the nodes in two statuses with their times, from whose difference the rates come.
 
     CPU is in percent of one core, memory what is resident; messages are the calls that a node was asked, or
     what a replay server was sent.
@@ -88,7 +88,7 @@ def nodes_table(status: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
 
 
 def _rate(node: Mapping[str, Any], old: Mapping[str, Any], name: str, seconds: float, factor: float) -> str:
-    """What ``name`` grew by in a second; nothing if that is not known, as after a restart."""
+    """What `name` grew by in a second; nothing if that is not known, as after a restart."""
     now, then = node.get(name), old.get(name)
     if now is None or then is None or seconds <= 0 or node.get("pid") != old.get("pid"):
         return ""

@@ -1,4 +1,4 @@
-"""What every adder promises: experience of B envs in, replay items out."""
+"""The interface of adders: experience of B envs in, replay items out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from framework.types import Nest
 
-# The tables that adders write to, and agents read from, unless they say otherwise: the one that is drawn from
-# again and again, and the one whose items are learned from once.
+# The tables that adders write to and agents read from by default. Items of the first are sampled repeatedly;
+# items of the second are sampled once.
 REPLAY_TABLE = "replay"
 QUEUE_TABLE = "queue"
 
@@ -16,63 +16,82 @@ QUEUE_TABLE = "queue"
 class Adder(abc.ABC):
     """Turns the experience of the B envs of one batched environment into replay items.
 
-    The order of the calls, for envs that reset themselves after their LAST step::
+    The order of calls, for envs that reset themselves after their LAST step:
 
-        timestep = environment.reset()                  # every env FIRST
-        adder.add_first(timestep)
-        while True:
-            action, extras = policy(timestep.observation)
-            timestep = environment.step(action)
-            adder.add(action, timestep, extras)         # envs may be FIRST, MID or LAST
+    ```python
+    timestep = environment.reset()                  # every env FIRST
+    adder.add_first(timestep)
+    while True:
+        action, extras = policy(timestep.observation)
+        timestep = environment.step(action)
+        adder.add(action, timestep, extras)         # envs may be FIRST, MID or LAST
+    ```
 
-    An env whose `next_timestep` is FIRST has just been reset: its action was ignored by the environment,
-    so it is no transition and starts an episode. Time steps have leaves `[B, ...]` and a `step_type` of
-    `[B]`; a single `dm_env.TimeStep` (scalar `step_type`, leaves without an env axis) is a batch of
-    one, and may come as Acme's adders expect it: `add_first` again after each LAST step.
+    An env whose `next_timestep` is FIRST has just been reset. The environment ignored its action, so the step
+    is not a transition and starts an episode. Time steps have leaves `[B, ...]` and a `step_type` `[B]`. A
+    single `dm_env.TimeStep` (scalar `step_type`, leaves without an env axis) is a batch of one. It may be
+    added as Acme's adders expect it, with `add_first` after each LAST step.
 
-    Everything is copied before the call returns. Items may be staged for a moment so that they are written in
-    blocks; whoever reads through a client of the same process sees all of them.
+    Each call copies its arguments before it returns. An adder stages time steps and writes their items in
+    blocks; a reader with a client in the same process sees all items.
     """
 
     @abc.abstractmethod
     def add_first(self, timestep: Any) -> None:
-        """Starts an episode in every env; episodes that are open are closed as if truncated there.
+        """Starts an episode in every env. Open episodes end as if they were truncated there.
+
+        Args:
+          timestep: the time step of a reset, FIRST in every env.
 
         Raises:
-          ValueError: if an env's time step is not FIRST.
+          ValueError: An env's time step is not FIRST.
         """
 
     @abc.abstractmethod
     def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
-        """Adds what `action`, chosen from the newest observation, led to.
+        """Adds one step: an action and the time step that resulted from it.
 
         Args:
-          action: nest of `[B, ...]`.
-          next_timestep: what the environment answered. FIRST starts an episode in that env.
-          extras: nest of `[B, ...]` that belongs to the time of `action` (a log-probability, a recurrent
-            state before the action); `()`, `{}` and None mean that there are none.
+          action: nest of `[B, ...]`, chosen from the newest observation.
+          next_timestep: the environment's answer to `action`. FIRST starts an episode in that env.
+          extras: nest of `[B, ...]` that belongs to the time of `action`, such as a log-probability or the
+            recurrent state before the action. `()`, `{}` and None mean that there are none.
 
         Raises:
-          ValueError: before `add_first`; in an env whose episode is over and whose time step is not FIRST;
-            for a leaf with another shape or dtype than before. Nothing is added then.
+          ValueError: `add_first` was not called, an env's episode is over and its time step is not FIRST, or
+            the shape or dtype of a leaf differs from the first step's. The step is not added.
         """
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Drops what is not yet written of the open episodes; `add_first` comes next."""
+        """Drops the unwritten part of the open episodes. Call `add_first` next."""
 
     @abc.abstractmethod
     def ready(self) -> bool:
-        """Whether no item waits for room in its table and every table takes at least one more.
+        """Returns whether no item waits for room in its table and every table takes at least one more.
 
-        Where nothing else runs (the serial engine), items of the next step that find no room wait in the
-        writer, and `ready()` is False until they are in their tables.
+        With a client that is not concurrent (the serial engine), items of the next step that find no room
+        wait in the writer, and `ready()` is False until they are in their tables.
         """
 
     @abc.abstractmethod
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until the tables have all items. `timeout` in seconds; None waits without a limit."""
+        """Waits until the tables have all items.
+
+        Args:
+          timeout: seconds; None waits without a limit.
+
+        Raises:
+          DeadlineExceededError: Items still wait for room after `timeout` seconds.
+        """
 
     @abc.abstractmethod
     def close(self, timeout: float | None = None) -> int:
-        """Flushes, ends the writer and gives its rows back; returns how many items were dropped."""
+        """Flushes, closes the writer and releases its rows.
+
+        Args:
+          timeout: seconds; None waits without a limit.
+
+        Returns:
+          The number of items that were dropped.
+        """

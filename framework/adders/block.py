@@ -1,8 +1,9 @@
 """Staging of time steps in preallocated arrays, so that items are computed and written in blocks.
 
-Replay takes a block of many rows for hardly more than one row, and numpy computes a block of windows for
-hardly more than one. So an adder copies each time step into arrays `[time, env, ...]` and turns them into
-items only when the arrays are full, when somebody in this process reads, or after `max_delay` seconds.
+Appending a block of rows to replay takes hardly longer than appending one row, and computing a block of
+windows with numpy takes hardly longer than computing one. An adder therefore copies each time step into
+arrays `[time, env, ...]`. It makes items of them only when the arrays are full, when a reader of this process
+samples, or after `max_delay` seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from framework.types import FIRST, LAST, Nest
 NO_ROW = -1
 NO_EXTRAS: Nest = ()
 
-# A table's priorities: batched items (leaves [k, ...]) to k priorities; None for the largest so far.
+# Computes a table's priorities: takes batched items (leaves [k, ...]) and returns k priorities. In
+# PriorityFns, None means the largest priority so far.
 PriorityFn = Callable[[Nest], Any]
 PriorityFns = Mapping[str, "PriorityFn | None"]
 
@@ -35,20 +37,19 @@ _MAX_BLOCK_BYTES = 4 << 20
 
 
 class BlockAdder(Adder):
-    """What all adders share: envs, checks, staging, visibility, end.
+    """The base of all adders: envs, checks, staging, visibility and closing.
 
-    Row `t` of env `b` is the observation that the env saw at time `t` and what its action led to. After
-    `add`, row `_t` is open: it has an observation and no action yet. `_kinds[t, b]` is the step type of the
-    row's time step. A row closes its episode if it is LAST, or if the row after it is FIRST (an episode that
-    was cut short); every other row but the open one is a transition. The first `history` rows of the arrays
-    are rows of earlier blocks, which windows reach back to.
+    Row `t` of env `b` holds the observation of the env at time `t`, its action, and the reward and discount
+    that resulted from the action. After `add`, row `_t` is open: it has an observation and no action yet.
+    `_kinds[t, b]` is the step type of the row's time step. A row closes its episode if it is LAST, or if the
+    row after it is FIRST (an episode that was cut short). Every other row except the open one is a
+    transition. The first `history` rows of the arrays belong to earlier blocks; windows reach back to them.
 
-    A subclass says what becomes of a block: `_begin`, `_emit`, `_shift`, `_forget`. It may check or count a
-    step in `_advance`, before the step is taken.
+    A subclass defines how a block becomes items in `_begin`, `_emit`, `_shift` and `_forget`. It may check or
+    count a step in `_advance`, before the step is taken.
     """
 
-    # Whether staged rows may make items before the block is full, so that a reader or the clock has them
-    # written.
+    # Whether staged rows may become items before the block is full: on a read, or after max_delay.
     _writes_early = True
 
     def __init__(
@@ -60,16 +61,17 @@ class BlockAdder(Adder):
         max_delay: float,
         max_staged: int | None = None,
     ):
-        """Prepares the writer; arrays are made when the first time step shows their shapes.
+        """Creates the writer. The arrays are allocated at the first time step, which has their shapes.
 
         Args:
           client: any client of `framework.replay`.
-          history: how many rows back a window may reach.
+          history: number of rows before the block that a window may reach back to.
           priority_fns: `{table: fn or None}`; see `PriorityFn`.
-          max_in_flight_items: how many items may wait for room in a table before `add` waits too.
-          max_delay: seconds after which staged time steps are written at the latest, by a thread if need be.
-            Has no effect on clients that are not concurrent: there, a reader has them written.
-          max_staged: rows of all envs that may be staged, one time step at least; None for a few megabytes.
+          max_in_flight_items: number of items that may wait for room in a table before `add` waits too.
+          max_delay: seconds after which the writer's late thread writes staged time steps at the latest. Has
+            no effect with a client that is not concurrent: there, a read writes them.
+          max_staged: number of rows of all envs that may be staged, at least one time step; None stages up to
+            4 MiB of observations.
         """
         if priority_fns is None:
             priority_fns = {REPLAY_TABLE: None}
@@ -83,7 +85,7 @@ class BlockAdder(Adder):
         self._max_staged = max_staged
         # Held while arrays change: a reader in another thread of this process may ask for staged items.
         self._lock = threading.RLock()
-        self._error: BaseException | None = None  # of the late thread
+        self._error: BaseException | None = None  # raised on the late thread
         self._closed = False
         self._open = False  # whether row _t exists
         self._t = history
@@ -101,13 +103,13 @@ class BlockAdder(Adder):
         self._needs_data = any(fn is not None for fn in self._priority_fns.values())
         # Observations are the large leaves: rows of earlier blocks are kept for priority functions only.
         self._skip = 0 if self._needs_data else history
-        # Seconds that creating items may wait; 0 leaves to the writer's queue what finds no room.
+        # Seconds for which creating items may wait; 0 leaves items without room in the writer's queue.
         self._timeout: float | None = None
-        # Episodes of which something was not written: see reset() and each adder.
+        # Episodes that were not written completely: see reset() and each adder.
         self.num_dropped_episodes = 0
         self._writer.before_read(self.flush_pending)
 
-    # --- what the environment loop calls ---
+    # --- calls of the environment loop ---
 
     def add_first(self, timestep: Any) -> None:
         with self._lock:
@@ -124,7 +126,7 @@ class BlockAdder(Adder):
         with self._lock:
             if not self._open or self._closed or self._error is not None:
                 self._check_usable()
-                raise ValueError("add: there is no open episode; call add_first(timestep) after a reset.")
+                raise ValueError("add: there is no open episode. Call add_first(timestep) after a reset.")
             kind = self._next_kinds(next_timestep)
             if kind is None:
                 self._start(next_timestep.observation)
@@ -132,7 +134,7 @@ class BlockAdder(Adder):
             if self._action is None:
                 self._declare(action, next_timestep, extras)
             t = self._t
-            # Nothing counts until _advance(): what a failed call leaves here the next one overwrites.
+            # The step is not taken before _advance(): the next call overwrites the values of a failed call.
             self._observation.put(t + 1 - self._skip, next_timestep.observation)  # type: ignore[union-attr]
             self._action.put(t, action)  # type: ignore[union-attr]
             self._reward.put(t, next_timestep.reward)  # type: ignore[union-attr]
@@ -160,10 +162,10 @@ class BlockAdder(Adder):
     # --- visibility, room and end ---
 
     def flush_pending(self) -> None:
-        """Hands staged time steps to the writer, without waiting; replay calls it before a table is read.
+        """Hands staged time steps to the writer without waiting. Replay calls it before it reads a table.
 
-        A reader must not wait for room that only its reading makes. So nothing happens while another thread
-        is inside this adder.
+        A reader must not wait for room that only its own read makes. The call therefore does nothing while
+        another thread is inside this adder.
         """
         if self._writes_early and self._lock.acquire(blocking=False):
             try:
@@ -173,7 +175,7 @@ class BlockAdder(Adder):
                 self._lock.release()
 
     def _flush_late(self) -> None:
-        """`flush_pending` for the writer's late thread; the next call raises what goes wrong."""
+        """Like `flush_pending`, for the writer's late thread; the adder's next call raises its error."""
         with self._lock:
             try:
                 if not self._closed:
@@ -209,7 +211,7 @@ class BlockAdder(Adder):
             try:
                 self._write_block(timeout=0)
             except ServerClosed:
-                pass  # the writer says what was dropped
+                pass  # the writer counts the dropped items
             except BaseException:
                 self._writer.close(0)
                 raise
@@ -223,11 +225,11 @@ class BlockAdder(Adder):
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
 
-    # --- what each adder does with a block ---
+    # --- a subclass's part: from a block to items ---
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """Called when the arrays exist, before the first row."""
+        """Is called once, when the arrays exist and before the first row."""
 
     @abc.abstractmethod
     def _emit(self, t: int) -> None:
@@ -235,36 +237,37 @@ class BlockAdder(Adder):
 
     @abc.abstractmethod
     def _shift(self, by: int) -> None:
-        """Called after the rows were moved `by` time steps to the front."""
+        """Is called after the rows were moved `by` time steps to the front."""
 
     @abc.abstractmethod
     def _forget(self) -> None:
-        """Gives back what the adder holds for rows of the past and for open episodes."""
+        """Releases the rows that the adder keeps for the history and for open episodes."""
 
-    # --- the rest of this class: staging ---
+    # --- staging ---
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise ValueError(f"This {type(self).__name__} is closed; make a new one.")
+            raise ValueError(f"This {type(self).__name__} is closed. Create a new one.")
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def _next_kinds(self, timestep: Any) -> Any:
-        """The step types of the time step, an int for a single env; None if every env starts an episode.
+        """Returns the time step's step types, an int for a single env; None if every env starts an episode.
 
         Raises:
-          ValueError: an episode is over and the env does not start another one.
+          ValueError: An episode is over and the env does not start another one.
         """
         step_type = timestep.step_type
         if self._envs is None and isinstance(step_type, int):
-            # One env: no arrays of one element.
+            # One env: an int is faster than an array of one element.
             kind = int(step_type)
             if kind == FIRST:
                 return None
             if self._kind == LAST:
                 raise ValueError(
-                    f"add: the episode is over, got step type {kind}; expected FIRST, or add_first(timestep)."
+                    f"add: got step type {kind} after the end of the episode, expected FIRST. Call "
+                    "add_first(timestep) after a reset."
                 )
             return kind
         kinds = self._read_kinds(timestep)
@@ -273,13 +276,13 @@ class BlockAdder(Adder):
         ended = self._kinds[self._t] == LAST
         if np.count_nonzero(ended) and (over := ended & (kinds != FIRST)).any():
             raise ValueError(
-                f"add: the episodes of envs {np.flatnonzero(over).tolist()} are over, got step types "
-                f"{kinds.reshape(-1)[over].tolist()}; expected FIRST there."
+                f"add: got step types {kinds.reshape(-1)[over].tolist()} in envs "
+                f"{np.flatnonzero(over).tolist()}, whose episodes are over; expected FIRST."
             )
         return kinds if continued else None
 
     def _read_kinds(self, timestep: Any) -> np.ndarray:
-        """The step types of all envs as int8 `[B]`."""
+        """Returns the step types of all envs as int8 `[B]`."""
         kinds = np.asarray(timestep.step_type)
         if self._observation is not None:
             expected: tuple[int, ...] = () if self._envs is None else (self._envs,)
@@ -295,11 +298,11 @@ class BlockAdder(Adder):
         return kinds.astype(np.int8)
 
     def _start(self, observation: Nest) -> None:
-        """Opens an episode in every env with rows of kind FIRST; what was open ends there."""
+        """Opens an episode in every env with rows of kind FIRST. Open episodes end there."""
         if self._observation is None:
             self._allocate(observation)
         assert self._observation is not None
-        # Before the first action nothing has happened that a row could hold: the open row is replaced.
+        # Before the first action there is no transition to keep: the open row is replaced.
         if self._open and self._action is not None:
             self._observation.put(self._t + 1 - self._skip, observation)
             self._advance(FIRST)
@@ -310,7 +313,7 @@ class BlockAdder(Adder):
             self._open = True
 
     def _advance(self, kind: Any) -> None:
-        """Takes the step: row `_t` has its action now, and the next one is open."""
+        """Takes the step: row `_t` gets its action, and the next row is open."""
         t = self._t + 1
         if t == self._last and not self._concurrent:
             self._flush_writer(None)  # more would wait with each block
@@ -323,13 +326,13 @@ class BlockAdder(Adder):
         if t == self._last:
             self._write_block()
         elif t == self._history + 1 and self._concurrent and self._writes_early:
-            # The first step that is staged: from now on the delay counts.
+            # The delay starts with the first staged step.
             self._writer.call_later(self._flush_late, self._max_delay)
 
     def _write_block(self, timeout: float | None = None) -> None:
-        """Writes the items of all rows that are complete.
+        """Writes the items of all complete rows.
 
-        With a `timeout` of 0, items that find no room wait in the writer's queue and this call does not.
+        With a `timeout` of 0, items without room stay in the writer's queue and the call returns.
         """
         t, history = self._t, self._history
         if not self._open or t == history:
@@ -351,7 +354,7 @@ class BlockAdder(Adder):
             self._shift(by)
 
     def _write_items(self, trajectory: Nest, count: int, data: Callable[[], Nest]) -> None:
-        """Creates `count` items in every table; priority functions are given `data()`, the items."""
+        """Creates `count` items in every table. Priority functions get `data()`, the items."""
         batch: Nest = None
         for table, fn in self._priority_fns.items():
             priorities = None
@@ -365,7 +368,7 @@ class BlockAdder(Adder):
                     raise
 
     def _release(self, stream: str, rows: np.ndarray) -> None:
-        """No later item refers to `rows` (-1: no row)."""
+        """Tells the writer that no later item refers to `rows` (-1: no row)."""
         rows = rows[rows >= 0]
         if len(rows):
             self._writer.release(stream, rows)
@@ -395,7 +398,7 @@ class BlockAdder(Adder):
             raise
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        """Makes the arrays of the other fields; sets them only if all are right."""
+        """Allocates the arrays of the other fields; sets them only if all of them are valid."""
         length = self._last + 1
         fields = (
             Field("action", action, self._envs, length),
@@ -408,7 +411,7 @@ class BlockAdder(Adder):
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:
-    """What a priority function returned as float64 `[count]`; a plain python number is for all items."""
+    """Returns a priority function's result as float64 `[count]`; a plain number applies to all items."""
     if type(value) in (int, float):
         return np.full(count, value, np.float64)
     priorities = np.asarray(value, np.float64)

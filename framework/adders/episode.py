@@ -13,15 +13,15 @@ from framework.types import FIRST, LAST, Nest, Step
 
 PaddingFn = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
-# Rows for which each env has room at first; doubled when an episode is longer.
+# Initial number of rows for each env; doubled when an episode is longer.
 _FIRST_CAPACITY = 64
 
 
 class EpisodeAdder(RowAdder):
     """Writes one `Step` item for each finished episode, with all its T + 1 rows.
 
-    Nothing is written of episodes that do not finish: a FIRST step or `reset()` in mid-episode drops the
-    open one, which `num_dropped_episodes` counts.
+    Unfinished episodes are not written: a FIRST step or `reset()` in mid-episode drops the open one.
+    `num_dropped_episodes` counts them.
     """
 
     def __init__(
@@ -34,26 +34,26 @@ class EpisodeAdder(RowAdder):
         max_in_flight_items: int | None = None,
         max_delay: float = 0.05,
     ):
-        """Makes an adder for one batched environment.
+        """Creates an adder for one batched environment.
 
         Args:
           client: any client of `framework.replay`.
-          max_sequence_length: the most rows, that is observations, of an episode; it has one transition
-            fewer. A step that would make an episode longer is a ValueError and is not added.
-          padding_fn: `(shape, dtype)` of one row's leaf to the value that fills items up to
-            `max_sequence_length` (`numpy.zeros`); rows of padding have `start_of_episode` False and
+          max_sequence_length: the largest number of rows (observations) of an episode; it has one transition
+            fewer. A step that would make an episode longer raises `ValueError` and is not added.
+          padding_fn: takes the `(shape, dtype)` of one row's leaf and returns the value that fills items up
+            to `max_sequence_length`, as `numpy.zeros` does. Rows of padding have `start_of_episode` False and
             mask 0. None writes items that are as long as their episode.
-          priority_fns: `{table: fn or None}`: each item goes to each table. `fn` is given a `Step` of k
-            items (leaves `[k, max_sequence_length, ...]`, padded) and returns k priorities; None means the
-            largest priority so far.
-          max_in_flight_items: how many items may wait for room in a table before `add` waits too; None for
-            512.
+          priority_fns: `{table: fn or None}`; each item goes to each table. `fn` takes a `Step` of k items
+            (leaves `[k, max_sequence_length, ...]`, padded) and returns k priorities. None means the largest
+            priority so far.
+          max_in_flight_items: number of items that may wait for room in a table before `add` waits too; None
+            means 512.
           max_delay: seconds; see `BlockAdder`.
         """
         if max_sequence_length != int(max_sequence_length) or max_sequence_length < 2:
             raise ValueError(
                 f"max_sequence_length: got {max_sequence_length!r}, expected a whole number of at least 2: "
-                "an episode of one transition has two rows."
+                "An episode of one transition has two rows."
             )
         self._max = int(max_sequence_length)
         self._padding_fn = padding_fn
@@ -65,9 +65,12 @@ class EpisodeAdder(RowAdder):
     def signature(
         cls, environment_spec: Any, extras_spec: Nest = (), sequence_length: int | None = None
     ) -> Step:
-        """The specs of one item, for `replay.Table(signature=...)`.
+        """Returns the specs of one item, for `replay.Table(signature=...)`.
 
-        `sequence_length`: `max_sequence_length` if the adder has a `padding_fn`, else None.
+        Args:
+          environment_spec: specs of the environment.
+          extras_spec: specs of the extras; `()` if there are none.
+          sequence_length: `max_sequence_length` if the adder has a `padding_fn`, else None.
         """
         return step_signature(environment_spec, extras_spec, sequence_length)
 
@@ -104,7 +107,7 @@ class EpisodeAdder(RowAdder):
         self._counted[:] = self._longest = 1
 
     def _shift(self, by: int) -> None:
-        # Rows stay leased until their episode ends: _episodes has them.
+        # Rows are not released before their episode ends: _episodes refers to them.
         self._rows[:] = -1
         self._origin -= by
 
@@ -142,7 +145,7 @@ class EpisodeAdder(RowAdder):
         return self._episodes if name == STREAM else self._values[name]
 
     def _reserve(self, rows: int, columns: dict[str, np.ndarray]) -> None:
-        """Makes room for episodes of `rows` rows."""
+        """Grows the arrays to episodes of `rows` rows."""
         while self._capacity < rows:
             self._capacity = min(self._max, 2 * self._capacity)
         missing = self._capacity - self._episodes.shape[1]
@@ -159,7 +162,7 @@ class EpisodeAdder(RowAdder):
                     self._values[name] = grown
 
     def _block_values(self, t: int, new: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
-        """The block's rows `[t + 1, B, *shape]` by column."""
+        """Returns the block's rows `[t + 1, B, *shape]` by column."""
         values = {
             name: array[: t + 1]
             for field in (self._observation, self._action, self._reward, self._discount, self._extras)
@@ -189,7 +192,7 @@ class EpisodeAdder(RowAdder):
         rows = np.empty((len(episodes), self._max), np.int64)
         for i, episode in enumerate(episodes):
             rows[i, : sizes[i]] = episode[STREAM]
-            # Rows beyond the length of a ragged item are never looked at, but must exist.
+            # Rows beyond the length of a ragged item are never read, but must exist.
             rows[i, sizes[i] :] = episode[STREAM][-1] if self._padding_fn is None else self._padding_row()
         lengths = sizes if self._padding_fn is None else None
         self._write_items(self._slices(rows, lengths), len(rows), lambda: self._data(episodes))
@@ -197,7 +200,7 @@ class EpisodeAdder(RowAdder):
             self._release(STREAM, episode[STREAM])
 
     def _data(self, episodes: list[dict[str, np.ndarray]]) -> Step:
-        """The items themselves, for priority functions."""
+        """Returns the items' values, for priority functions."""
         padding = self._padding_values()
         padding[START], padding[MASK] = np.zeros((), np.bool_), np.zeros((), np.float32)
 

@@ -1,4 +1,4 @@
-"""A field of a time step (observation, action …) as one preallocated array per leaf."""
+"""Fields of time steps (observation, action, ...) in one preallocated array per leaf."""
 
 from __future__ import annotations
 
@@ -18,30 +18,38 @@ _SCALARS: dict[type, np.dtype] = {
 
 
 def is_absent(nest: Nest) -> bool:
-    """Whether `nest` stands for nothing: None, `()` or `{}`. An array of any shape is something."""
+    """Returns whether `nest` is None, `()` or `{}`; False for an array of any shape."""
     return nest is None or (isinstance(nest, (tuple, list, dict)) and len(nest) == 0)
 
 
 def column_name(field: str, path: tuple[Any, ...]) -> str:
-    """`observation/camera/0`: what a leaf's column is called in replay and in errors."""
+    """Returns the name of a leaf's column in replay and in errors, such as `observation/camera/0`."""
     return "/".join([field, *(str(key) for key in path)])
 
 
 def result_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype in which rewards and discounts of `dtype` are kept: float, of at least 32 bits."""
+    """Returns the dtype in which rewards and discounts of `dtype` are kept: float, at least 32 bits."""
     return np.dtype(dtype) if np.dtype(dtype).kind == "f" else np.dtype(np.float32)
 
 
 class Field:
     """The leaves of one field over the last `length` time steps: arrays `[length, B, *shape]`.
 
-    Shapes, dtypes and structure are those of the first value and fixed from then on. A python float counts as
-    float32, an int as int64. `to_float` is for rewards and discounts: they are kept as floats, and other
-    number types are converted, because environments mix them (0 and 0.5, float64 and float32).
+    The first value fixes shapes, dtypes and structure. A Python float counts as float32, an int as int64.
+    `to_float` is for rewards and discounts: they are kept as floats and other number types are converted,
+    because environments mix them (0 and 0.5, float64 and float32).
     """
 
     def __init__(self, name: str, example: Nest, envs: int | None, length: int, to_float: bool = False):
-        """`example`: a value with env axis if `envs` is a number, of one env if it is None."""
+        """Allocates the arrays.
+
+        Args:
+          name: name of the field, in column names and errors.
+          example: the first value, with an env axis if `envs` is a number, of one env if `envs` is None.
+          envs: number of envs B, or None.
+          length: number of time steps.
+          to_float: whether numbers are converted to floats.
+        """
         self.name = name
         self.template = example
         self._envs = envs
@@ -51,8 +59,8 @@ class Field:
         self._lone = len(flat) == 1 and flat[0][0] == ()
         self._flatten = nests.flattener(example)
         self.arrays: list[np.ndarray] = []
-        # What put() assigns to: arrays without the env axis where the caller has none; shape and dtype of a
-        # value, and the types of scalars that fit as they are.
+        # The targets of put(): arrays (without the env axis if values have none), the shape and dtype of a
+        # value, and the scalar types that need no conversion.
         self._slots: list[tuple[np.ndarray, tuple[int, ...], np.dtype, frozenset[type]]] = []
         for path, leaf in flat:
             dtype: np.dtype = _SCALARS.get(type(leaf), np.asarray(leaf).dtype)
@@ -60,7 +68,7 @@ class Field:
                 dtype = result_dtype(dtype)
             if dtype.kind not in "biufc":
                 raise ValueError(
-                    f"{column_name(name, path)}: expected numbers, got {leaf!r} of dtype {dtype}. "
+                    f"{column_name(name, path)}: got {leaf!r} of dtype {dtype}, expected numbers. "
                     "Encode it as an array of numbers."
                 )
             shape = np.shape(leaf)
@@ -80,7 +88,8 @@ class Field:
     def put(self, t: int, value: Nest) -> None:
         """Copies `value` to time index `t`.
 
-        ValueError if its structure, shapes or dtypes are not those of the first value.
+        Raises:
+          ValueError: Its structure, a shape or a dtype differs from the first value's.
         """
         if self._lone:
             slot, shape, dtype, scalars = self._slots[0]
@@ -119,18 +128,18 @@ class Field:
                 f"{self.names[i]}: got shape {array.shape}, expected {shape} as in the first step. "
                 "Every step must have the same shapes; pad, or use one adder for each batch of environments."
             )
-        # Python numbers have no dtype of their own; they fit where numpy would not lose their kind.
+        # Python numbers have no dtype; they fit where numpy keeps their kind (bool, int, float).
         weak = type(leaf) in _SCALARS
         convertible = (self._to_float or weak) and np.can_cast(array.dtype, dtype, "same_kind")
         if array.dtype != dtype and not convertible:
             raise ValueError(
                 f"{self.names[i]}: got dtype {array.dtype}, expected {dtype} as in the first step. "
-                "Convert it before it is added, so that no row is changed silently."
+                "Convert it before you add it; adders never convert values silently."
             )
         return array
 
     def repeat(self, t: int) -> None:
-        """Copies the values at time index `t` to the next one."""
+        """Copies the values at time index `t` to `t + 1`."""
         for array in self.arrays:
             array[t + 1] = array[t]
 
@@ -140,9 +149,12 @@ class Field:
             array[:count] = array[first : first + count]
 
     def columns(self, first: int, last: int, where: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """Rows `[first, last)` as `{column: [rows, *shape]}`, envs of one time step beside each other.
+        """Returns rows `[first, last)` as `{column: [rows, *shape]}`, ordered by time, then by env.
 
-        `where`: bool `[last - first, B]`, picks the rows to give; all of them if None.
+        Args:
+          first: time index of the first row.
+          last: time index after the last row.
+          where: bool `[last - first, B]` that selects rows; None selects all.
         """
         columns = {}
         for name, array in zip(self.names, self.arrays, strict=True):
@@ -151,7 +163,7 @@ class Field:
         return columns
 
     def take(self, index: np.ndarray) -> list[np.ndarray]:
-        """Per leaf the rows with the flat indices `time * B + env`: `[*index.shape, *shape]`."""
+        """Returns, per leaf, the rows with the flat indices `time * B + env`: `[*index.shape, *shape]`."""
         return [array.reshape(-1, *array.shape[2:]).take(index, axis=0) for array in self.arrays]
 
     def clear(self, first: int, where: np.ndarray) -> None:
@@ -160,12 +172,12 @@ class Field:
             array[first : first + len(where)][where] = 0
 
     def nest(self, leaves: list[Any]) -> Nest:
-        """`leaves` in this field's structure."""
+        """Returns `leaves` in this field's structure."""
         return leaves[0] if self._lone else tree.unflatten_as(self.template, leaves)
 
 
 def _fitting_scalars(shape: tuple[int, ...], dtype: np.dtype) -> frozenset[type]:
-    """The scalar types that numpy assigns to an array of `dtype` without losing their kind."""
+    """Returns the scalar types that numpy assigns to an array of `dtype` without losing their kind."""
     if shape:
         return frozenset()
     python = {"f": (float, int, bool), "i": (int, bool), "u": (int, bool), "b": (bool,)}.get(dtype.kind, ())

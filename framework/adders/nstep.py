@@ -20,23 +20,28 @@ _TRANSITIONS = "transitions"
 class NStepTransitionAdder(BlockAdder):
     """Writes `Transition` items over windows of up to n steps.
 
-    For a window of n' steps that starts at t, with g the agent's discount and d_i, r_i what the environment
-    answered to the i-th action of the window::
+    For a window of n' steps that starts at t, let g be the agent's discount, and let d_i and r_i be the
+    environment's discount and reward for the i-th action of the window:
 
-        reward   = sum_i  g^i (d_0 ... d_{i-1}) r_i
-        discount = g^(n'-1) d_0 ... d_{n'-1}
+    ```text
+    reward   = sum_i  g^i (d_0 ... d_{i-1}) r_i
+    discount = g^(n'-1) d_0 ... d_{n'-1}
+    ```
 
-    The discount has one factor g fewer than the window has steps, so that the learner multiplies by g once
-    more: `target = reward + g * discount * value(next_observation)` for every n'.
+    The discount has one factor g fewer than the window has steps. The learner multiplies by g once more:
+    `target = reward + g * discount * value(next_observation)` for every n'.
 
-    One item is written per step as soon as an episode has n steps. Shorter windows are written too: those
-    that start at the first observation (s_0 -> s_1, ..., s_0 -> s_{n-1}) and those that end at the last one
-    (s_{T-n+1} -> s_T, ..., s_{T-1} -> s_T). An episode of T steps gives T + n - 1 items, or 2T - 1 if T < n::
+    The adder writes one item per step as soon as an episode has n steps. It also writes shorter windows:
+    those that start at the first observation (s_0 -> s_1, ..., s_0 -> s_{n-1}) and those that end at the last
+    one (s_{T-n+1} -> s_T, ..., s_{T-1} -> s_T). An episode of T steps gives T + n - 1 items, or 2T - 1 if T <
+    n:
 
-        n = 3, T = 4:    0->1  0->2  0->3  1->4  2->4  3->4
+    ```text
+    n = 3, T = 4:    0->1  0->2  0->3  1->4  2->4  3->4
+    ```
 
-    Rewards and discounts may be nested or arrays. Where one of them is a single array and the other a nest,
-    it is used for each leaf of the nest; leaves broadcast as numpy arrays do, and `reward` has the
+    Rewards and discounts may be arrays or nests. If one of them is a single array and the other a nest, the
+    array is used for each leaf of the nest. Leaves broadcast as numpy arrays do, and `reward` has the
     broadcast shape. An episode that is cut short by a FIRST step ends like a truncated one.
 
     An observation is stored once, whatever the number of items that refer to it.
@@ -53,20 +58,20 @@ class NStepTransitionAdder(BlockAdder):
         max_delay: float = 0.05,
         frame_stack: int | None = None,
     ):
-        """Makes an adder for one batched environment.
+        """Creates an adder for one batched environment.
 
         Args:
           client: any client of `framework.replay`.
           n_step: the largest number of steps in a window; at least 1.
           discount: the agent's discount g, in [0, 1].
-          priority_fns: `{table: fn or None}`: each item goes to each table. `fn` takes a `Transition` of k
-            items (leaves `[k, ...]`) and returns k priorities; None means the largest priority so far.
-          max_in_flight_items: how many items may wait for room in a table before `add` waits too, and about
-            how many steps are staged before they are written; None for 512.
+          priority_fns: `{table: fn or None}`; each item goes to each table. `fn` takes a `Transition` of k
+            items (leaves `[k, ...]`) and returns k priorities. None means the largest priority so far.
+          max_in_flight_items: number of items that may wait for room in a table before `add` waits too. It
+            is also roughly the number of steps that are staged before they are written. None means 512.
           max_delay: seconds; see `BlockAdder`.
-          frame_stack: the number k of pictures that observations `[k, ...]` are stacks of, oldest first.
-            Each picture is then stored once instead of k times; readers get the same items. None stores
-            observations as they are.
+          frame_stack: number k of frames in an observation `[k, ...]`, oldest first. Each frame is stored
+          once
+            instead of k times; readers get the same items. None stores observations as they are.
         """
         if frame_stack is not None and (frame_stack != int(frame_stack) or frame_stack < 2):
             raise ValueError(
@@ -78,8 +83,8 @@ class NStepTransitionAdder(BlockAdder):
             raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
         self._n = int(n_step)
         self._g = float(discount)
-        # One row more than the longest window needs: the windows that end an episode which is cut short are
-        # known one step late.
+        # One row more than the longest window needs: if an episode is cut short, its last windows are known
+        # one step late.
         history = self._n if self._n > 1 else 0
         self._frame_stack = frame_stack
         super().__init__(
@@ -88,12 +93,12 @@ class NStepTransitionAdder(BlockAdder):
             priority_fns,
             max_in_flight_items=max_in_flight_items,
             max_delay=max_delay,
-            max_staged=max_in_flight_items,  # what is staged has not asked the rate limiter yet either
+            max_staged=max_in_flight_items,  # staged items have not passed the rate limiter either
         )
 
     @classmethod
     def signature(cls, environment_spec: Any, extras_spec: Nest = ()) -> Transition:
-        """The specs of one item, for `replay.Table(signature=...)`."""
+        """Returns the specs of one item, for `replay.Table(signature=...)`."""
         rewards, discounts = broadcast_structures(environment_spec.rewards, environment_spec.discounts)
 
         def reward_spec(reward: Any, discount: Any) -> dm_specs.Array:
@@ -123,7 +128,7 @@ class NStepTransitionAdder(BlockAdder):
             if array.shape[2:3] != (self._frame_stack,):
                 raise ValueError(
                     f"frame_stack: got {self._frame_stack} and {name} of shape {array.shape[2:]}, expected "
-                    "that many pictures along the first axis of each observation."
+                    "that many frames along the first axis of each observation."
                 )
         self._rows = StackedRows(*made_of)
 
@@ -178,7 +183,7 @@ class NStepTransitionAdder(BlockAdder):
         self._release(_TRANSITIONS, own)
 
     def _transition(self, before: list[Any], after: list[Any], columns: dict[str, Any]) -> Transition:
-        """The nest of leaves: observations in the order of their names, the rest by column."""
+        """Returns the nest of leaves: observations in the order of their names, the rest by column."""
         assert self._observation is not None and self._action is not None
         returns, extras = self._returns, self._extras
         return Transition(

@@ -1,4 +1,4 @@
-"""Where an n-step adder's observations are in replay: one row each, or one for each picture of a stack."""
+"""The rows of an n-step adder's observations in replay: one per observation, or one per frame of a stack."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ class ObservationRows:
         self._kinds = kinds
         self._history = history
         self._skip = skip
-        # Ids of the rows; -1: not in replay.
+        # Row numbers; -1: not in replay.
         self._rows = np.full(kinds.shape, -1, np.int64)
 
     def append(self, t: int) -> None:
-        """Rows up to `t`: the newest observation too, because the newest items end there."""
+        """Appends the rows up to `t`, including the newest observation, where the newest items end."""
         first = self._history + int(self._rows[self._history].flat[0] >= 0)
         columns = self._field.columns(first - self._skip, t + 1 - self._skip)
         rows = self._writer.append(self.stream, columns)
         self._rows[first : t + 1] = rows.reshape(-1, self._kinds.shape[1])
 
     def at(self, index: np.ndarray) -> np.ndarray:
-        """The rows of the observations with the flat indices `time * B + env`, `[n]` or `[n, k]`."""
+        """Returns the rows of the observations with flat indices `time * B + env`, `[n]` or `[n, k]`."""
         return self._rows.reshape(-1, *self._rows.shape[2:])[index]
 
     def shift(self, by: int) -> None:
-        """Observations move `by` time steps to the front; those that fall out are given back."""
+        """Moves observations `by` time steps to the front and releases those that leave the array."""
         history = self._history
         self._release(self.stream, self._rows[:by])
         self._rows[: history + 1] = self._rows[by : by + history + 1]
         self._rows[history + 1 :] = -1
 
     def forget(self) -> None:
-        """Gives back every row."""
+        """Releases every row."""
         self._release(self.stream, self._rows)
         self._rows[:] = -1
 
 
 class StackedRows(ObservationRows):
-    """Each picture is one row of the stream `frames`; an observation is a stack of k rows, oldest first.
+    """Each frame is one row of the stream `frames`; an observation is a stack of k rows, oldest first.
 
-    A step adds one picture. An episode's first observation adds those of its k that differ, so pictures that
-    fill the stack up (zeros, or the first one again) are stored once.
+    A step adds one frame. An episode's first observation adds those of its k frames that differ. Frames that
+    fill the stack at a reset (zeros, or copies of the first frame) are stored once.
     """
 
     stream = "frames"
@@ -93,7 +93,7 @@ class StackedRows(ObservationRows):
                 self._fill(rows[time, env], [array[i, env] for array in pictures])
 
     def _fill(self, rows: np.ndarray, stack: list[np.ndarray]) -> None:
-        """The older pictures of an episode's first observation, from the newest to the oldest."""
+        """Appends the older frames of an episode's first observation, from the newest to the oldest."""
         for j in range(len(rows) - 2, -1, -1):
             if all(np.array_equal(array[j], array[j + 1]) for array in stack):
                 rows[j] = rows[j + 1]
@@ -104,16 +104,16 @@ class StackedRows(ObservationRows):
             rows[j] = row[0]
 
     def check(self, t: int, begun: Any) -> None:
-        """The observations at `t` must continue those before: what is not stored must be the same."""
+        """Checks that the observations at `t` continue those before: frames stored once must be equal."""
         for name, array in zip(self._field.names, self._field.arrays, strict=True):
             before, now = array[t - 1 - self._skip], array[t - self._skip]
             wrong = (now[:, :-1] != before[:, 1:]).reshape(len(now), -1).any(axis=1) & ~np.asarray(begun)
             if wrong.any():
                 raise ValueError(
                     f"{name}: got observations that do not continue the stack of the step before in envs "
-                    f"{np.flatnonzero(wrong).tolist()}, expected its pictures moved by one and a new one at "
-                    "the end. Leave frame_stack out for observations of another kind; an environment whose "
-                    "observation_spec() is specs.unstacked(...) does not ask for it."
+                    f"{np.flatnonzero(wrong).tolist()}, expected its frames moved by one and a new one at "
+                    "the end. Leave frame_stack out if observations are not stacks of frames; agents do so "
+                    "if the environment's observation_spec() is specs.unstacked(...)."
                 )
 
     def shift(self, by: int) -> None:

@@ -31,7 +31,7 @@ class _Part(NamedTuple):
     """Windows of one length."""
 
     length: int
-    cell: np.ndarray  # the row that the windows became known with
+    cell: np.ndarray  # the row that completed the windows
     end: np.ndarray
     rewards: list[np.ndarray]
     discounts: list[np.ndarray]
@@ -44,7 +44,14 @@ class Returns:
     """
 
     def __init__(self, reward: Field, discount: Field, n_step: int, g: float):
-        """Args: reward, discount: the staged fields `[time, B, ...]`; g: the agent's discount."""
+        """Prepares the sums.
+
+        Args:
+          reward: the staged rewards `[time, B, ...]`.
+          discount: the staged discounts `[time, B, ...]`.
+          n_step: the largest number of steps in a window.
+          g: the agent's discount.
+        """
         rewards, _ = broadcast_structures(reward.template, discount.template)
         self.template = rewards
         paths = [path for path, _ in tree.flatten_with_path(rewards)]
@@ -60,7 +67,7 @@ class Returns:
             r = reward.arrays[i if len(reward.arrays) > 1 else 0]
             d = discount.arrays[i if len(discount.arrays) > 1 else 0]
             shape = np.broadcast_shapes(r.shape[2:], d.shape[2:])
-            # Views whose axes after [time, B] line up, rewards in the shape that the sums have.
+            # Views whose axes after [time, B] line up; rewards have the shape of the sums.
             self._rewards.append(np.broadcast_to(_with_axes(r, len(shape)), (*r.shape[:2], *shape)))
             self._discounts.append(_with_axes(d, len(shape)))
             self._shapes.append(d.shape[2:])
@@ -69,15 +76,15 @@ class Returns:
             self._g.append(d.dtype.type(g))
 
     def nest(self, leaves: list[Any]) -> Nest:
-        """`leaves` in the structure of the items' rewards and discounts."""
+        """Returns `leaves` in the structure of the items' rewards and discounts."""
         return tree.unflatten_as(self.template, leaves) if tree.is_nested(self.template) else leaves[0]
 
     def windows(self, kinds: np.ndarray, history: int) -> Windows | None:
-        """The windows that rows `[history, t)` complete, by time, then env, then the longest first.
+        """Returns the windows that rows `[history, t)` complete, by time, then env, then the longest first.
 
         Args:
-          kinds: int8 `[t + 1, B]` step types of the rows, -1 where there is none.
-          history: rows at the front whose windows are complete.
+          kinds: int8 `[t + 1, B]` step types of the rows, -1 where there is no row.
+          history: number of rows at the front whose windows earlier calls returned.
         """
         # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
         real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
@@ -107,10 +114,10 @@ class Returns:
         return Windows(end - length * width, end, rewards, discounts)
 
     def _parts(self, real: np.ndarray, history: int, back: int, ending: np.ndarray) -> list[_Part]:
-        """Windows whose last transition is `back` rows before each row from `history` on.
+        """Returns windows whose last transition is `back` rows before each row from `history` on.
 
-        Where an episode ends, windows of all lengths are items; elsewhere only the longest is. The longest
-        of an episode that is cut short (`back` 1) is an item already.
+        Windows of all lengths are items at the end of an episode; elsewhere only the longest is. The longest
+        window of an episode that is cut short (`back` 1) is an item already.
         """
         begin, end, width = history - back, len(real) - back, real.shape[1]
         alive = real[begin:end]
@@ -157,15 +164,15 @@ class Returns:
 
 
 def _with_axes(array: np.ndarray, dims: int) -> np.ndarray:
-    """`array` `[time, B, ...]` with `dims` axes after the first two, new ones first."""
+    """Returns `array` `[time, B, ...]` with `dims` axes after the first two, new axes first."""
     return array.reshape(*array.shape[:2], *(1,) * (dims - array.ndim + 2), *array.shape[2:])
 
 
 def broadcast_structures(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
-    """Both in one structure: a single leaf is repeated for each leaf of the other nest.
+    """Returns both in one structure: a single leaf is repeated for each leaf of the other nest.
 
     Raises:
-      ValueError: two nests of different structures.
+      ValueError: Both are nests and their structures differ.
     """
     if not tree.is_nested(rewards) and tree.is_nested(discounts):
         return tree.map_structure(lambda _: rewards, discounts), discounts

@@ -21,15 +21,17 @@ START, MASK = "start_of_episode", "mask"
 
 
 class EndOfEpisodeBehavior(enum.Enum):
-    """What becomes of the rows at the end of an episode that fill no whole sequence.
+    """How an adder handles the rows at the end of an episode that do not fill a sequence.
 
-    An episode of T = 7 steps has the rows 1 ... 8, the last one (8) being the closing row. With
-    `sequence_length` 3 and `period` 3::
+    An episode of T = 7 steps has the rows 1 ... 8; row 8 is the closing row. With `sequence_length` 3 and
+    `period` 3:
 
-        ZERO_PAD    1 2 3 | 4 5 6 | 7 8 0          zeros up to the next write point
-        TRUNCATE    1 2 3 | 4 5 6 | 7 8            the shorter rest
-        WRITE       1 2 3 | 4 5 6 | 6 7 8          the last rows again; episodes with fewer rows are dropped
-        CONTINUE    1 2 3 | 4 5 6 | 7 8 1' | ...   on into the next episode; the tail waits for it
+    ```text
+    ZERO_PAD    1 2 3 | 4 5 6 | 7 8 0          zeros up to the next write point
+    TRUNCATE    1 2 3 | 4 5 6 | 7 8            a shorter item
+    WRITE       1 2 3 | 4 5 6 | 6 7 8          the last three rows; episodes with fewer rows are dropped
+    CONTINUE    1 2 3 | 4 5 6 | 7 8 1' | ...   the item goes on with rows of the next episode
+    ```
     """
 
     ZERO_PAD = "zero_pad"
@@ -40,7 +42,7 @@ class EndOfEpisodeBehavior(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class OpenArray:
-    """A spec whose sizes may be None, for any size; `dm_env.specs.Array` has fixed ones only."""
+    """A spec whose sizes may be None, which means any size; `dm_env.specs.Array` has fixed sizes only."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype
@@ -48,27 +50,28 @@ class OpenArray:
 
 
 class RowAdder(BlockAdder):
-    """What the adders of sequences and of episodes share: whole rows, stored once, in one stream.
+    """The base of the adders of sequences and episodes: whole rows, stored once, in one stream.
 
     A row is an observation, its action, the reward and discount that resulted from the action, whether the
-    observation is the first of its episode, the extras, and the mask: 1 if the row is a transition, 0 if it
-    is the closing row (the last observation, with zeros for the rest) or padding.
+    observation is the first of its episode, the extras, and the mask. The mask is 1 if the row is a
+    transition, 0 if it is the closing row (the last observation, with zeros for the rest) or padding.
     """
 
-    # Columns of extras that an item has for its first row only; they are in the stream FIRST_ROWS.
+    # Columns of extras that an item stores for its first row only, in the stream FIRST_ROWS.
     _of_first_row: frozenset[str] = frozenset()
 
     def _begin(self) -> None:
-        # Ids of the rows in replay; -1 where there is none.
+        # Row numbers in replay; -1 where there is no row.
         self._rows = np.full(self._kinds.shape, -1, np.int64)
         # Time index of row 0 of each env's current count: the row at t is number t - origin + 1.
         self._origin = np.full(self._width, self._history, np.int64)
         self._padding: np.ndarray | None = None
 
     def _append_rows(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """Appends the rows that are complete.
+        """Appends the complete rows.
 
-        Returns bool `[t + 1 - history, B]`: which rows were appended now, and which rows are transitions.
+        Returns:
+          Two bool arrays `[t + 1 - history, B]`: which rows this call appended, and which are transitions.
         """
         history = self._history
         assert self._observation is not None and self._action is not None
@@ -87,7 +90,7 @@ class RowAdder(BlockAdder):
         if closing.any():
             for field in fields:
                 field.clear(history, closing)
-        # Most blocks are whole time steps: then no row has to be picked.
+        # Most blocks are whole time steps: then no selection of rows is needed.
         first = int(not new[0].any())
         last = len(new) - int(not new[-1].any())
         where = None if new[first:last].all() else new[first:last]
@@ -106,7 +109,7 @@ class RowAdder(BlockAdder):
         return new, real
 
     def _counts(self, t: int, across_episodes: bool) -> np.ndarray:
-        """`[t + 1 - history, B]`: the number of each row, from 1, in its episode (or since the start)."""
+        """Returns `[t + 1 - history, B]`: each row's number, from 1, in its episode (or since the start)."""
         history = self._history
         times = np.arange(history, t + 1)[:, None]
         if across_episodes:
@@ -132,7 +135,7 @@ class RowAdder(BlockAdder):
         self._origin[:] = self._history
 
     def _padding_row(self) -> int:
-        """The id of the one row that all padding of this adder refers to."""
+        """Returns the number of the one row that all padding of this adder refers to."""
         if self._padding is None:
             columns = {name: value[None] for name, value in self._padding_values().items()}
             columns[START] = np.zeros(1, np.bool_)
@@ -141,11 +144,11 @@ class RowAdder(BlockAdder):
         return int(self._padding[0])
 
     def _padding_values(self) -> dict[str, np.ndarray]:
-        """One row of padding, without start and mask."""
+        """Returns one row of padding, without start and mask."""
         return {name: np.zeros(shape, dtype) for name, shape, dtype in self._leaf_specs()}
 
     def _leaf_specs(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-        """`(column, shape, dtype)` of one row's leaves, without start and mask."""
+        """Returns `(column, shape, dtype)` of one row's leaves, without start and mask."""
         return [
             (name, array.shape[2:], array.dtype)
             for field in (self._observation, self._action, self._reward, self._discount, self._extras)
@@ -155,7 +158,7 @@ class RowAdder(BlockAdder):
         ]
 
     def _slices(self, rows: np.ndarray, lengths: np.ndarray | None, first_rows: Any = None) -> Step:
-        """The trajectory of the items of `rows [k, L]`; `first_rows [k]` of `FIRST_ROWS`."""
+        """Returns the trajectory of items of `rows` `[k, L]` and of `first_rows` `[k]` of `FIRST_ROWS`."""
 
         def leaf(name: str) -> Any:
             if name in self._of_first_row:
@@ -165,7 +168,7 @@ class RowAdder(BlockAdder):
         return self._step(leaf)
 
     def _step(self, leaf: Any) -> Step:
-        """A `Step` of `leaf(column)` for each leaf."""
+        """Returns a `Step` of `leaf(column)` for each leaf."""
 
         def field_nest(field: Any) -> Nest:
             return () if field is None else field.nest([leaf(name) for name in field.names])
@@ -184,11 +187,11 @@ class RowAdder(BlockAdder):
 class SequenceAdder(RowAdder):
     """Writes `Step` items: rows [k, k + L) when an episode has L rows, then every `period` rows.
 
-    An episode of T steps has T + 1 rows; what becomes of those that fill no sequence says
-    `EndOfEpisodeBehavior`. `mask` tells transitions from the closing row and padding. Sequences of one
-    episode that overlap share their rows; padding costs no memory. An item in which no row is a transition is
-    not written. An episode that is cut short by a FIRST step ends like a truncated one, its last observation
-    in the closing row.
+    An episode of T steps has T + 1 rows. `EndOfEpisodeBehavior` says how the rows that do not fill a sequence
+    are handled. `mask` tells transitions from the closing row and padding. Overlapping sequences of one
+    episode share their rows, and padding takes no memory. An item without a transition is not written. An
+    episode that is cut short by a FIRST step ends like a truncated one, with its last observation in the
+    closing row.
     """
 
     def __init__(
@@ -203,20 +206,21 @@ class SequenceAdder(RowAdder):
         max_in_flight_items: int | None = None,
         max_delay: float = 0.05,
     ):
-        """Makes an adder for one batched environment.
+        """Creates an adder for one batched environment.
 
         Args:
           client: any client of `framework.replay`.
-          sequence_length: rows in an item, at least 1.
-          period: rows from the start of one item to the start of the next, in [1, `sequence_length`].
-          end_of_episode_behavior: an `EndOfEpisodeBehavior` or its name in any case.
+          sequence_length: number of rows in an item, at least 1.
+          period: number of rows from the start of one item to the start of the next, in
+            [1, `sequence_length`].
+          end_of_episode_behavior: an `EndOfEpisodeBehavior` or its name, upper or lower case.
           extras_of_first_row: keys of the extras that an item needs for its first row only, such as a
-            recurrent state. They have no time axis then, and the other rows' are not stored.
-          priority_fns: `{table: fn or None}`: each item goes to each table. `fn` is given a `Step` of k
-            items (leaves `[k, L, ...]`, shorter ones padded with zeros) and returns k priorities; None
-            means the largest priority so far.
-          max_in_flight_items: how many items may wait for room in a table before `add` waits too; None for
-            512.
+            recurrent state. In an item they have no time axis; those of other rows are not stored.
+          priority_fns: `{table: fn or None}`; each item goes to each table. `fn` takes a `Step` of k items
+            (leaves `[k, L, ...]`, shorter items padded with zeros) and returns k priorities. None means the
+            largest priority so far.
+          max_in_flight_items: number of items that may wait for room in a table before `add` waits too; None
+            means 512.
           max_delay: seconds; see `BlockAdder`.
         """
         for name, value in (("sequence_length", sequence_length), ("period", period)):
@@ -225,7 +229,7 @@ class SequenceAdder(RowAdder):
         if period > sequence_length:
             raise ValueError(
                 f"period: got {period} with sequence_length {sequence_length}, expected at most the sequence "
-                "length; rows between two sequences would be lost."
+                "length. Rows between two sequences would be lost."
             )
         self._length = int(sequence_length)
         self._period = int(period)
@@ -247,9 +251,13 @@ class SequenceAdder(RowAdder):
         sequence_length: int | None = None,
         extras_of_first_row: Collection[str] = (),
     ) -> Step:
-        """The specs of one item, for `replay.Table(signature=...)`.
+        """Returns the specs of one item, for `replay.Table(signature=...)`.
 
-        `sequence_length`: the length of the time axis; None if items may differ (`TRUNCATE`).
+        Args:
+          environment_spec: specs of the environment.
+          extras_spec: specs of the extras; `()` if there are none.
+          sequence_length: length of the time axis; None if items differ in length (`TRUNCATE`).
+          extras_of_first_row: as in the constructor.
         """
         return step_signature(environment_spec, extras_spec, sequence_length, extras_of_first_row)
 
@@ -258,8 +266,8 @@ class SequenceAdder(RowAdder):
         if keys and not (isinstance(extras, Mapping) and keys <= extras.keys()):
             have = sorted(extras) if isinstance(extras, Mapping) else type(extras).__name__
             raise ValueError(
-                f"extras_of_first_row: got {sorted(keys)}, but the extras are {have}; expected a dict that "
-                "has these keys."
+                f"extras_of_first_row: got {sorted(keys)} with extras {have}, expected keys of the extras. "
+                "Return extras from the policy as a dict that has these keys."
             )
         super()._declare(action, timestep, extras)
         if keys:
@@ -285,8 +293,8 @@ class SequenceAdder(RowAdder):
         steps, envs = np.nonzero(size)
         if not len(steps):
             return
-        # In the order in which add() completed the rows, whatever the size of the blocks: a LAST row is
-        # complete with the row before it.
+        # Items are ordered as add() completed their rows, whatever the size of the blocks: a LAST row is
+        # complete together with the row before it.
         early = self._kinds[steps + history, envs] == LAST
         if early.any():
             order = np.lexsort((steps, envs, steps - early))
@@ -303,19 +311,19 @@ class SequenceAdder(RowAdder):
             self._write(times * self._width + envs[:, None], padded, sizes)
 
     def _has_transition(self, times: np.ndarray, padded: np.ndarray, envs: np.ndarray, t: int) -> np.ndarray:
-        """Which items have a row that is a transition."""
+        """Returns bool `[items]`: which items have a row that is a transition."""
         kinds = self._kinds[: t + 1]
         all_real = np.zeros(kinds.shape, np.bool_)
         all_real[:-1] = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
         return (all_real[times, envs[:, None]] & ~padded).any(axis=1)
 
     def _write(self, index: np.ndarray, padded: np.ndarray, sizes: np.ndarray) -> None:
-        """Items of the rows with flat indices `time * B + env`, `[items, L]`."""
+        """Writes the items of the rows with flat indices `time * B + env`, `[items, L]`."""
         rows = self._rows.reshape(-1)[index]
-        # A table of TRUNCATE is ragged throughout, also where an item happens to be whole.
+        # All items of TRUNCATE are ragged, including those of full length.
         lengths = sizes if self._end is EndOfEpisodeBehavior.TRUNCATE else None
         if padded.any():
-            # Rows beyond the length of a ragged item are never looked at, but must exist.
+            # Rows beyond the length of a ragged item are never read, but must exist.
             rows = np.where(padded, rows[:, :1] if lengths is not None else self._padding_row(), rows)
         first_rows = self._append_first_rows(index[:, 0]) if self._of_first_row else None
         self._write_items(
@@ -325,7 +333,7 @@ class SequenceAdder(RowAdder):
             self._release(FIRST_ROWS, first_rows)
 
     def _append_first_rows(self, index: np.ndarray) -> np.ndarray:
-        """Appends what items whose first rows have the flat indices `[k]` need of those rows only."""
+        """Appends the extras that items need of their first rows only; `index` `[k]` holds these rows."""
         assert self._extras is not None
         values = zip(self._extras.names, self._extras.arrays, strict=True)
         return self._writer.append(
@@ -338,7 +346,7 @@ class SequenceAdder(RowAdder):
         )
 
     def _data(self, index: np.ndarray, padded: np.ndarray) -> Step:
-        """The items themselves, for priority functions."""
+        """Returns the items' values, for priority functions."""
         kinds = self._kinds.reshape(-1)
         following = kinds[np.minimum(index + self._width, len(kinds) - 1)]
         newest = index // self._width == self._t
@@ -346,7 +354,7 @@ class SequenceAdder(RowAdder):
         values = {START: (kinds[index] == FIRST) & ~padded, MASK: real.astype(np.float32)}
         for field in (self._observation, self._action, self._reward, self._discount, self._extras):
             if field is not None:
-                # An env's action after its LAST step was ignored; it stands in the array but not in the row.
+                # The environment ignored the action after a LAST step: the array holds it, the row does not.
                 zero = padded if field is self._observation else ~real
                 for name, value in zip(field.names, field.take(index), strict=True):
                     value[zero] = 0
@@ -357,7 +365,7 @@ class SequenceAdder(RowAdder):
 def step_signature(
     environment_spec: Any, extras_spec: Nest, length: int | None, extras_of_first_row: Collection[str] = ()
 ) -> Step:
-    """The specs of `Step` items with a time axis of `length` rows."""
+    """Returns the specs of `Step` items with a time axis of `length` rows; None means any length."""
 
     def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
         if length is None:

@@ -1,4 +1,4 @@
-"""Items that are whole unrolls: complete the moment the last step is made, for agents that wait for it."""
+"""Items of whole unrolls, complete with their last step, for actors that wait for the learner."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from framework.types import FIRST
 class UnrollAdder(SequenceAdder):
     """Writes a `Step` item of `unroll_length + 1` rows per env after each `unroll_length` steps.
 
-    A row of the environment's step type is there for each step, so that all envs write at the same time::
+    Each step gives one row, also a step that is a reset, so that all envs write at the same time:
 
-        calls of add     1     2     3     4   |   5     6     7     8   |
-        env 0           o0    o1    o2    o3  (o4) o4   o5   o6    o7  (o8)      an episode that goes on
-        mask             1     1     1     1    0   1    1    1     1    0
-        env 1           o0    o1    o2    o'0 (o'1) o'1 ...                      one of two steps, a reset
-        mask             1     1     0     1    0   1
+    ```text
+    calls of add     1     2     3     4   |   5     6     7     8   |
+    env 0           o0    o1    o2    o3  (o4) o4   o5   o6    o7  (o8)      an episode that goes on
+    mask             1     1     1     1    0   1    1    1     1    0
+    env 1           o0    o1    o2    o'0 (o'1) o'1 ...                      one of two steps, a reset
+    mask             1     1     0     1    0   1
+    ```
 
-    The last row of an item (in brackets) is closing: it holds the newest observation, to bootstrap from,
-    and is there again as the first row of the next item, where its action is. A `SequenceAdder` whose
-    items overlap by one row takes the action into that row, so that it completes an item only when the
-    *next* unroll has begun: too late for an actor that waits for what is learned from this one.
+    The last row of an item (in parentheses) is closing: it holds the newest observation, to bootstrap from.
+    The same observation is in the first row of the next item, together with its action. A `SequenceAdder`
+    whose items overlap by one row needs the action in that row, so it completes an item only after the first
+    step of the *next* unroll. That is too late for an actor that waits until the learner has used this
+    unroll.
 
-    `start_of_episode` is also set in the first row of each item. A recurrent learner starts that row from
-    the stored state, which is the initial one if an episode begins there, and looks at later rows only.
+    `start_of_episode` is also set in the first row of each item. A recurrent learner starts that row from the
+    stored state, which is the initial state if an episode begins there. It reads `start_of_episode` in later
+    rows only.
     """
 
     _writes_early = False
@@ -41,11 +45,11 @@ class UnrollAdder(SequenceAdder):
         extras_of_first_row: Collection[str] = (),
         priority_fns: PriorityFns | None = None,
     ):
-        """Makes an adder for one batched environment.
+        """Creates an adder for one batched environment.
 
         Args:
           client: any client of `framework.replay`.
-          unroll_length: steps of the environment in an item, at least 2: one alone may be a reset.
+          unroll_length: number of environment steps in an item, at least 2, because one step may be a reset.
           extras_of_first_row: as in `SequenceAdder`.
           priority_fns: as in `SequenceAdder`.
         """
@@ -53,7 +57,7 @@ class UnrollAdder(SequenceAdder):
             raise ValueError(f"unroll_length: got {unroll_length!r}, expected a whole number of at least 2.")
         rows = int(unroll_length) + 1
         self._unroll_length = int(unroll_length)
-        self._made = 0  # steps of the unroll under way
+        self._made = 0  # steps of the current unroll
         super().__init__(
             client,
             rows,
@@ -61,7 +65,7 @@ class UnrollAdder(SequenceAdder):
             EndOfEpisodeBehavior.CONTINUE,
             extras_of_first_row=extras_of_first_row,
             priority_fns={QUEUE_TABLE: None} if priority_fns is None else priority_fns,
-            # An unroll waits for its place in the tables: what is learned from stays new.
+            # add() waits until the table has room for the unroll, so that the learner gets new experience.
             max_in_flight_items=1,
         )
 
@@ -79,7 +83,7 @@ class UnrollAdder(SequenceAdder):
         self._made += 1
         if ends:
             self._made = 0
-            # The same observation again, as the first of an episode: the row before it closes.
+            # Repeats the observation as the first of an episode, so that the row before it closes.
             assert self._observation is not None
             self._observation.repeat(self._t - self._skip)
             super()._advance(FIRST)

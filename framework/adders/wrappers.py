@@ -1,4 +1,4 @@
-"""Adders around adders."""
+"""Adders that wrap other adders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framework.types import Nest
 
 
 class ForkingAdder(Adder):
-    """Passes every call on to several adders: one stream of experience, items of several kinds."""
+    """Passes every call to several adders: one stream of experience gives items of several kinds."""
 
     def __init__(self, adders: Sequence[Adder]):
         self._adders = list(adders)
@@ -44,7 +44,7 @@ class ForkingAdder(Adder):
 
 
 class IgnoreExtrasAdder(Adder):
-    """Leaves the extras out."""
+    """Passes every call to an adder without the extras."""
 
     def __init__(self, adder: Adder):
         self._adder = adder

@@ -1,11 +1,11 @@
 """Checkpoints: folders that are either complete and verified, or not there.
 
-::
-
-    checkpointer = Checkpointer("run/checkpoints", keep=3)
-    checkpointer.save(step, {"learner": torch_part(learner.save()), "replay": write_a_folder})
-    reader = checkpointer.restore()                       # the newest, every file of it verified
-    learner.restore(reader.state("learner"))
+```python
+checkpointer = Checkpointer("run/checkpoints", keep=3)
+checkpointer.save(step, {"learner": torch_part(learner.save()), "replay": write_a_folder})
+reader = checkpointer.restore()                       # the newest, every file of it verified
+learner.restore(reader.state("learner"))
+```
 """
 
 from framework.checkpoints.checkpointer import Checkpointer as Checkpointer

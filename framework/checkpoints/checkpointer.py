@@ -33,7 +33,7 @@ class CheckpointReader:
 
     Attributes:
       path: its folder.
-      manifest: all of ``manifest.json``: ``step``, ``versions``, ``saved_at``, ``files`` and ``note`` among
+      manifest: all of `manifest.json`: `step`, `versions`, `saved_at`, `files` and `note` among
         others.
     """
 
@@ -59,7 +59,7 @@ class CheckpointReader:
         return self.path / name
 
     def state(self, name: str) -> Any:
-        """The state in a part that `torch_part` wrote. Loaded with ``weights_only=True``: runs no code."""
+        """The state in a part that `torch_part` wrote. Loaded with `weights_only=True`: runs no code."""
         return load_state(self.part(name))
 
 
@@ -83,7 +83,7 @@ class Checkpointer:
     def save(
         self, step: int | None, parts: Mapping[str, Part], note: Mapping[str, Any] | None = None
     ) -> Path:
-        """Writes one checkpoint and deletes those beyond ``keep``.
+        """Writes one checkpoint and deletes those beyond `keep`.
 
         Args:
           step: part of the name, for people; any number of checkpoints may have the same. None leaves it out.
@@ -215,7 +215,7 @@ class Checkpointer:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
-    """Opens the checkpoint in the folder ``path`` after verifying every file of it."""
+    """Opens the checkpoint in the folder `path` after verifying every file of it."""
     return CheckpointReader(Path(path), folder.verify(Path(path)))
 
 

@@ -1,6 +1,6 @@
 """The one writer of checkpoints: a folder is written aside, synced, described by a manifest and renamed.
 
-``manifest.json`` lists every file with its size and CRC-32; the first line of ``DONE`` is the SHA-256 of the
+`manifest.json` lists every file with its size and CRC-32; the first line of `DONE` is the SHA-256 of the
 manifest. A folder without both is not a checkpoint. A part may be a checkpoint itself, written by another
 process: then the manifest lists its two files, and it is verified in turn.
 """
@@ -38,7 +38,7 @@ class CheckpointError(RuntimeError):
 
 
 def write(aside: Path, final: Path, parts: Mapping[str, Part], about: Mapping[str, Any]) -> None:
-    """Writes the folder ``final``, all of it or nothing.
+    """Writes the folder `final`, all of it or nothing.
 
     Args:
       aside: where it is written first, on the same file system.
@@ -68,7 +68,7 @@ def write(aside: Path, final: Path, parts: Mapping[str, Part], about: Mapping[st
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint in ``path``, after every file has been compared with it.
+    """The manifest of the checkpoint in `path`, after every file has been compared with it.
 
     Raises:
       CheckpointError: something is missing, truncated, altered, or of another format.
@@ -147,7 +147,7 @@ def damaged(path: Path, reason: str) -> CheckpointError:
 
 
 def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:
-    """Writes one part; its files, by their names relative to ``root``, with size and checksum."""
+    """Writes one part; its files, by their names relative to `root`, with size and checksum."""
     if not callable(part):
         blocks = [part] if isinstance(part, bytes | bytearray | memoryview) else part
         return {path.relative_to(root).as_posix(): _write_file(path, blocks)}
@@ -169,7 +169,7 @@ def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:
 
 
 def _write_file(path: Path, blocks: Iterable[Any]) -> list[int]:
-    """Writes and syncs a file; ``[size, checksum]``."""
+    """Writes and syncs a file; `[size, checksum]`."""
     size = checksum = 0
     try:
         with open(path, "wb") as file:

@@ -1,4 +1,4 @@
-"""States as files that hold data and no code: ``torch.save``, read back with ``weights_only=True``.
+"""States as files that hold data and no code: `torch.save`, read back with `weights_only=True`.
 
 Torch's safe reader knows tensors, numbers, strings and the plain containers. Numpy arrays and scalars are
 stored as tensors with a mark. Anything else is refused when it is saved, not when it is needed. Torch is
@@ -20,12 +20,12 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def torch_part(state: Any) -> Callable[[Path], None]:
-    """A part that holds ``state``: nested dicts, lists and tuples of tensors, arrays and scalars."""
+    """A part that holds `state`: nested dicts, lists and tuples of tensors, arrays and scalars."""
     return lambda path: save_state(state, path)
 
 
 def save_state(state: Any, path: str | Path) -> None:
-    """Writes ``state`` to the file ``path``.
+    """Writes `state` to the file `path`.
 
     Raises:
       TypeError: something in it is no tensor, array, number, string or plain container; the text names it.
@@ -41,7 +41,7 @@ def save_state(state: Any, path: str | Path) -> None:
 
 
 def load_state(path: str | Path) -> Any:
-    """What ``save_state`` wrote, on the CPU."""
+    """What `save_state` wrote, on the CPU."""
     import torch
 
     return unpack(torch.load(path, map_location="cpu", weights_only=True))
@@ -75,7 +75,7 @@ def pack(state: Any, where: str = "state") -> Any:
 
 
 def unpack(state: Any) -> Any:
-    """The inverse of ``pack``."""
+    """The inverse of `pack`."""
     if isinstance(state, dict):
         if state.keys() == {_ARRAY}:
             return state[_ARRAY].numpy()

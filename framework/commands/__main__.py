@@ -1,4 +1,4 @@
-"""``python -m framework.commands`` is ``repertory``."""
+"""`python -m framework.commands` is `repertory`."""
 
 import sys
 

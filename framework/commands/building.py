@@ -37,7 +37,7 @@ def check_installed(engine: str, config: RunConfig) -> None:
 
 
 def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.EnvironmentSpec:
-    """The spec of the environment as ``agent`` sees it; CommandError if it is unknown or cannot be made."""
+    """The spec of the environment as `agent` sees it; CommandError if it is unknown or cannot be made."""
     try:
         return make.environment_spec(agent, name, config)
     except (ValueError, TypeError) as error:

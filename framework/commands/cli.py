@@ -1,4 +1,4 @@
-"""The command line: ``repertory COMMAND …``."""
+"""The command line: `repertory COMMAND …`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """The text of ``repertory --help``."""
+    """The text of `repertory --help`."""
     width = max(map(len, COMMANDS))
     lines = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
     return (

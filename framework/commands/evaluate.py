@@ -1,4 +1,4 @@
-"""``repertory eval``: how good is what a run has learned."""
+"""`repertory eval`: how good is what a run has learned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[str, Any]:
-    """Plays ``episodes`` episodes, ``envs`` at a time; each env its share, so that none is favoured."""
+    """Plays `episodes` episodes, `envs` at a time; each env its share, so that none is favoured."""
     from framework.actors import EnvironmentLoop
 
     environment = policy.make_environment(envs, seed)

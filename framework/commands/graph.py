@@ -1,4 +1,4 @@
-"""``repertory graph``: the program graph of an agent, as text and as SVG."""
+"""`repertory graph`: the program graph of an agent, as text and as SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``repertory plot``: learning curves of runs, those that differ by their seed as one curve with a band."""
+"""`repertory plot`: learning curves of runs, those that differ by their seed as one curve with a band."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlotOptions:
 
 @dataclass(frozen=True)
 class Curve:
-    """``y`` against ``x``, both ``[n]``; x grows."""
+    """`y` against `x`, both `[n]`; x grows."""
 
     x: np.ndarray
     y: np.ndarray
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def draw_run(folder: RunFolder) -> Path | None:
-    """Draws ``curve.png`` of one run, greedy and acting; None if it has no returns yet."""
+    """Draws `curve.png` of one run, greedy and acting; None if it has no returns yet."""
     curves = {}
     for name, label in (("greedy", "evaluator"), ("acting", "actor")):
         curve = read_curve(folder, label, "episode_return")
@@ -85,7 +85,7 @@ def draw_run(folder: RunFolder) -> Path | None:
 
 
 def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
-    """The metric of a label's rows against env steps; ``actor`` stands for all actors together."""
+    """The metric of a label's rows against env steps; `actor` stands for all actors together."""
     points: dict[float, float] = {}
     made: dict[str, int] = {}  # by each actor, as of its newest row
     if folder.metrics.exists():
@@ -104,7 +104,7 @@ def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
 
 
 def smooth(curve: Curve, places: int = 60) -> Curve:
-    """Means over equal stretches of x where there are more points than ``places``; else the curve itself."""
+    """Means over equal stretches of x where there are more points than `places`; else the curve itself."""
     if len(curve.x) <= places:
         return curve
     edges = np.linspace(curve.x[0], curve.x[-1], places + 1)[1:-1]
@@ -116,7 +116,7 @@ def smooth(curve: Curve, places: int = 60) -> Curve:
 
 
 def average(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``(x, mean, standard deviation)`` where all the curves have data."""
+    """`(x, mean, standard deviation)` where all the curves have data."""
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.linspace(first, max(first, last), _GRID)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])

@@ -1,4 +1,4 @@
-"""``repertory status``: the state of a run, read from its folder."""
+"""`repertory status`: the state of a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def watch(folder: RunFolder, console: Any = None, interval: float = 1.0) -> None
 
     Args:
       folder: of the run.
-      console: a ``rich.console.Console``; None is standard output.
+      console: a `rich.console.Console`; None is standard output.
       interval: seconds between two looks at the run.
     """
     from rich.live import Live
@@ -61,7 +61,7 @@ def watch(folder: RunFolder, console: Any = None, interval: float = 1.0) -> None
 
 
 def text(folder: RunFolder) -> str:
-    """What ``repertory status`` prints."""
+    """What `repertory status` prints."""
     pid = folder.running_pid()
     state = f"running as process {pid}" if pid is not None else "not running"
     lines = [f"{folder.path}: {folder.agent} in {folder.environment_name}, {state}"]

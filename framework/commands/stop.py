@@ -1,4 +1,4 @@
-"""``repertory stop``: ends a run from outside, cleanly."""
+"""`repertory stop`: ends a run from outside, cleanly."""
 
 from __future__ import annotations
 

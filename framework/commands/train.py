@@ -1,4 +1,4 @@
-"""``repertory train``: runs an agent's program in a run folder, new or resumed."""
+"""`repertory train`: runs an agent's program in a run folder, new or resumed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start(name: str, arguments: Sequence[str]) -> int:
-    """Trains the agent ``name`` in a new folder."""
+    """Trains the agent `name` in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
     building.check_installed(options.engine, config)
     make_agent: Any = entry.load()
@@ -137,7 +137,7 @@ def _check_new(path: Path) -> None:
 
 
 def _default_path(agent: str, environment: str, seed: int) -> Path:
-    """A new folder's name: ``runs/dqn-CartPole-v1-seed1-20260131-120000``."""
+    """A new folder's name: `runs/dqn-CartPole-v1-seed1-20260131-120000`."""
     place = environment.partition(":")[2].replace("/", "-").replace(":", "-")
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{agent.rpartition(':')[2]}-{place}-seed{seed}-{now}"
@@ -149,7 +149,7 @@ def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
-    """Makes ``which`` the newest checkpoint of the run, by renaming those after it; refuses a damaged one.
+    """Makes `which` the newest checkpoint of the run, by renaming those after it; refuses a damaged one.
 
     They get their names back if what follows fails before it has saved a checkpoint of its own.
     """
@@ -183,7 +183,7 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
 
 
 def run(folder: RunFolder, program: launch.Program) -> int:
-    """Runs the program of ``folder`` to its end and reports it; returns the exit code."""
+    """Runs the program of `folder` to its end and reports it; returns the exit code."""
     print(f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}")
     with _writing(folder.path), folder.locked():
         try:
@@ -313,7 +313,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _environment_of(arguments: Sequence[str]) -> str:
-    """What ``--environment`` says, before all the flags are known."""
+    """What `--environment` says, before all the flags are known."""
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if flag == "--environment":

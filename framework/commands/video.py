@@ -1,4 +1,4 @@
-"""``repertory video``: films what a run has learned."""
+"""`repertory video`: films what a run has learned."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> Iterator[Any]:
-    """The pictures ``[height, width, 3]`` uint8 of whole episodes, the first and the last included."""
+    """The pictures `[height, width, 3]` uint8 of whole episodes, the first and the last included."""
     environment = policy.make_environment(1, seed, render_mode="rgb_array")
     actor = policy.make_actor(1, seed)
     try:

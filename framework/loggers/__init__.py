@@ -1,9 +1,9 @@
 """Loggers: rows of named scalars to the terminal and to files. Nothing written is dropped.
 
-::
-
-    with JSONLLogger("run/metrics.jsonl") as log:
-        log.write({"label": "learner", "learner_steps": 100, "loss": 0.25, "time/steps_per_second": 812.0})
+```python
+with JSONLLogger("run/metrics.jsonl") as log:
+    log.write({"label": "learner", "learner_steps": 100, "loss": 0.25, "time/steps_per_second": 812.0})
+```
 """
 
 from framework.loggers.base import TIME_PREFIX as TIME_PREFIX

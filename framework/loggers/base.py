@@ -1,6 +1,6 @@
-"""What a logger is: ``write`` takes one row of named scalars, ``close`` ends it with nothing lost.
+"""What a logger is: `write` takes one row of named scalars, `close` ends it with nothing lost.
 
-Rows are flat dicts. Names that start with ``time/`` (seconds, rates, dates) are the only ones whose values
+Rows are flat dicts. Names that start with `time/` (seconds, rates, dates) are the only ones whose values
 may differ between two serial runs of one seed.
 """
 
@@ -17,7 +17,7 @@ Row = dict[str, Scalar]
 
 
 class Logger(abc.ABC):
-    """Takes rows of metrics. Use it in a ``with`` block or call ``close``."""
+    """Takes rows of metrics. Use it in a `with` block or call `close`."""
 
     @abc.abstractmethod
     def write(self, row: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Dispatcher(Logger):
 
 
 class InMemoryLogger(Logger):
-    """Keeps the rows in ``rows``; for tests and notebooks."""
+    """Keeps the rows in `rows`; for tests and notebooks."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -85,7 +85,7 @@ def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_value(value: Scalar) -> str:
-    """A short text for people: ``1337``, ``42.000``, ``1.2e-05``, ``foo``."""
+    """A short text for people: `1337`, `42.000`, `1.2e-05`, `foo`."""
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
     if not math.isfinite(value):

@@ -14,7 +14,7 @@ from framework.loggers.files import AppendFile, explained
 
 
 class CSVLogger(Logger):
-    """Appends rows to ``path``; every row reaches the operating system before ``write`` returns.
+    """Appends rows to `path`; every row reaches the operating system before `write` returns.
 
     A row with new columns rewrites the file under the longer header, beside the old one, and then replaces
     it in one step: a crash leaves one or the other. Missing values are empty fields.

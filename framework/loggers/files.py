@@ -16,7 +16,7 @@ class AppendFile:
       path: the file; its folder is made. A last line that a killed run left half written is ended first.
 
     Raises:
-      OSError: from here and from ``append``, with the file's name, the reason and the fix.
+      OSError: from here and from `append`, with the file's name, the reason and the fix.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -33,7 +33,7 @@ class AppendFile:
         return self._file.closed
 
     def append(self, text: str) -> None:
-        """Appends ``text``; when that fails, what part of it was written is taken back."""
+        """Appends `text`; when that fails, what part of it was written is taken back."""
         if self._file.closed:
             raise ValueError(f"{self.path}: write after close.")
         size = self._file.seek(0, os.SEEK_END)

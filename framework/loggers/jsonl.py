@@ -16,10 +16,10 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JSONLLogger(Logger):
-    """Appends rows to ``path``; every row is handed to the operating system before ``write`` returns.
+    """Appends rows to `path`; every row is handed to the operating system before `write` returns.
 
-    NaN and infinities become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, so that every line is
-    JSON to any reader; ``read_jsonl`` turns them back.
+    NaN and infinities become the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, so that every line is
+    JSON to any reader; `read_jsonl` turns them back.
 
     Args:
       path: the file; its folder is made. An existing file is continued.

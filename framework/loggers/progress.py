@@ -14,15 +14,15 @@ _BAR_WIDTH = 40
 class ProgressDisplay:
     """Shows the snapshots of a program's monitor; on a terminal in place, elsewhere a line now and then.
 
-    ::
-
-        with ProgressDisplay(max_env_steps=50_000, target_return=475.0) as display:
-            display.update(monitor.snapshot())
+    ```python
+    with ProgressDisplay(max_env_steps=50_000, target_return=475.0) as display:
+        display.update(monitor.snapshot())
+    ```
 
     Args:
       max_env_steps: the end of the bar; None shows no bar and no time to go.
       target_return: shown beside the return.
-      console: a ``rich.console.Console``; None writes to standard output.
+      console: a `rich.console.Console`; None writes to standard output.
       line_every: seconds between two lines where the output is no terminal.
       clock: seconds, for tests.
       below: makes what stands under the numbers on a terminal, as a table of the program's nodes; a line
@@ -52,7 +52,7 @@ class ProgressDisplay:
         self._live: Any = None
 
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
-        """Shows ``{"counts": {name: count}, "labels": {label: newest row}}``.
+        """Shows `{"counts": {name: count}, "labels": {label: newest row}}`.
 
         None where there is no newer one, as while the program starts: only what stands below is renewed.
         """

@@ -11,7 +11,7 @@ from framework.loggers.base import Logger, to_scalars
 
 
 class TensorBoardLogger(Logger):
-    """Writes the numbers of each row under ``label/name``; strings, bools and None are left to other loggers.
+    """Writes the numbers of each row under `label/name`; strings, bools and None are left to other loggers.
 
     Args:
       directory: where the event files go.

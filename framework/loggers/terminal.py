@@ -9,7 +9,7 @@ from framework.loggers.base import Logger, format_value, to_scalars
 
 
 class TerminalLogger(Logger):
-    """Prints each row as ``[label] A = 1337 | B = 42.000 | C = foo``.
+    """Prints each row as `[label] A = 1337 | B = 42.000 | C = foo`.
 
     Args:
       label: put before every line, in brackets.
@@ -25,6 +25,6 @@ class TerminalLogger(Logger):
 
 
 def format_row(row: Mapping[str, Any], label: str = "") -> str:
-    """The line that ``TerminalLogger`` prints."""
+    """The line that `TerminalLogger` prints."""
     text = " | ".join(f"{name} = {format_value(value)}" for name, value in to_scalars(row).items())
     return f"[{label}] {text}" if label else text

@@ -1,7 +1,7 @@
 """Replay: Reverb's tables in Python, embedded, in shared memory or remote.
 
-A program written for dm-reverb runs with ``from framework import replay as reverb`` as long as it leaves
-TensorFlow's objects aside.
+A program written for dm-reverb runs with `from framework import replay as reverb` if it does not use
+TensorFlow's objects.
 """
 
 from framework.nest import register as register_structure

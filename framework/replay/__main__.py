@@ -1,7 +1,7 @@
-"""A replay server of its own: ``python -m framework.replay --config tables.py --port 8000``.
+"""A standalone replay server: `python -m framework.replay --config tables.py --port 8000`.
 
-The config is a Python file with a function ``tables()`` that returns a list of `Table`s, and optionally a
-function ``checkpointer()`` that returns a checkpointer. It is run: use files that you trust.
+The config is a Python file with a function `tables()` that returns a list of `Table`s, and optionally a
+function `checkpointer()` that returns a checkpointer. The command executes it: use files that you trust.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m framework.replay", description="Serves replay tables.")
     parser.add_argument("--config", required=True, help="a Python file with a function tables()")
-    parser.add_argument("--port", type=int, default=None, help="on 127.0.0.1; a free one unless given")
+    parser.add_argument("--port", type=int, default=None, help="port on 127.0.0.1; a free one by default")
     parser.add_argument(
         "--address", default=None, help="instead of --port: tcp://interface:port or ipc://path"
     )
     parser.add_argument(
-        "--keys", default=None, help="file with the keys of the clients; made if it is not there"
+        "--keys", default=None, help="file with the clients' keys; created if it does not exist"
     )
-    parser.add_argument("--max-bytes", type=int, default=None, help="budget of all rows together")
+    parser.add_argument("--max-bytes", type=int, default=None, help="memory budget of all rows, in bytes")
     parser.add_argument(
-        "--compress", nargs="*", default=(), help="patterns of columns to keep compressed, as '*pixels*'"
+        "--compress", nargs="*", default=(), help="patterns of columns to compress, such as '*pixels*'"
     )
     chosen = parser.parse_args(arguments)
     try:
         config = runpy.run_path(chosen.config)
         if not callable(config.get("tables")):
-            raise ValueError(f"{chosen.config}: expected a function tables() that returns a list of Tables")
+            raise ValueError(
+                f"{chosen.config}: got no tables, expected a function tables() that returns a list of Tables."
+            )
         checkpointer: Any = config["checkpointer"]() if callable(config.get("checkpointer")) else None
         server = Server(
             config["tables"](),
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"serving {', '.join(sorted(server.tables))} at {server.address}", flush=True)
         watch.start()
         stop.wait()
-        server.wait(0)  # raises what has ended the server, if it was not a signal
+        server.wait(0)  # raises the error that ended the server, if there is one
     return 0
 
 
@@ -72,10 +74,10 @@ def _end_with(server: Server, stop: threading.Event) -> None:
 
 
 def read_keys(path: str) -> CurveKeys:
-    """The keys in a file of mode 0600, two lines of Z85; made if there is no such file.
+    """Returns the keys in a file of mode 0600, two lines of Z85; creates the file if it does not exist.
 
     Raises:
-      ValueError: others may read the file, or it does not hold keys.
+      ValueError: Other users may read the file, or it does not hold keys.
     """
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -87,11 +89,15 @@ def read_keys(path: str) -> CurveKeys:
             stream.write(keys.public + b"\n" + keys.secret + b"\n")
         return keys
     if os.stat(path).st_mode & 0o077:
-        raise ValueError(f"{path}: others may read these keys; expected mode 0600 (chmod 600 {path})")
+        raise ValueError(
+            f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
+        )
     with open(path, "rb") as stream:
         lines = stream.read().split()
     if len(lines) != 2 or any(len(line) != 40 for line in lines):
-        raise ValueError(f"{path}: expected two lines of 40 characters, a public and a secret key")
+        raise ValueError(
+            f"{path}: got no keys, expected two lines of 40 characters, a public and a secret key."
+        )
     return CurveKeys(public=lines[0], secret=lines[1])
 
 

@@ -1,13 +1,13 @@
-"""Checkpoints of tables and their rows in a directory of their own.
+"""Checkpoints of tables and their rows, each in its own directory.
 
-::
+```python
+checkpointer = DefaultCheckpointer("/data/replay", keep=2)
+server = Server(tables, checkpointer=checkpointer)      # restores the newest checkpoint, if there is one
+server.localhost_client().checkpoint()                  # writes /data/replay/checkpoint-000007
+```
 
-    checkpointer = DefaultCheckpointer("/data/replay", keep=2)
-    server = Server(tables, checkpointer=checkpointer)      # restores the newest checkpoint, if there is one
-    server.localhost_client().checkpoint()                  # writes /data/replay/checkpoint-000007
-
-`framework.checkpoints` writes and verifies the folders. Tables go on while rows are written: items are copied
-under the tables' locks and their rows pinned.
+`framework.checkpoints` writes and verifies the folders. Tables stay in use while rows are written: items are
+copied under the tables' locks, and their rows are pinned.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ class CheckpointerBase(abc.ABC):
 
     @abc.abstractmethod
     def save(self, tables: dict[str, Table], store: RowStore) -> str:
-        """Writes a checkpoint; its path."""
+        """Writes a checkpoint and returns its path."""
 
     @abc.abstractmethod
     def load(self, tables: dict[str, Table], store: RowStore) -> str | None:
-        """Fills empty tables from the newest checkpoint; its path, or None if there is none."""
+        """Fills empty tables from the newest checkpoint; returns its path, or None if there is none."""
 
 
 class DefaultCheckpointer(CheckpointerBase):
     """Keeps the newest checkpoints of a directory.
 
     Args:
-      path: the directory, made if it is not there; may hold other things.
-      group: a directory in it for the checkpoints of this server.
-      fallback_checkpoint_path: a checkpoint to restore if ``path`` holds none.
-      keep: how many checkpoints stay; older ones of this checkpointer are deleted after a newer one is
+      path: the directory; created if it does not exist. It may hold other files.
+      group: name of a directory in `path` for the checkpoints of this server.
+      fallback_checkpoint_path: a checkpoint to restore if `path` holds none.
+      keep: number of checkpoints to keep; older ones of this checkpointer are deleted after a newer one is
         complete.
-      restore_config: whose sampler, remover, sizes and limiter hold after a restore where they differ,
-        ``"constructor"`` or ``"checkpoint"`` (as in Reverb). The difference is logged.
-      use_previous: pass over a damaged checkpoint for the one before it, with a warning. If False, a damaged
-        one is a ``CheckpointError``.
+      restore_config: which sampler, remover, sizes and limiter a restored table gets if they differ: those
+        of the `"constructor"` or of the `"checkpoint"` (as in Reverb). The difference is logged.
+      use_previous: whether to restore the previous checkpoint, with a warning, if the newest is damaged. If
+        False, a damaged one raises `CheckpointError`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DefaultCheckpointer(CheckpointerBase):
     ):
         if restore_config not in ("constructor", "checkpoint"):
             raise ValueError(
-                f"restore_config: got {restore_config!r}, expected 'constructor' or 'checkpoint'"
+                f"restore_config: got {restore_config!r}, expected 'constructor' or 'checkpoint'."
             )
         self.path = os.path.join(os.fspath(path), group)
         self.fallback_checkpoint_path = fallback_checkpoint_path
@@ -82,7 +82,7 @@ class DefaultCheckpointer(CheckpointerBase):
         self._checkpointer = Checkpointer(self.path, keep)
 
     def checkpoints(self) -> list[str]:
-        """Paths of the complete checkpoints, oldest first."""
+        """Returns the paths of the complete checkpoints, oldest first."""
         return [os.fspath(path) for path in self._checkpointer.checkpoints()]
 
     def save(self, tables: dict[str, Table], store: RowStore) -> str:
@@ -115,26 +115,26 @@ class DefaultCheckpointer(CheckpointerBase):
 
 
 class TempDirCheckpointer(DefaultCheckpointer):
-    """Writes to a new temporary directory, which stays; restores nothing."""
+    """Writes to a new temporary directory, which is not deleted; restores nothing."""
 
     def __init__(self) -> None:
         super().__init__(tempfile.mkdtemp(prefix="repertory-replay-"))
 
 
 class PeriodicCheckpoints:
-    """Calls ``client.checkpoint()`` every ``interval`` seconds, from a thread of its own, until ``close``.
+    """Calls `client.checkpoint()` every `interval` seconds in a separate thread until `close`.
 
-    ::
+    ```python
+    with PeriodicCheckpoints(client, interval=600.0):
+        ...
+    ```
 
-        with PeriodicCheckpoints(client, interval=600.0):
-            ...
-
-    A checkpoint that fails is logged and kept as ``error``; the next one is tried all the same.
+    A failed checkpoint is logged and its error kept as `error`; the next one is tried anyway.
     """
 
     def __init__(self, client: Any, interval: float):
         if not interval > 0.0:
-            raise ValueError(f"interval: got {interval}, expected seconds > 0")
+            raise ValueError(f"interval: got {interval}, expected seconds > 0.")
         self.num_written = 0
         self.error: BaseException | None = None
         self._client = client
@@ -157,7 +157,7 @@ class PeriodicCheckpoints:
                 _LOG.info("wrote %s", path)
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written, and ends."""
+        """Waits for a checkpoint that is being written, and ends the thread."""
         self._stop.set()
         self._thread.join()
 
@@ -169,7 +169,7 @@ class PeriodicCheckpoints:
 
 
 def default_checkpointer() -> CheckpointerBase:
-    """A ``TempDirCheckpointer``."""
+    """Returns a `TempDirCheckpointer`."""
     return TempDirCheckpointer()
 
 
@@ -192,7 +192,7 @@ def _parts(
     rows: dict[str, np.ndarray],
     store: RowStore,
 ) -> tuple[dict[str, Part], dict[str, Any]]:
-    """The files of a checkpoint, read when they are written, and what the manifest says about them."""
+    """Returns the files of a checkpoint, read when they are written, and their entry in the manifest."""
     parts: dict[str, Part] = {}
     note: dict[str, Any] = {"tables": [], "streams": {}}
     for at, (table, (meta, arrays)) in enumerate(zip(tables, snapshots, strict=True)):
@@ -214,7 +214,7 @@ def _parts(
 
 
 def _rows_of(parts: list[Any]) -> dict[str, np.ndarray]:
-    """The rows of each stream that items point at, ascending."""
+    """Returns, for each stream, the rows that items refer to, ascending."""
     found: dict[str, list[np.ndarray]] = {}
     for binding, _, index in parts:
         for stream, begin, end in binding.parts:
@@ -223,7 +223,7 @@ def _rows_of(parts: list[Any]) -> dict[str, np.ndarray]:
 
 
 def _compact(table: Table, arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]) -> None:
-    """Makes the index say the place of a row in the file instead of the row."""
+    """Replaces each row number in the index by the row's position in the file."""
     index = np.zeros_like(arrays["index"])
     for binding, slots, lines in saving.live_parts(table, arrays):
         for stream, begin, end in binding.parts:
@@ -247,13 +247,13 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 def _read(reader: CheckpointReader, tables: dict[str, Table], store: RowStore, from_checkpoint: bool) -> None:
     path, note = reader.path, reader.manifest["note"]
     if "tables" not in note:
-        raise CheckpointError(f"checkpoint {path}: it holds no tables; give the folder that replay wrote")
+        raise CheckpointError(f"checkpoint {path}: got no tables, expected a folder that replay wrote.")
     saved = {meta["name"]: meta for meta in note["tables"]}
     missing = sorted(name for name, meta in saved.items() if name not in tables)
     if missing:
         raise CheckpointError(
-            f"checkpoint {path}: it has tables {missing}, the server has {sorted(tables)}; add them "
-            "to the server"
+            f"checkpoint {path}: got tables {missing}, expected tables of the server, {sorted(tables)}. Add "
+            "them to the server."
         )
     leased = {}
     try:
@@ -291,7 +291,7 @@ def _read_stream(path: Path, name: str, saved: Mapping[str, Any], store: RowStor
 def _expand(
     meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The opposite of ``_compact``, into the rows of this store."""
+    """Inverts `_compact`, with the rows of this store."""
     index = np.zeros_like(arrays["index"])
     for number, (groups, _, _) in enumerate(meta["layouts"]):
         slots = np.flatnonzero((arrays["state"] != 0) & (arrays["layouts"] == number))

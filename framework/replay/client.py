@@ -1,4 +1,4 @@
-"""`Client`: the way into a replay server that fits where the caller runs."""
+"""`Client`: connects to a replay server in this process, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from launch.rpc import sockets
 
 
 class _ClientType(type):
-    """Lets ``isinstance(x, Client)`` hold for every way in."""
+    """Makes `isinstance(x, Client)` true for every kind of client."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, (EmbeddedClient, ServedClient))
 
 
 class Client(metaclass=_ClientType):
-    """``Client(address)`` is an `EmbeddedClient` if the server is in this process, else a `ServedClient`.
+    """`Client(address)` is an `EmbeddedClient` if the server is in this process, else a `ServedClient`.
 
     Args:
-      server_address: ``"localhost:8000"``, ``"tcp://host:port"`` or ``"ipc://path"``.
-      curve: the server's keys, if it has any (needed to reach other machines).
+      server_address: `"localhost:8000"`, `"tcp://host:port"` or `"ipc://path"`.
+      curve: the server's keys, if it has any (required for other machines).
       local: None uses shared memory and direct calls where possible; False never does.
-      reconnect_timeout: seconds for which calls wait for a server that is not there.
+      reconnect_timeout: seconds for which calls wait for a server that does not answer.
     """
 
     def __new__(  # type: ignore[misc]
@@ -43,17 +43,23 @@ class Client(metaclass=_ClientType):
 
 
 def parse_address(address: str) -> str:
-    """``localhost:8000`` and the like as an address with its transport; ValueError if it is none."""
+    """Returns an address such as `localhost:8000` with its transport.
+
+    Raises:
+      ValueError: It is not an address.
+    """
     if not isinstance(address, str) or not address:
         raise ValueError(
-            f"server_address: got {address!r}, expected 'host:port', 'tcp://host:port' or 'ipc://path'"
+            f"server_address: got {address!r}, expected 'host:port', 'tcp://host:port' or 'ipc://path'."
         )
     if "://" not in address:
         address = f"tcp://{address}"
     if address.startswith("tcp://"):
         host, _, port = address[len("tcp://") :].rpartition(":")
         if not host or not port.isdigit():
-            raise ValueError(f"server_address: got {address!r}, expected 'host:port', as in 'localhost:8000'")
+            raise ValueError(
+                f"server_address: got {address!r}, expected 'host:port', as in 'localhost:8000'."
+            )
         if host == "localhost":
             address = f"tcp://127.0.0.1:{port}"
     return address

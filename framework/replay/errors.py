@@ -1,4 +1,4 @@
-"""The errors of replay. Wrong arguments are ``ValueError``s as everywhere else."""
+"""The errors of replay. Invalid arguments raise `ValueError`."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from launch.errors import ProgramStopped
 
 
 class ReverbError(Exception):
-    """Base of what replay raises when a call was right but could not be carried out."""
+    """Base class of the errors of valid calls that could not be carried out."""
 
 
 class DeadlineExceededError(ReverbError, TimeoutError):
-    """A call did not go through within its timeout. Nothing of it has taken effect unless it says so.
+    """A call did not complete within its timeout. It had no effect unless its documentation says so.
 
-    ``keys`` are those of the items that `Table.insert` inserted before the time was over, uint64.
+    Attributes:
+      keys: uint64, keys of the items that `Table.insert` inserted before the timeout.
     """
 
     keys: np.ndarray = np.zeros(0, np.uint64)
 
     def __str__(self) -> str:
-        # A second argument, how far the call got, would make an OSError's "[Errno …]" of the message.
+        # A second argument to the base class, an OSError, would turn the message into "[Errno …]".
         return str(self.args[0]) if self.args else ""
 
 
 class ServerClosed(ReverbError, ProgramStopped):
-    """The server was stopped, or the client interrupted, while the call waited or before it began.
+    """The server was stopped, or the client interrupted, before the call or while it waited.
 
-    Out of a node of a program that is stopping it is an ordinary end (`launch.ProgramStopped`).
+    In a program that is stopping, it ends a node in the ordinary way (see `launch.ProgramStopped`).
     """
 
 
 class ServerLost(ServerClosed):
-    """The server failed or cannot be reached; it was not stopped on purpose as far as anybody knows."""
+    """The server failed or cannot be reached, and did not announce that it stops."""
 
 
 class WouldBlockError(ReverbError):
-    """The call would wait for ever: the rate limiter refuses and nobody else runs in this thread."""
+    """The call would wait forever: the rate limiter refuses it, and no other thread uses the tables."""
 
 
 class StoreFullError(ReverbError, MemoryError):
-    """The row store may not, or can not, reserve memory for more rows."""
+    """The row store cannot reserve memory for more rows, or its budget does not allow it."""
 
 
 class UnknownTableError(ReverbError, RuntimeError, ValueError):

@@ -1,4 +1,4 @@
-"""`TableInfo` as it travels."""
+"""Serialization of `TableInfo` for the wire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from framework.types import Nest
 
 
 def to_wire(info: TableInfo) -> dict[str, Any]:
-    """Numbers, strings, lists and dicts only."""
+    """Returns `info` as numbers, strings, lists and dicts."""
     limiter = info.rate_limiter_info
     return {
         **info._asdict(),
@@ -23,7 +23,7 @@ def to_wire(info: TableInfo) -> dict[str, Any]:
 
 
 def from_wire(value: dict[str, Any]) -> TableInfo:
-    """The opposite of `to_wire`; a signature comes back as a nest of `TensorSpec`."""
+    """Inverts `to_wire`; a signature becomes a nest of `TensorSpec`."""
     spi, low, high, size, inserts, samples = value["rate_limiter_info"]
     return TableInfo(
         **{

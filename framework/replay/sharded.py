@@ -1,13 +1,14 @@
-"""Several servers as one: how replay outgrows a machine.
+"""Several replay servers, on one or several machines, behind one client.
 
-::
+```python
+client = ShardedClient(["host-a:8000", "host-b:8000"], curve=keys)
+```
 
-    client = ShardedClient(["host-a:8000", "host-b:8000"], curve=keys)
-
-Each writer writes to one server (an item's rows must be in one place), and writers are spread over the
-servers. Samples are drawn from all of them, so that every item is as likely as if all were in one table:
-from each server in proportion to the table's size or, where its sampler is `Prioritized`, to the sum of its
-weights. Each server is asked for these numbers before each batch, by one small message.
+Each writer writes to one server, because an item's rows must be in one store. Writers are spread over the
+servers. Samples are drawn from all servers, so that each item is as likely as if all were in one table: the
+number of samples from a server is proportional to the size of its table or, if the sampler is `Prioritized`,
+to the sum of its weights. Before each batch the client asks each server for these numbers with one small
+message.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from launch.rpc.sockets import CurveKeys
 
 _SHIFT = np.uint64(56)  # keys carry the number of their server in bits 56 to 60
 MAX_SHARDS = 32
-_LOOK = 0.05  # seconds for which each of several empty tables is waited for in turn
+_LOOK = 0.05  # seconds to wait for each of several empty tables in turn
 
 
 class ShardedClient(ReverbApi, contracts.Client):
-    """A client of several servers with tables of the same names; see the module.
+    """A client of several servers with tables of the same names; see the module docstring.
 
     Args:
-      servers: addresses, or clients.
-      curve: the keys of servers given by address.
-      seed: of the random numbers that say how many samples come from which server.
+      servers: addresses or clients.
+      curve: the keys of the servers given by address.
+      seed: seed of the random numbers that split a batch among the servers.
     """
 
     concurrent = True
@@ -50,7 +51,7 @@ class ShardedClient(ReverbApi, contracts.Client):
         self, servers: Sequence[Any], *, curve: CurveKeys | None = None, seed: int | None = None
     ) -> None:
         if not 1 <= len(servers) <= MAX_SHARDS:
-            raise ValueError(f"servers: got {len(servers)}, expected 1 to {MAX_SHARDS}")
+            raise ValueError(f"servers: got {len(servers)}, expected 1 to {MAX_SHARDS}.")
         self.shards = [Client(each, curve=curve) if isinstance(each, str) else each for each in servers]
         self._seed = seed
         self._turns = itertools.count(secrets.randbelow(len(servers)) if seed is None else seed)
@@ -58,12 +59,12 @@ class ShardedClient(ReverbApi, contracts.Client):
         self._lock = threading.Lock()
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ShardedWriter:
-        """A writer to one of the servers, the next in turn."""
+        """Returns a writer to one of the servers, the next in turn."""
         shard = next(self._turns) % len(self.shards)
         return ShardedWriter(self.shards[shard].batch_writer(max_in_flight_items), shard)
 
     def source(self) -> ShardedSource:
-        """What a `Dataset` draws from."""
+        """Returns the source that a `Dataset` draws from."""
         return ShardedSource(self, self._seed)
 
     def sample_batch(
@@ -74,8 +75,10 @@ class ShardedClient(ReverbApi, contracts.Client):
         out: list[Any] | None = None,
         pad: bool = False,
     ) -> Any:
-        """``batch_size`` samples of all servers; see `EmbeddedClient.sample_batch`. Probabilities are those
-        among all servers' items."""
+        """Draws `batch_size` samples of all servers; see `EmbeddedClient.sample_batch`.
+
+        Probabilities are relative to the items of all servers.
+        """
         with self._lock:
             source = self._sources.pop() if self._sources else self.source()
         try:
@@ -87,15 +90,14 @@ class ShardedClient(ReverbApi, contracts.Client):
                 self._sources.append(source)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
-        ignored."""
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
         keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
         if keys.shape != priorities.shape:
             raise ValueError(
-                f"priorities: got shape {priorities.shape}, expected {keys.shape} as of the keys"
+                f"priorities: got shape {priorities.shape}, expected the keys' shape {keys.shape}."
             )
         if len(priorities) and not (priorities.min() >= 0 and priorities.max() < np.inf):
-            raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0")
+            raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0.")
         for shard, mine in self._split(keys):
             self.shards[shard].update_priorities(table, _plain(keys[mine]), priorities[mine])
 
@@ -114,14 +116,14 @@ class ShardedClient(ReverbApi, contracts.Client):
         return [(n, shards == n) for n in range(len(self.shards)) if (shards == n).any()]
 
     def can_sample(self, table: str, n: int = 1) -> bool:
-        """Whether every server that holds items has ``n``: whatever its share, it would not wait."""
+        """Returns whether every server that holds items has `n`: then a draw does not wait for any share."""
         sizes = [info[table].current_size for info in self._infos()]
         return any(sizes) and all(
             shard.can_sample(table, n) for shard, size in zip(self.shards, sizes, strict=True) if size
         )
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        """Whether every server would take ``n`` items now."""
+        """Returns whether every server takes `n` items now."""
         return all(shard.can_insert(table, n) for shard in self.shards)
 
     def reset(self, table: str) -> None:
@@ -133,21 +135,21 @@ class ShardedClient(ReverbApi, contracts.Client):
         return [shard.server_info(timeout) for shard in self.shards]
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """The tables with sizes and counts of all servers added up; ``shards`` has them one by one."""
+        """Returns each table's counts, summed over the servers; `shards` has those of each server."""
         infos = self._infos(timeout)
         return {name: _add([info[name] for info in infos]) for name in infos[0]}
 
     def checkpoint(self) -> list[str]:  # one for each server
-        """Writes a checkpoint on every server; their paths there."""
+        """Writes a checkpoint on every server; returns their paths there."""
         return [shard.checkpoint() for shard in self.shards]
 
     def interrupt(self) -> None:
-        """Every call that waits ends with ``ServerClosed``."""
+        """Ends every waiting call with `ServerClosed`."""
         for shard in self.shards:
             shard.interrupt()
 
     def close(self) -> None:
-        """Ends this client and those of its servers."""
+        """Closes this client and the clients of its servers."""
         for source in self._sources:
             source.close()
         for shard in self.shards:
@@ -155,7 +157,7 @@ class ShardedClient(ReverbApi, contracts.Client):
 
 
 class ShardedWriter:
-    """A writer of one server whose keys say so; else as `contracts.Writer` says."""
+    """A writer to one server, whose number is part of the items' keys; see `contracts.Writer`."""
 
     def __init__(self, writer: Writer, shard: int) -> None:
         self._mark = np.uint64(shard) << _SHIFT
@@ -172,7 +174,7 @@ class ShardedWriter:
 
     @property
     def num_pending(self) -> int:
-        """Items that were created and are not known to be in their table."""
+        """Number of created items that are not known to be in their table."""
         return self._writer.num_pending
 
     def create_items(
@@ -186,7 +188,7 @@ class ShardedWriter:
         return self._writer.create_items(table, trajectory, priorities, episodes, timeout) | self._mark
 
 
-_Part = tuple[Source, Any]  # the source of one server, and what it drew
+_Part = tuple[Source, Any]  # the source of one server, and the value that its draw() returned for release()
 
 
 class ShardedSource(Source):
@@ -196,12 +198,12 @@ class ShardedSource(Source):
         self._client = client
         self._sources: list[Source] = [each.source() for each in client.shards]
         self._rng = np.random.default_rng(seed)
-        self._checked: set[str] = set()  # tables whose samplers are known to be alike
+        self._checked: set[str] = set()  # tables whose samplers are known to be the same on all servers
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, list[_Part]]:
-        """Samples of all servers, those of the first server first."""
+        """Draws samples of all servers, those of the first server first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         weights = self._look(table, deadline)
         share = weights / weights.sum()
@@ -249,7 +251,7 @@ class ShardedSource(Source):
             source.close()
 
     def _look(self, table: str, deadline: float | None) -> np.ndarray:
-        """The weights of the servers now; waits until one of them has items."""
+        """Returns the servers' current weights; waits until one of them has items."""
         if table not in self._checked:
             self._check(table)
         weights = self._ask(table)
@@ -269,14 +271,16 @@ class ShardedSource(Source):
         raise AssertionError("there is at least one server")
 
     def _check(self, table: str) -> None:
-        """ValueError unless the servers sample in the same way."""
+        """Raises `ValueError` if the servers' samplers differ."""
         found = {repr(sorted(each[table].sampler_options.items())) for each in self._client._infos()}
         if len(found) > 1:
-            raise ValueError(f"table {table!r}: the servers sample differently, by {sorted(found)}")
+            raise ValueError(
+                f"table {table!r}: got the samplers {sorted(found)}, expected the same on all servers."
+            )
         self._checked.add(table)
 
     def _ask(self, table: str) -> np.ndarray:
-        """What each server's table weighs now; their sizes if all priorities are 0, as in one table."""
+        """Returns the current weight of each server's table; the sizes if all priorities are 0."""
         weights, sizes = np.array([shard.weight(table) for shard in self._client.shards], np.float64).T
         return weights if weights.any() else sizes
 

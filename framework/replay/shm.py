@@ -1,17 +1,20 @@
-"""Columns in shared memory: one sparse file per column, its pages reserved before anybody may touch them.
+"""Columns in shared memory: one sparse file per column, with pages reserved before they are used.
 
-A server owns one directory of mode 0700 under ``/dev/shm`` (a tmpfs: the files never reach a disk)::
+A server owns one directory of mode 0700 under `/dev/shm` (a tmpfs: the files never reach a disk):
 
-    /dev/shm/repertory-<pid>-<random>/owner      locked for as long as the owner lives
-    /dev/shm/repertory-<pid>-<random>/<n>        column n, [capacity, *shape] in C order
-    /dev/shm/repertory-<pid>-<random>/control    the server's socket
+```text
+/dev/shm/repertory-<pid>-<random>/owner      locked while the owner lives
+/dev/shm/repertory-<pid>-<random>/<n>        column n, [capacity, *shape] in C order
+/dev/shm/repertory-<pid>-<random>/control    the server's socket
+```
 
-- A column's file has its full virtual size from the start, so that it is mapped once and never moves, but
-  holds no pages. The row store reserves them in growing steps with ``posix_fallocate``: a full tmpfs is a
-  `StoreFullError` that names the bytes, where a write to an unreserved page would kill the process (SIGBUS).
-- The kernel drops the lock on ``owner`` when its process ends, however it ends. `remove_stale` takes away the
-  directories whose lock nobody holds; every new server calls it. A recycled process id cannot confuse it.
-- Who has a file mapped keeps its memory until the mapping goes, also after the owner removed the file.
+- A column's file has its full virtual size from the start, so that it is mapped once and never moves, but it
+  holds no pages. The row store reserves pages in growing steps with `posix_fallocate`. A full tmpfs therefore
+  raises a `StoreFullError` that names the bytes; a write to an unreserved page would kill the process
+  (SIGBUS).
+- The kernel releases the lock on `owner` when its process ends, however it ends. `remove_stale` removes the
+  directories whose lock is free; every new server calls it. It does not depend on process ids, which recur.
+- A process that has mapped a file keeps its memory until it unmaps it, also after the owner removed the file.
 """
 
 from __future__ import annotations
@@ -44,9 +47,9 @@ _owned_lock = threading.Lock()
 
 
 def default_root() -> str:
-    """``/dev/shm`` where there is one, otherwise the directory for temporary files.
+    """Returns `/dev/shm` if it exists, otherwise the directory for temporary files.
 
-    In a node of a program it is the run's own folder, which the launcher takes away if nobody else can.
+    In a node of a program it is the run's folder, which the launcher removes if the node was killed.
     """
     of_this_run = launch.shared_memory_directory()
     if of_this_run is not None:
@@ -55,10 +58,10 @@ def default_root() -> str:
 
 
 class Column:
-    """One column in shared memory; made by `SharedMemory.allocate`.
+    """One column in shared memory; `SharedMemory.allocate` creates it.
 
     Attributes:
-      array: the whole column; only what was reserved may be touched.
+      array: the whole column; only reserved bytes may be read or written.
       path: the file that other processes map with `attach`.
     """
 
@@ -76,14 +79,18 @@ class Column:
             raise
 
     def reserve(self, begin: int, end: int) -> None:
-        """Backs the bytes ``[begin, end)`` with memory; StoreFullError if the machine has not got it."""
+        """Backs bytes `[begin, end)` with memory.
+
+        Raises:
+          StoreFullError: The machine does not have enough shared memory.
+        """
         begin = max(begin, self._reserved)
         if end > begin:
             _reserve(self._file, begin, end - begin, self.path)
             self._reserved = end
 
     def close(self) -> None:
-        """Closes the file; the mapping stays for as long as somebody looks at ``array``."""
+        """Closes the file; the mapping stays while `array` is referenced."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -93,7 +100,7 @@ class SharedMemory:
     """The directory of one server and the columns in it; an `Allocator` for a `RowStore`.
 
     Args:
-      root: where to make the directory; `default_root` unless given.
+      root: parent of the directory; None uses `default_root()`.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -103,7 +110,7 @@ class SharedMemory:
         self._columns: dict[tuple[str, str], Column] = {}
         self._numbers = itertools.count()
         self._private = MemoryAllocator()
-        with _owned_lock:  # nobody looks for stale directories between mkdtemp and the lock
+        with _owned_lock:  # keeps remove_stale out between mkdtemp and the file lock
             self.directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)  # mode 0700
             _owned.add(self.directory)
         self._owner = os.open(
@@ -111,11 +118,11 @@ class SharedMemory:
         )
         fcntl.lockf(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(self._owner, str(os.getpid()).encode())
-        # Runs at the latest when the interpreter ends; a forked child must leave its parent's files alone.
+        # Runs at the latest when the interpreter ends. A forked child must not remove its parent's files.
         self._finalizer = weakref.finalize(self, _remove, self.directory, self._owner, os.getpid())
 
     def allocate(self, stream: str, column: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """A zeroed column of its full virtual size; the nameless column of counts stays private."""
+        """Returns a zeroed column of its full virtual size; the unnamed column of counts stays private."""
         if not column:
             return self._private.allocate(stream, column, shape, dtype)
         with self._lock:
@@ -126,10 +133,10 @@ class SharedMemory:
         return made.array
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
-        """Backs bytes ``[begin, end)`` of a column with memory.
+        """Backs bytes `[begin, end)` of a column with memory.
 
         Raises:
-          StoreFullError: the shared memory of the machine is used up; it says how much is needed and free.
+          StoreFullError: The machine's shared memory is full. The message says how much is needed and free.
         """
         if column:
             if not self._finalizer.alive:
@@ -145,11 +152,11 @@ class SharedMemory:
             os.unlink(made.path)
 
     def path(self, stream: str, column: str) -> str:
-        """The file of a column."""
+        """Returns the path of a column's file."""
         return self._columns[stream, column].path
 
     def close(self) -> None:
-        """Removes the files. Memory comes back when the last process that has mapped them lets go."""
+        """Removes the files. The memory is freed when the last process that maps them unmaps them."""
         with self._lock:
             for column in self._columns.values():
                 column.close()
@@ -157,11 +164,16 @@ class SharedMemory:
 
 
 def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """Maps a column of another process, readable and writable; ``shape`` has the rows first.
+    """Maps a column of another process, readable and writable.
+
+    Args:
+      path: the column's file.
+      shape: `[capacity, ...]`.
+      dtype: the column's dtype.
 
     Raises:
-      OSError: the file is gone (its server ended) or belongs to another user.
-      ValueError: the file is smaller than the shape says.
+      OSError: The file was removed (its server ended) or belongs to another user.
+      ValueError: The file is smaller than the shape.
     """
     dtype, shape = np.dtype(dtype), tuple(shape)
     size = max(1, math.prod(shape) * dtype.itemsize)
@@ -169,14 +181,14 @@ def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
     try:
         found = os.fstat(file).st_size
         if found < size:
-            raise ValueError(f"{path}: holds {found} bytes, {size} expected for {shape} of {dtype}")
+            raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
         return _map(file, size, shape, dtype)
     finally:
         os.close(file)
 
 
 def remove_stale(root: str | None = None) -> list[str]:
-    """Removes what servers that were killed have left behind; returns the directories it removed."""
+    """Removes the directories of servers that were killed; returns their paths."""
     root = root or default_root()
     removed = []
     for name in sorted(os.listdir(root)):
@@ -184,7 +196,7 @@ def remove_stale(root: str | None = None) -> list[str]:
         if not name.startswith(PREFIX):
             continue
         with _owned_lock:
-            # A lock does not keep out its own process, so this process's directories are known by name.
+            # A lock does not exclude its own process, so this process's directories are excluded by name.
             if path in _owned or not _is_orphan(path):
                 continue
             shutil.rmtree(path, ignore_errors=True)
@@ -198,7 +210,7 @@ def _is_orphan(path: str) -> bool:
             return False
         file = os.open(os.path.join(path, "owner"), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Its owner is between mkdir and the lock, or died there: the name says who it was.
+        # Its owner is between mkdtemp and the lock, or died there. The name has its process id.
         return not _is_alive(path)
     except OSError:
         return False
@@ -207,7 +219,7 @@ def _is_orphan(path: str) -> bool:
     except OSError:
         return False
     else:
-        # Locked by nobody; a live owner that has not come to its lock yet has not written its id either.
+        # The lock is free. A live owner that does not hold its lock yet has not written its id either.
         return os.fstat(file).st_size > 0 or not _is_alive(path)
     finally:
         os.close(file)
@@ -237,7 +249,7 @@ def _map(file: int, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.nd
 
 
 def _reserve(file: int, offset: int, size: int, path: str) -> None:
-    if not hasattr(os, "posix_fallocate"):  # macOS: writing is the only way to learn that the disk is full
+    if not hasattr(os, "posix_fallocate"):  # macOS: only writing shows that the disk is full
         os.pwrite(file, b"\0" * size, offset)
         return
     try:
@@ -249,6 +261,6 @@ def _reserve(file: int, offset: int, size: int, path: str) -> None:
         raise StoreFullError(
             f"shared memory is full: {size} more bytes are needed and "
             f"{status.f_bavail * status.f_frsize} are "
-            f"free in {os.path.dirname(os.path.dirname(path))}; enlarge it (docker run --shm-size, mount -o "
-            "remount,size=), make the tables smaller (max_size) or set max_bytes"
+            f"free in {os.path.dirname(os.path.dirname(path))}. Enlarge it (docker run --shm-size, mount -o "
+            "remount,size=), make the tables smaller (max_size) or set max_bytes."
         ) from None

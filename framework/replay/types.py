@@ -1,4 +1,4 @@
-"""What replay hands out: samples, their information, and descriptions of tables."""
+"""The types that replay returns: samples, their information, and descriptions of tables."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from framework.types import Nest
 
 
 class SampleInfo(NamedTuple):
-    """About one sampled item (scalars), or about a batch of them (arrays ``[N]``).
+    """Information about one sampled item (scalars) or a batch of them (arrays `[N]`).
 
     Attributes:
-      key: uint64, names the item in its table.
-      probability: float64, with which it was drawn; 1.0 from selectors that do not draw.
-      table_size: int64, items in the table when it was drawn.
-      priority: float64, at that time.
-      times_sampled: int32, this time included.
+      key: uint64, the item's key in its table.
+      probability: float64, the probability with which it was drawn; 1.0 for deterministic selectors.
+      table_size: int64, number of items in the table when it was drawn.
+      priority: float64, its priority when it was drawn.
+      times_sampled: int32, how often it was sampled, including this time.
     """
 
     key: Any
@@ -29,7 +29,7 @@ class SampleInfo(NamedTuple):
 
 
 class ReplaySample(NamedTuple):
-    """One item or a batch: ``info`` and the nest that was written, leaves ``[...]`` or ``[N, ...]``."""
+    """One item or a batch: `info` and the nest that was written, leaves `[...]` or `[N, ...]`."""
 
     info: SampleInfo
     data: Nest
@@ -38,7 +38,7 @@ class ReplaySample(NamedTuple):
 class PaddedSample(NamedTuple):
     """A batch of items of different lengths, padded with zeros along the time axis.
 
-    ``lengths`` is a nest like ``data`` with int64 ``[N]`` where a leaf has a time axis and None where not.
+    `lengths` is a nest like `data`: int64 `[N]` for a leaf with a time axis, None for one without.
     """
 
     info: SampleInfo
@@ -47,8 +47,7 @@ class PaddedSample(NamedTuple):
 
 
 class CallStats(NamedTuple):
-    """How often a call went through (``completed``), how many wait now (``pending``), for how long they
-    waited."""
+    """Counts of one kind of call: `completed` and `pending` (waiting now), and how long they waited."""
 
     completed: int
     pending: int = 0
@@ -56,7 +55,7 @@ class CallStats(NamedTuple):
 
 
 class RateLimiterInfo(NamedTuple):
-    """The limiter's numbers and its two counters."""
+    """A rate limiter's parameters and its two counters."""
 
     samples_per_insert: float
     min_diff: float
@@ -67,8 +66,10 @@ class RateLimiterInfo(NamedTuple):
 
 
 class TableWorkerTime(NamedTuple):
-    """Milliseconds that calls spent in a table. There is no worker thread here, so it is never running or
-    asleep."""
+    """Milliseconds that calls spent in a table, under Reverb's names.
+
+    A table has no worker thread here, so the times of a running or sleeping worker are 0.
+    """
 
     running_ms: int = 0
     sampling_ms: int = 0
@@ -79,11 +80,11 @@ class TableWorkerTime(NamedTuple):
 
 
 class TableInfo(NamedTuple):
-    """What ``server_info`` says of one table: Reverb's fields first, ours after them.
+    """The description of one table in `server_info`: Reverb's fields first, then fields of this framework.
 
-    Samples count when they are drawn. ``sampled_age`` is the sum, over all samples, of how many items had
-    been inserted since the one drawn was. ``why_not_sample`` and ``why_not_insert`` are empty if one more
-    would go through at once, and else name the rule that refuses it, with numbers.
+    Samples count when they are drawn. `sampled_age` is a sum over all samples: the number of items inserted
+    after the sampled item. `why_not_sample` and `why_not_insert` are empty if one more sample or item would
+    go through at once. Otherwise they name the rule that refuses it, with its numbers.
     """
 
     name: str
@@ -106,7 +107,7 @@ class TableInfo(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """The shape and dtype of a leaf of a signature; a size of None is open. Like TensorFlow's."""
+    """The shape and dtype of a leaf of a signature, as in TensorFlow. A size of None means any size."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype
@@ -114,7 +115,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, spec: Any) -> TensorSpec:
-        """The same for anything with `shape` and `dtype`: specs of dm_env or TensorFlow, arrays."""
+        """Returns the spec of an object with `shape` and `dtype`, such as a dm_env spec or an array."""
         shape = tuple([None if size is None else int(size) for size in spec.shape])
         dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
         return cls(shape, dtype, str(getattr(spec, "name", None) or ""))

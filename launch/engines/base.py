@@ -1,11 +1,11 @@
-"""What an engine is: a module ``launch.engines.<name>`` with ``start(program, options) -> Job``.
+"""What an engine is: a module `launch.engines.<name>` with `start(program, options) -> Job`.
 
 Whatever runs the nodes, these rules hold:
 
-- An object that has ``run()`` is a *worker*, any other is a *service*; a `PyNode` is a worker.
+- An object that has `run()` is a *worker*, any other is a *service*; a `PyNode` is a worker.
 - The program is over when all workers have returned, when a node asks for a stop, or when a node fails.
 - It stops in this order: (1) the stop event is set and the stop handlers are called in every node; (2) all
-  workers return, within ``stop_timeout``; (3) the nodes are closed in reverse order of addition, ``close()``
+  workers return, within `stop_timeout`; (3) the nodes are closed in reverse order of addition, `close()`
   called on objects that have one, so that a node may still call those that were added before it.
 - A node that fails is made anew while its group has restarts left; else the program ends with its
   `NodeError`.
@@ -47,13 +47,13 @@ class Resources:
 
     Attributes:
       threads: for OpenMP, BLAS and torch, in each node; more make a learner faster and starve the actors.
-      env: environment variables, e.g. ``{"CUDA_VISIBLE_DEVICES": "0"}``. Engines within one process ignore
+      env: environment variables, e.g. `{"CUDA_VISIBLE_DEVICES": "0"}`. Engines within one process ignore
         them.
       num_cpus, num_gpus, custom: what a machine must have free for each node of the group, as Ray counts it;
-        only the engine ``ray`` places nodes. Without ``num_cpus`` none are held (and if nothing else is named
+        only the engine `ray` places nodes. Without `num_cpus` none are held (and if nothing else is named
         either, one has to be free at the moment of placing).
-      strategy: how Ray spreads the group's nodes over machines: ``"PACK"`` (near each other), ``"SPREAD"``
-        (apart where possible), ``"STRICT_PACK"`` (one machine) or ``"STRICT_SPREAD"``; None leaves it to Ray.
+      strategy: how Ray spreads the group's nodes over machines: `"PACK"` (near each other), `"SPREAD"`
+        (apart where possible), `"STRICT_PACK"` (one machine) or `"STRICT_SPREAD"`; None leaves it to Ray.
     """
 
     threads: int = 1
@@ -151,7 +151,7 @@ class BackOff:
         self._short_lives = 0
 
     def after(self, life: float) -> float:
-        """Seconds to wait after a life of ``life`` seconds."""
+        """Seconds to wait after a life of `life` seconds."""
         if life >= LONG_LIFE:
             self._short_lives = 0
         # No larger power is needed, and one of a thousand is no float any more.
@@ -161,7 +161,7 @@ class BackOff:
 
 
 def ended_normally(error: BaseException, stopping: bool) -> bool:
-    """Whether an exception out of a node is an ordinary end: ``sys.exit(0)``, or a wait that a stop ended."""
+    """Whether an exception out of a node is an ordinary end: `sys.exit(0)`, or a wait that a stop ended."""
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return stopping and isinstance(error, ProgramStopped)
@@ -223,12 +223,12 @@ class Outcome:
 class Job(abc.ABC):
     """A running program.
 
-    ::
-
-        with launch.start(program) as job:      # stopped and cleaned up at the end of the block
-            print(job.status())
-            job.client("counter").get_counts()
-            result = job.wait()
+    ```python
+    with launch.start(program) as job:      # stopped and cleaned up at the end of the block
+        print(job.status())
+        job.client("counter").get_counts()
+        result = job.wait()
+    ```
     """
 
     def __init__(self, program: Program, engine: str, job: str, units: Sequence[Unit]) -> None:
@@ -275,10 +275,10 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def stop(self, result: Any = None) -> None:
-        """Asks the program to stop and returns at once; ``wait`` tells when it has."""
+        """Asks the program to stop and returns at once; `wait` tells when it has."""
 
     def kill(self) -> None:
-        """Ends the program without waiting for its nodes, where the engine can; else the same as ``stop``."""
+        """Ends the program without waiting for its nodes, where the engine can; else the same as `stop`."""
         self.stop()
 
     def status(self) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def client(self, label: str, index: int = 0) -> Any:
-        """A client of the node ``index`` of the group ``label``, for the process that launched."""
+        """A client of the node `index` of the group `label`, for the process that launched."""
 
     def __enter__(self) -> Job:
         return self
@@ -337,7 +337,7 @@ def node_status(
 
 
 def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
-    """The node that ``job.client(label, index)`` means. LookupError with what there is."""
+    """The node that `job.client(label, index)` means. LookupError with what there is."""
     for unit in units:
         if unit.group == label and unit.index == index and len(unit.leaves) == 1:
             return unit.leaves[0]

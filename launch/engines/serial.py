@@ -2,10 +2,10 @@
 
 Within a group, the worker that has had the fewest turns goes first.
 
-Each pass asks every worker ``ready()`` and calls ``step()`` if so; replay and services are called directly.
-No decision depends on a clock. A worker may offer ``finished()``: once it is true the worker is not asked
+Each pass asks every worker `ready()` and calls `step()` if so; replay and services are called directly.
+No decision depends on a clock. A worker may offer `finished()`: once it is true the worker is not asked
 again. A pass in which nobody was ready cannot be followed by a better one, as nothing else runs: that is a
-deadlock, and the error names every worker, with ``why_not_ready()`` where the object offers it.
+deadlock, and the error names every worker, with `why_not_ready()` where the object offers it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launch.program import Program
 
 
 def start(program: Program, options: Options) -> SerialJob:
-    """A job that runs inside of ``wait()``, on the thread that calls it."""
+    """A job that runs inside of `wait()`, on the thread that calls it."""
     return SerialJob(program, options)
 
 
@@ -121,7 +121,7 @@ class SerialJob(LocalJob):
             return True
 
     def _guard(self, place: Place, action: Any) -> Any:
-        """Calls ``action(place)``; restarts the node or ends the program if it raises."""
+        """Calls `action(place)`; restarts the node or ends the program if it raises."""
         while True:
             try:
                 return action(place)

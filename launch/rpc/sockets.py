@@ -3,11 +3,11 @@
 Every program has one random key pair (`CurveKeys`), known to its nodes only. What keeps strangers out
 depends on where a socket lives:
 
-- ``ipc://`` lives in a directory of mode 0700: the kernel lets nobody in but the user (and root). Peers
+- `ipc://` lives in a directory of mode 0700: the kernel lets nobody in but the user (and root). Peers
   show a token that is derived from the keys (ZeroMQ's PLAIN handshake), so that two programs of one user
   cannot meet by mistake either. There is no encryption: the bytes never leave the kernel, and CURVE would
   cost several times the price of the call for large arrays.
-- ``tcp://`` uses CURVE: authenticated encryption, and only a client that shows the program's own key is let
+- `tcp://` uses CURVE: authenticated encryption, and only a client that shows the program's own key is let
   in. Without keys a tcp socket may only be bound to the loopback interface.
 
 In both cases ZeroMQ finishes the handshake before it hands over any frame: what a peer without the key
@@ -42,7 +42,7 @@ class CurveKeys:
     """The key pair of a program; both halves are secret to its nodes. Never printed.
 
     Attributes:
-      public: 40 characters of Z85, as ``zmq.curve_keypair()`` gives them.
+      public: 40 characters of Z85, as `zmq.curve_keypair()` gives them.
       secret: the same.
     """
 
@@ -57,7 +57,7 @@ class CurveKeys:
 
     @property
     def token(self) -> bytes:
-        """What a peer shows on ``ipc://``; says nothing about the keys."""
+        """What a peer shows on `ipc://`; says nothing about the keys."""
         return self._derive(b"launch-token")
 
     @property
@@ -177,10 +177,10 @@ def make_server_socket(
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     max_queued_messages: int = 0,
 ) -> zmq.Socket:
-    """A bound socket that lets in only peers that know ``curve``.
+    """A bound socket that lets in only peers that know `curve`.
 
     Args:
-      address: ``ipc://<path in a directory of mode 0700>`` or ``tcp://<interface>:<port or *>``.
+      address: `ipc://<path in a directory of mode 0700>` or `tcp://<interface>:<port or *>`.
       curve: the keys of the program. None lets every local peer in, and is an error unless the address is
         ipc or loopback.
       max_frame_bytes: a peer that sends a larger frame is disconnected.
@@ -259,7 +259,7 @@ def bound_address(socket: zmq.Socket) -> str:
 
 
 def check_address(address: str, curve: CurveKeys | None, *, connecting: bool = False) -> str:
-    """The transport of an address, ``"ipc"`` or ``"tcp"``, once it has been found safe."""
+    """The transport of an address, `"ipc"` or `"tcp"`, once it has been found safe."""
     transport, separator, rest = address.partition("://")
     if not separator or transport not in ("ipc", "tcp"):
         raise ValueError(f"address {address!r}: expected ipc://<path> or tcp://<interface>:<port>")

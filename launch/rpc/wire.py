@@ -36,7 +36,7 @@ class MalformedMessage(ValueError):
 
 
 def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """The pickle of ``value`` and the large buffers that it leaves out."""
+    """The pickle of `value` and the large buffers that it leaves out."""
     buffers: list[pickle.PickleBuffer] = []
 
     def keep_out(buffer: pickle.PickleBuffer) -> bool:
@@ -97,7 +97,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         import cloudpickle
 
         pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)  # exceptions whose __init__ wants more than ``args`` fail only here
+        pickle.loads(pickled)  # exceptions whose __init__ wants more than `args` fail only here
     except Exception:
         pickled = None  # the text has all there is to know
     return {"kind": type(error).__name__, "message": str(error), "traceback": text, "pickled": pickled}

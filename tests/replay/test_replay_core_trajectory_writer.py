@@ -162,7 +162,7 @@ def test_partial_steps():
     writer = client.trajectory_writer(4)
     writer.append({"o": 1}, partial_step=True)
     assert (writer.episode_steps, len(writer.history["o"])) == (0, 1)
-    with pytest.raises(ValueError, match="'o' is in this step already"):
+    with pytest.raises(ValueError, match="got column 'o' twice"):
         writer.append({"o": 2})
     writer.append({"a": 5})
     assert writer.episode_steps == 1

@@ -125,6 +125,6 @@ def test_other_files_are_left_alone(tmp_path):
 def test_attach_to_a_file_that_is_too_small(tmp_path):
     memory = shm.SharedMemory(str(tmp_path))
     memory.allocate("steps", "x", (10,), I8)
-    with pytest.raises(ValueError, match="80 bytes, 88 expected"):
+    with pytest.raises(ValueError, match="80 bytes, expected 88"):
         shm.attach(memory.path("steps", "x"), (11,), I8)
     memory.close()

@@ -18,16 +18,16 @@ from framework.replay.dm_reverb.writer import ReverbWriter
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 
-# Seconds between two looks at a table that gives nothing: dm-reverb cannot be asked to tell.
+# Seconds between two polls of a table without samples: dm-reverb offers no notification.
 _LOOK = 0.005
 
 
 class Client(contracts.Client):
-    """Talks to a dm-reverb server; has the methods of our other clients.
+    """A client of a dm-reverb server; see `contracts.Client`.
 
     Args:
-      server_address: `"localhost:8000"`.
-      concurrent: whether other threads use the tables too. If not, a call that would wait without end is a
+      server_address: address of the server, such as `"localhost:8000"`.
+      concurrent: whether other threads use the tables too. If not, a call that would wait forever raises
         `WouldBlockError`.
     """
 
@@ -35,11 +35,11 @@ class Client(contracts.Client):
         self.concurrent = concurrent
         self.address: str | None = server_address
         self._tables = ServerTables(server_address, concurrent)
-        #: The `reverb.Client`, for what this class does not offer.
+        #: The `reverb.Client`, for methods that this class does not have.
         self.native = self._tables.native
         self._changed = self._tables.changed
         self._writers: weakref.WeakSet[ReverbWriter] = weakref.WeakSet()
-        # Of each table: samples that are drawn and not handed out, and how many are being drawn.
+        # For each table: drawn samples that were not returned yet, and the number being drawn.
         self._drawn: dict[str, list[Any]] = collections.defaultdict(list)
         self._coming: dict[str, int] = collections.Counter()
         self._failed: BaseException | None = None
@@ -47,13 +47,13 @@ class Client(contracts.Client):
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ReverbWriter:
-        """A writer for B envs; see `ReverbWriter`."""
+        """Returns a writer for B envs; see `ReverbWriter`."""
         writer = ReverbWriter(self._tables, max_in_flight_items)
         self._writers.add(writer)
         return writer
 
     def _settle(self) -> None:
-        """What the writers of this client have created is in the tables, as far as it has room."""
+        """Waits until the items of this client's writers are in their tables, as far as these have room."""
         for writer in list(self._writers):
             writer.settle()
 
@@ -67,16 +67,16 @@ class Client(contracts.Client):
         out: list[Any] | None = None,
         pad: bool = False,
     ) -> ReplaySample | PaddedSample:
-        """`batch_size` samples, stacked; see `EmbeddedClient.sample_batch` for arguments and errors.
+        """Draws `batch_size` samples and stacks them; see `contracts.Client.sample_batch`.
 
-        Samples that were drawn when the call failed are kept: the next call hands them out.
+        If the call fails, the samples drawn so far are kept, and the next call returns them.
         """
         if batch_size < 1:
-            raise ValueError(f"table {table!r}, n: got {batch_size}, expected at least 1 sample")
+            raise ValueError(f"table {table!r}, n: got {batch_size}, expected at least 1 sample.")
         return self.draw(table, batch_size, timeout, out, pad, lambda: False)[0]
 
     def source(self) -> _Source:
-        """What a `Dataset` draws from."""
+        """Returns the source that a `Dataset` draws from."""
         return _Source(self)
 
     def draw(
@@ -88,7 +88,7 @@ class Client(contracts.Client):
         pad: bool,
         cancelled: Callable[[], bool],
     ) -> tuple[ReplaySample | PaddedSample, list[Any]]:
-        """`sample_batch` that ends with ServerClosed when it is `cancelled`; and what `keep` takes."""
+        """Like `sample_batch`, but ends with `ServerClosed` once `cancelled()`; adds `keep`'s argument."""
         signature = self._tables.signature(table)
         samples = self._take(table, n, timeout, cancelled)
         try:
@@ -98,16 +98,16 @@ class Client(contracts.Client):
             raise
 
     def keep(self, table: str, samples: list[Any]) -> None:
-        """Keeps samples for the next draw: dm-reverb has counted them and takes none back."""
+        """Keeps samples for the next draw, because dm-reverb has counted them and cannot take them back."""
         with self._changed:
             self._drawn[table] += samples
 
     def _take(self, table: str, n: int, timeout: float | None, cancelled: Callable[[], bool]) -> list[Any]:
-        """n samples that are drawn, and handed out to this call."""
+        """Returns n drawn samples that belong to this call."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             if self._tables.interrupted or cancelled():
-                raise ServerClosed("the client was interrupted or closed")
+                raise ServerClosed("The client was interrupted or closed.")
             with self._changed:
                 drawn = self._drawn[table]
                 if self._failed is not None:
@@ -127,20 +127,22 @@ class Client(contracts.Client):
                 continue
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise DeadlineExceededError(f"table {table!r}: no {n} samples within {timeout} s")
+                raise DeadlineExceededError(
+                    f"table {table!r}: got fewer than {n} samples within {timeout} s."
+                )
             if not self.concurrent:
                 raise WouldBlockError(
                     f"table {table!r}: the rate limiter refuses {missing} of {n} samples, and no other "
-                    "thread runs that could insert"
+                    "thread can insert items."
                 )
             with self._changed:
                 if not self._tables.interrupted and len(drawn) < n:
                     self._changed.wait(_LOOK if left is None else min(_LOOK, left))
 
     def _fetch(self, table: str, n: int) -> None:
-        """Has n samples drawn, which the table gives at once unless a reader elsewhere is faster.
+        """Draws n samples in a thread. The table has them now, unless another reader draws them first.
 
-        dm-reverb cannot end a call that waits, so a thread makes it that can be left behind.
+        dm-reverb cannot cancel a waiting call, so the call runs in a thread that can be abandoned.
         """
 
         def fetch() -> None:
@@ -148,7 +150,7 @@ class Client(contracts.Client):
             failed: BaseException | None = None
             try:
                 samples = list(self.native.sample(table, n, emit_timesteps=False))
-            except Exception as error:  # raised by the call that waits for the samples
+            except Exception as error:  # the call that waits for the samples raises it
                 failed = error
             with self._changed:
                 self._coming[table] -= n
@@ -166,7 +168,7 @@ class Client(contracts.Client):
     # Items.
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; keys that are gone are ignored."""
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
         keys = np.asarray(keys, np.uint64).ravel().tolist()
         priorities = convert.check_priorities(priorities, len(keys))
         self.mutate_priorities(table, dict(zip(keys, priorities.tolist(), strict=True)))
@@ -180,12 +182,12 @@ class Client(contracts.Client):
         """Deletes items, then sets priorities.
 
         Raises:
-          ValueError: a priority is negative or not finite. Nothing is changed.
+          ValueError: A priority is negative or not finite. Nothing is changed.
         """
         updates = dict(updates or {})
         priorities = convert.check_priorities(list(updates.values()), len(updates))
         self._tables.check_open()
-        self._tables.signature(table)  # an unknown table is our error
+        self._tables.signature(table)  # raises UnknownTableError
         self._settle()
         if updates or deletes:
             self.native.mutate_priorities(table, updates, [int(key) for key in deletes or ()])
@@ -201,10 +203,10 @@ class Client(contracts.Client):
             self._drawn.pop(table, None)
         self._tables.forget_priorities(table)
 
-    # Looking.
+    # Inspecting.
 
     def can_sample(self, table: str, n: int = 1) -> bool:
-        """Whether n samples could be had now without waiting."""
+        """Returns whether n samples can be drawn now without waiting."""
         self._settle()
         missing = n - len(self._drawn[table])
         return missing <= 0 or (
@@ -212,45 +214,45 @@ class Client(contracts.Client):
         )
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        """Whether n items could be inserted now without waiting."""
+        """Returns whether n items can be inserted now without waiting."""
         self._settle()
         return self._tables.has_room(table, n)
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """A description of each table; `timeout` in seconds, rounded up to whole ones."""
+        """Returns a description of each table. `timeout` is rounded up to whole seconds."""
         self._settle()
         return self._tables.infos(timeout)
 
     def checkpoint(self) -> str:
-        """Has the server write a checkpoint; returns its path."""
+        """Makes the server write a checkpoint; returns its path."""
         self._tables.check_open()
         self._settle()
         return self.native.checkpoint()
 
-    # The end.
+    # Closing.
 
     def interrupt(self) -> None:
-        """Every call of this client that waits, and every later one that could, ends with ServerClosed."""
+        """Ends every waiting call, and every later call that would wait, with `ServerClosed`."""
         self._tables.interrupt()
 
     def wake(self) -> None:
-        """Makes the calls that wait look whether they are cancelled."""
+        """Makes waiting calls check whether they are cancelled."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends this client; what its writers hold is inserted as far as it has room."""
+        """Closes this client; inserts its writers' items as far as the tables have room."""
         for writer in list(self._writers):
             writer.close(timeout=0)
         self.abandon()
 
     def abandon(self) -> None:
-        """Called when the server stops: no call goes through after it."""
+        """Is called when the server stops; every later call raises `ServerClosed`."""
         self._tables.interrupt(close=True)
 
 
 class _Source(contracts.Source):
-    """See `contracts.Source`. The client's next reader gets what is given back."""
+    """See `contracts.Source`. The client's next reader gets the samples that are given back."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

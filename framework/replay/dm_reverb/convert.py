@@ -1,4 +1,4 @@
-"""From our tables to dm-reverb's, and from its descriptions and samples to ours."""
+"""Conversion of tables to dm-reverb's, and of its descriptions and samples to this framework's types."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _INFO = (np.uint64, np.float64, np.int64, np.float64, np.int32)
 
 
 def to_native_table(table: Any) -> Any:
-    """The `reverb.Table` that means the same as our `Table`; a `reverb.Table` stays what it is.
+    """Returns the `reverb.Table` that is equivalent to a `Table`; returns a `reverb.Table` unchanged.
 
     Raises:
-      ValueError: the table has a selector or an extension that dm-reverb does not know.
+      ValueError: The table has a selector or an extension that dm-reverb does not have.
     """
     import reverb
 
     if isinstance(table, reverb.Table):
         return table
     if getattr(table, "extensions", ()):
-        raise ValueError(f"table {table.name!r}: extensions do not work on dm-reverb; leave them away")
+        raise ValueError(f"table {table.name!r}: got extensions, expected none with dm-reverb. Remove them.")
     limiter = table.rate_limiter
     return reverb.Table(
         name=table.name,
@@ -65,7 +65,7 @@ def _native_selector(table: str, selector: Any) -> Any:
     if kind not in ("Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized"):
         raise ValueError(
             f"table {table!r}: got a selector {kind}, expected one that dm-reverb has: Uniform, Fifo, Lifo, "
-            "MinHeap, MaxHeap or Prioritized"
+            "MinHeap, MaxHeap or Prioritized."
         )
     return getattr(reverb.selectors, kind)(**selector.options())
 
@@ -81,7 +81,7 @@ def _native_signature(signature: Nest) -> Nest:
 
 
 def _selector_options(options: Any) -> dict[str, Any]:
-    """A `KeyDistributionOptions` message as `TableInfo` has it."""
+    """Returns a `KeyDistributionOptions` message in the format of `TableInfo`."""
     chosen = options.WhichOneof("distribution")
     if chosen == "heap":
         return {"kind": "MinHeap" if options.heap.min_heap else "MaxHeap"}
@@ -91,7 +91,7 @@ def _selector_options(options: Any) -> dict[str, Any]:
 
 
 def to_info(native: Any, max_priority: float) -> TableInfo:
-    """Our `TableInfo` for dm-reverb's. `max_priority` is what the asking client knows of."""
+    """Returns dm-reverb's description as a `TableInfo`; `max_priority` is the largest this client knows."""
     limiter = native.rate_limiter_info
     info = TableInfo(
         name=native.name,
@@ -120,7 +120,7 @@ def to_info(native: Any, max_priority: float) -> TableInfo:
 
 
 def limiter_of(info: TableInfo) -> rate_limiters.RateLimiter:
-    """Our rate limiter in the state that a description shows, to ask it what it would allow."""
+    """Returns a rate limiter in the state of a description, to compute what it allows."""
     rules, counts = info.rate_limiter_info, info.rate_limiter_info
     limiter = rate_limiters.RateLimiter(
         rules.samples_per_insert, rules.min_size_to_sample, rules.min_diff, rules.max_diff
@@ -131,10 +131,11 @@ def limiter_of(info: TableInfo) -> rate_limiters.RateLimiter:
 
 
 def samples_to_be_had(info: TableInfo, n: int, certain: bool) -> int:
-    """How many of `n` samples the table would give now.
+    """Returns how many of `n` samples the table would give now.
 
-    Items that leave when they were sampled often enough can take the table below its minimum size. How often
-    each was sampled is not told, so this is the least that is `certain`, or the most that is possible.
+    Items that are removed after their last sample can reduce the table below its minimum size. dm-reverb does
+    not report how often each item was sampled, so the result is a lower bound if `certain`, else an upper
+    bound.
     """
     allowed = limiter_of(info).allowed_samples(n)
     if info.max_times_sampled and allowed:
@@ -144,8 +145,7 @@ def samples_to_be_had(info: TableInfo, n: int, certain: bool) -> int:
 
 
 def describe_structure(structure: Any) -> np.ndarray:
-    """A structure of `layout.flatten` as uint8 `[M]`: the first column of items in tables that have no
-    signature."""
+    """Returns a structure as uint8 `[M]`, the first column of items in tables without a signature."""
     return np.frombuffer(json.dumps(structure).encode(), np.uint8)
 
 
@@ -157,10 +157,10 @@ def _described(description: bytes) -> nests.Pack:
 def stack(
     table: str, samples: Sequence[Any], signature: Nest, out: list[Any] | None, pad: bool
 ) -> ReplaySample | PaddedSample:
-    """One batch from samples of `reverb.Client.sample(emit_timesteps=False)`; see `Table.sample_batch`.
+    """Returns a batch of samples of `reverb.Client.sample(emit_timesteps=False)`; see `Table.sample_batch`.
 
     Raises:
-      ValueError: the items differ in structure, or in length without `pad`, or do not fit `out`.
+      ValueError: The items differ in structure, differ in length without `pad`, or do not fit `out`.
     """
     info = SampleInfo(
         *[
@@ -176,7 +176,7 @@ def stack(
         if first.dtype != np.uint8 or any(not np.array_equal(leaves[0], first) for leaves in data):
             raise ValueError(
                 f"table {table!r}: got items of different structure in one batch, or items that this "
-                "writer did not write; give the table a signature, or keep them in different tables"
+                "writer did not write. Give the table a signature, or keep them in different tables."
             )
         pack, data = _described(first.tobytes()), [leaves[1:] for leaves in data]
     else:
@@ -190,11 +190,11 @@ def stack(
         if not pad and (sizes != longest).any():
             raise ValueError(
                 f"table {table!r}: got items of different lengths in one batch, "
-                f"{np.unique(sizes).tolist()}; ask for padding, or sample one by one"
+                f"{np.unique(sizes).tolist()}. Ask for padding, or sample one by one."
             )
         shape = (len(arrays), *([longest] if timed else []), *arrays[0].shape[1:])
         if out is not None and out[at].shape != shape:
-            raise ValueError(f"out, leaf {at}: got shape {out[at].shape}, expected {shape}")
+            raise ValueError(f"out, leaf {at}: got shape {out[at].shape}, expected {shape}.")
         total = np.zeros(shape, arrays[0].dtype) if out is None else out[at]
         for number, array in enumerate(arrays):
             total[(number, slice(len(array))) if timed else number] = array
@@ -206,13 +206,13 @@ def stack(
 
 
 def check_priorities(priorities: Any, n: int) -> np.ndarray:
-    """Float64 `[n]`. ValueError for what would stop a dm-reverb table for good, before it gets there."""
+    """Returns priorities as float64 `[n]`; `ValueError` for values that would break a dm-reverb table."""
     array = np.asarray(priorities, np.float64).ravel()
     if len(array) != n:
-        raise ValueError(f"priorities: got {len(array)}, expected {n}, one for each item")
+        raise ValueError(f"priorities: got {len(array)}, expected {n}, one for each item.")
     if n and not (array.min() >= 0 and math.isfinite(array.max())):
         bad = array[~((array >= 0) & np.isfinite(array))]
         raise ValueError(
-            f"priorities: got {bad[:3].tolist()}, expected finite numbers >= 0; nothing was changed"
+            f"priorities: got {bad[:3].tolist()}, expected finite numbers >= 0. Nothing was changed."
         )
     return array

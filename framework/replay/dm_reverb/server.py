@@ -16,17 +16,18 @@ from framework.replay.dm_reverb.client import Client
 from framework.replay.dm_reverb.tables import START_SECONDS
 from framework.replay.errors import ReverbError, ServerClosed
 
-_PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints within the given one
+_PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints in the given folder
 
 
 class Server:
-    """A `reverb.Server` for our tables (or `reverb.Table`s).
+    """A `reverb.Server` of `Table`s or `reverb.Table`s.
 
     Args:
-      tables: of different names.
-      port: of all interfaces (dm-reverb knows no other way); None takes a free one.
-      checkpointer: a `reverb.checkpointers.CheckpointerBase`; or a folder, or one of our checkpointers, in
-        whose folder dm-reverb gets one of its own: it deletes what else is in the folder that it writes to.
+      tables: tables of different names.
+      port: port on all interfaces (dm-reverb offers no other choice); None takes a free one.
+      checkpointer: a `reverb.checkpointers.CheckpointerBase`, a folder, or a checkpointer of
+        `framework.replay`. dm-reverb gets a subfolder of the folder, because it deletes other files in the
+        folder that it writes to.
       concurrent: whether more than one thread uses the clients of this process.
     """
 
@@ -42,12 +43,14 @@ class Server:
             import reverb
         except ImportError as error:
             raise ImportError(
-                "replay by dm-reverb needs it, on Python 3.11 or older: pip install 'repertory[reverb]'"
+                "dm-reverb is not installed. On Python 3.11 or older: pip install 'repertory[reverb]'."
             ) from error
 
         names = [table.name for table in tables]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"tables: got the names {names}, expected at least one, each only once")
+            raise ValueError(
+                f"tables: got the names {names}, expected at least one table and different names."
+            )
         native = native_tables(tables)
         self.concurrent = concurrent
         self.tables = dict(zip(names, native, strict=True))
@@ -57,13 +60,13 @@ class Server:
         self._stopped = threading.Event()
 
     def localhost_client(self) -> Client:
-        """A client of this server."""
+        """Returns a client of this server."""
         client = Client(f"localhost:{self.port}", concurrent=self.concurrent)
         self._clients.add(client)
         return client
 
     def stop(self) -> None:
-        """Ends the server. Calls of its clients of this process that wait raise ServerClosed."""
+        """Stops the server. Waiting calls of its clients in this process raise `ServerClosed`."""
         if not self._stopped.is_set():
             self._stopped.set()
             for client in list(self._clients):
@@ -71,7 +74,7 @@ class Server:
             self.native.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the server is stopped; whether it is."""
+        """Waits until the server is stopped, at most `timeout` seconds; returns whether it is."""
         return self._stopped.wait(timeout)
 
     def __enter__(self) -> Server:
@@ -82,12 +85,12 @@ class Server:
 
 
 def native_tables(tables: Sequence[Any]) -> list[Any]:
-    """The `reverb.Table`s for our tables; a hook for an `lp.ReverbNode`."""
+    """Returns the `reverb.Table`s for `tables`; a hook for an `lp.ReverbNode`."""
     return [convert.to_native_table(table) for table in tables]
 
 
 def native_checkpointer(checkpointer: Any) -> Any:
-    """The checkpointer of dm-reverb for what `Server` takes."""
+    """Returns dm-reverb's checkpointer for the `checkpointer` of `Server`."""
     import reverb
 
     if checkpointer is None or isinstance(checkpointer, reverb.checkpointers.CheckpointerBase):
@@ -108,7 +111,7 @@ def native_checkpointer(checkpointer: Any) -> Any:
     )
 
 
-# What launch.ReplayNode calls.
+# Functions that launch.ReplayNode calls.
 
 
 def serve_node(
@@ -120,10 +123,10 @@ def serve_node(
     curve: Any,
     checkpointer: Any = None,
 ) -> Server:
-    """How `launch.ReplayNode` starts a server.
+    """Starts a server for `launch.ReplayNode`.
 
-    dm-reverb serves on TCP ports only. The port for an address `ipc://path` is written to `path.port`,
-    where `connect_node` finds it; a server that is restarted takes the same one. `curve` is not used.
+    dm-reverb serves on TCP ports only. The port for an address `ipc://path` is written to `path.port`, where
+    `connect_node` reads it; a restarted server takes the same port. `curve` is not used.
     """
     if embedded or address is None:
         return Server(tables, checkpointer=checkpointer, concurrent=concurrent)
@@ -139,7 +142,7 @@ def serve_node(
 
 
 def connect_node(server_or_address: Any, curve: Any = None) -> Client:
-    """How a handle of a `launch.ReplayNode` makes a client; a stop of the program interrupts it."""
+    """Creates a client for a handle of a `launch.ReplayNode`. A stop of the program interrupts the client."""
     if isinstance(server_or_address, Server):
         client = server_or_address.localhost_client()
     elif str(server_or_address).startswith("ipc://"):
@@ -155,12 +158,12 @@ def _notice(address: str) -> pathlib.Path:
 
 
 def _wait_for_port(address: str) -> int:
-    """The port of the server that is, or will be, at `ipc://path`."""
+    """Waits for the server of `ipc://path` and returns its port."""
     notice, stopped = _notice(address), launch.stop_event()
     deadline = time.monotonic() + START_SECONDS
     while not notice.exists():
         if stopped.wait(0.02):
-            raise ServerClosed("the program stops, and its replay server has not come up")
+            raise ServerClosed("The program stops before its replay server has started.")
         if time.monotonic() > deadline:
-            raise ReverbError(f"the replay server has not come up within {START_SECONDS:g} s")
+            raise ReverbError(f"The replay server did not start within {START_SECONDS:g} s.")
     return int(notice.read_text())

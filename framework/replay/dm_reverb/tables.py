@@ -1,4 +1,4 @@
-"""What a client and its writers know of the tables of a dm-reverb server."""
+"""The tables of a dm-reverb server, as a client and its writers see them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerL
 from framework.replay.types import TableInfo
 from framework.types import Nest
 
-# Seconds in which a server of another process comes up, TensorFlow's import included.
+# Seconds to wait for a server of another process to start, including TensorFlow's import.
 START_SECONDS = 120.0
-# Seconds for one question to a server that is up.
+# Timeout of one request to a running server, in seconds.
 _ASK_SECONDS = 5
 _T = TypeVar("_T")
 
 
 class ServerTables:
-    """Descriptions of the tables at an address, and the largest priority that this client has given.
+    """Descriptions of the tables at an address, and the largest priority that this client has set.
 
     Args:
-      address: `"localhost:8000"`.
+      address: address of the server, such as `"localhost:8000"`.
       concurrent: whether other threads use the tables too.
     """
 
@@ -35,7 +35,7 @@ class ServerTables:
 
         self.native = reverb.Client(address)
         self.concurrent = concurrent
-        #: Notified when samples arrive, or a call that waits has to look whether it is interrupted.
+        #: Notified when samples arrive, or when a waiting call must check whether it is interrupted.
         self.changed = threading.Condition()
         self.interrupted = False
         self.closed = False
@@ -44,28 +44,28 @@ class ServerTables:
         self._max_priority: dict[str, float] = {}
 
     def check_open(self) -> None:
-        """ServerClosed if the server was stopped or the client closed."""
+        """Raises `ServerClosed` if the server was stopped or the client closed."""
         if self.closed:
-            raise ServerClosed("the server was stopped, or the client closed")
+            raise ServerClosed("The server was stopped or the client closed.")
 
     def interrupt(self, close: bool = False) -> None:
-        """Ends the calls that wait; with `close` every call."""
+        """Ends the waiting calls; with `close`, every later call too."""
         with self.changed:
             self.interrupted = True
             self.closed |= close
             self.changed.notify_all()
 
     def infos(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """A description of each table.
+        """Returns a description of each table.
 
         Args:
-          timeout: seconds, rounded up to whole ones. None waits while the server comes up, but not for a
-            server that has gone: dm-reverb would wait for it without limit.
+          timeout: seconds, rounded up to whole ones. None waits while the server starts, but not for a server
+            that was lost, for which dm-reverb would wait without a limit.
 
         Raises:
-          DeadlineExceededError: no server answers in time.
-          ServerLost: the server went away.
-          ServerClosed: it was stopped in this process, or the client closed.
+          DeadlineExceededError: No server answers in time.
+          ServerLost: The connection to the server was lost.
+          ServerClosed: The server was stopped in this process, or the client closed.
         """
         from reverb import errors
 
@@ -79,44 +79,44 @@ class ServerTables:
             except errors.DeadlineExceededError as error:
                 self.check_open()
                 if self.interrupted or time.monotonic() >= deadline:
-                    raise DeadlineExceededError(f"no dm-reverb server answers at {self._address}") from error
+                    raise DeadlineExceededError(f"No dm-reverb server answers at {self._address}.") from error
             except RuntimeError as error:  # the connection broke
                 self.check_open()
-                raise ServerLost(f"the dm-reverb server at {self._address} went away: {error}") from error
+                raise ServerLost(f"The dm-reverb server at {self._address} was lost: {error}") from error
 
     def info(self, table: str) -> TableInfo:
-        """The description of one table; UnknownTableError if there is none of that name."""
+        """Returns the description of one table; `UnknownTableError` if there is no such table."""
         return _find(self.infos(), table)
 
     def signature(self, table: str) -> Nest:
-        """The table's signature, None if it has none; UnknownTableError if there is no such table."""
+        """Returns the table's signature or None; `UnknownTableError` if there is no such table."""
         if self._signatures is None:
             self._signatures = {name: info.signature for name, info in self.infos().items()}
         return _find(self._signatures, table)
 
     def has_room(self, table: str, n: int) -> bool:
-        """Whether the rate limiter lets n items in."""
+        """Returns whether the rate limiter lets n items in."""
         return convert.limiter_of(self.info(table)).can_insert(n)
 
     def all_have_room(self) -> bool:
-        """Whether the server is up and no rate limiter refuses an item."""
+        """Returns whether the server answers and no rate limiter refuses an item."""
         try:
             return all(convert.limiter_of(info).can_insert(1) for info in self.infos(_ASK_SECONDS).values())
         except (DeadlineExceededError, ServerClosed):
             return False
 
     def max_priority(self, table: str) -> float:
-        """The largest priority that this client has given to items of the table; 1.0 at first."""
+        """Returns the largest priority that this client has set in the table; 1.0 at first."""
         return self._max_priority.get(table, 1.0)
 
     def saw_priorities(self, table: str, priorities: np.ndarray) -> None:
-        """Called with the priorities that items of the table get."""
+        """Records the priorities that items of the table get."""
         if len(priorities):
             highest = float(priorities.max())
             self._max_priority[table] = max(self._max_priority.get(table, 0.0), highest)
 
     def forget_priorities(self, table: str) -> None:
-        """The table was reset."""
+        """Forgets the largest priority, because the table was reset."""
         self._max_priority.pop(table, None)
 
 

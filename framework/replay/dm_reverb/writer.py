@@ -1,12 +1,12 @@
-"""The writer for B envs over a `reverb.TrajectoryWriter`.
+"""The writer for B envs, on top of a `reverb.TrajectoryWriter`.
 
-dm-reverb knows steps of one episode; our items refer to any rows. So rows stay here, in a row store of this
-process, until an item needs them. Then each becomes a step of the trajectory writer, and the item refers to
-these steps. Later items refer to the same steps as long as the writer keeps them, so that rows are stored
-once in the server too. A row that the writer has forgotten in between is sent again.
+dm-reverb's items refer to steps of one episode; items of this framework refer to any rows. Rows therefore
+stay in a row store of this process until an item needs them. Then each row becomes a step of the trajectory
+writer, and the item refers to these steps. Later items refer to the same steps while the writer keeps them,
+so that the server too stores each row once. A row that the writer no longer keeps is sent again.
 
-Chunks hold one step: other lengths cannot be referred to in any order (dm-reverb 0.14 returns the wrong rows
-of a strided reference), and readers would be sent whole chunks for one row of them.
+A chunk holds one step, for two reasons. Items could not refer to longer chunks in any order (dm-reverb 0.14
+returns the wrong rows for a strided reference), and readers would receive whole chunks for one of their rows.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import RowStore
 from framework.types import Nest
 
-# dm-reverb prints warnings from about 64 items in flight on.
+# dm-reverb prints warnings if about 64 items or more are in flight.
 DEFAULT_IN_FLIGHT = 32
-# Steps that dm-reverb's writer keeps for later items. It names all of them to the server with each item, so
-# long windows are slow: one env, float32[4] observations and two shared cores took 0.13 ms an item with 64
-# steps, 0.2 to 0.8 ms with 512 and 6 to 9 ms with 4,096. Rows that are sent again cost less.
+# Number of steps that dm-reverb's writer keeps for later items. It sends the names of all of them with each
+# item, so long windows are slow: with one env, float32[4] observations and two shared cores, an item took
+# 0.13 ms with 64 steps, 0.2 to 0.8 ms with 512 and 6 to 9 ms with 4,096. Sending a row again takes less.
 _WINDOW = 128
-_SLICE = 0.2  # seconds of a wait in dm-reverb between two looks at whether it was interrupted
-_SETTLE = 5.0  # seconds in which a server that is not held up by a rate limiter confirms items
+_SLICE = 0.2  # seconds of a wait in dm-reverb between two checks whether it was interrupted
+_SETTLE = 5.0  # seconds within which a server confirms items that no rate limiter delays
 _STRUCTURES = "structure"  # the stream of the descriptions of structures
 
 
 class ReverbWriter(contracts.Writer):
     """See `contracts.Writer`.
 
-    It differs in two ways. `create_items` returns no keys: dm-reverb does not tell them. The items are on
-    their way when it returns, at most `max_in_flight_items` of them if the client is concurrent. A writer
-    that is dropped without `close` is closed with timeout 0.
+    It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it
+    returns, items may still be in flight, at most `max_in_flight_items` if the client is concurrent. A writer
+    that is garbage-collected is closed with timeout 0.
     """
 
     _closed = True  # for `__del__`, if `__init__` fails
 
     def __init__(self, tables: ServerTables, max_in_flight_items: int | None = None) -> None:
         if max_in_flight_items is not None and max_in_flight_items < 1:
-            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None")
+            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self._tables = tables
         self._store = RowStore()
         self._rows = HeldRows(self._store)
@@ -64,7 +64,7 @@ class ReverbWriter(contracts.Writer):
         self._writer: Any = None
         self._window = 0
         self._num_steps = 0
-        # For each stream, the step that a row was sent as.
+        # For each stream, the step of each row that was sent.
         self._sent: dict[str, dict[int, int]] = {_STRUCTURES: {}}
         self._histories: dict[str, Any] = {}
         self._structures: list[Layout] = []
@@ -78,10 +78,10 @@ class ReverbWriter(contracts.Writer):
         with self._lock:
             self._check_open()
             if stream == _STRUCTURES:
-                raise ValueError(f"stream: {stream!r} is taken; use another name")
+                raise ValueError(f"stream: got {stream!r}, which is reserved. Use another name.")
             rows = self._rows.append(stream, columns, rows)
             sent = self._sent.setdefault(stream, {})
-            for row in rows.tolist() if sent else ():  # they hold something new
+            for row in rows.tolist() if sent else ():  # their contents have changed
                 sent.pop(row, None)
                 sent.pop(~row, None)
             return rows
@@ -111,19 +111,19 @@ class ReverbWriter(contracts.Writer):
                 priorities = check_priorities(priorities, len(index))
                 self._tables.saw_priorities(table, priorities)
             self._make_writer(layout)
-            # Waits between bursts, so that there are never many more in flight.
+            # Waits between bursts, which bounds the number of items in flight.
             burst = max(1, self._max_in_flight // 2)
             late: DeadlineExceededError | None = None
             for i, line in enumerate(index.tolist()):
                 if i % burst == 0 and late is None and self._tables.concurrent:
                     try:
                         self._wait_for(max(0, self._max_in_flight - burst), deadline)
-                    except DeadlineExceededError as error:  # the rest waits in dm-reverb's writer
+                    except DeadlineExceededError as error:  # the other items wait in dm-reverb's writer
                         late = error
                 columns = self._columns(layout, line, None if lengths is None else lengths[i].tolist())
                 if described:
                     at = self._structures.index(layout)
-                    step = self._step(_STRUCTURES, at)  # makes the column
+                    step = self._step(_STRUCTURES, at)  # creates the column
                     columns.insert(0, self._history(_STRUCTURES, str(at))[step])
                 self._writer.create_item(table, float(priorities[i]), columns)
                 self._unconfirmed = True
@@ -133,7 +133,7 @@ class ReverbWriter(contracts.Writer):
 
     @property
     def num_pending(self) -> int:
-        """The smallest number of unconfirmed items that dm-reverb agrees to wait for at once."""
+        """Number of unconfirmed items: the smallest for which dm-reverb's `flush` returns at once."""
         with self._lock:
             if not self._unconfirmed or self._flush_for(0, 0.001):
                 return 0
@@ -163,9 +163,10 @@ class ReverbWriter(contracts.Writer):
         self._before_read = method
 
     def settle(self) -> None:
-        """Waits until what was created is in its table, as far as the rate limiters let it in.
+        """Waits until the created items are in their tables, as far as the rate limiters let them in.
 
-        Does nothing while another thread is inside this writer: it may wait for the very reader that asks.
+        Does nothing while another thread is inside this writer: that thread may wait for the reader that
+        calls.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -202,7 +203,7 @@ class ReverbWriter(contracts.Writer):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ServerClosed("the writer was closed")
+            raise ServerClosed("The writer was closed.")
         self._late.check()
 
     def __del__(self) -> None:
@@ -217,7 +218,7 @@ class ReverbWriter(contracts.Writer):
     # Sending.
 
     def _make_writer(self, layout: Layout) -> None:
-        """A trajectory writer whose window holds any item of this layout, beside as much again."""
+        """Creates a trajectory writer whose window is twice as long as an item of this layout."""
         window = max(_WINDOW, 4 * (layout.width + 1))
         if self._window >= window:
             return
@@ -232,10 +233,10 @@ class ReverbWriter(contracts.Writer):
             sent.clear()
 
     def _step(self, stream: str, row: int, before: int = -1) -> int:
-        """A step that holds the row; sends it if the writer has not got it, or not for much longer.
+        """Returns a step that holds the row; sends the row if the writer does not keep it long enough.
 
-        It is another step than `before`, the one that goes before it in the item: dm-reverb takes the same
-        chunk twice in a row for one of twice the length. So rows that are repeated have a twin.
+        The step differs from `before`, the step before it in the item: dm-reverb reads the same chunk twice
+        in a row as one chunk of twice the length. Repeated rows are therefore sent twice.
         """
         sent = self._sent[stream]
         key = row
@@ -243,7 +244,7 @@ class ReverbWriter(contracts.Writer):
         if step == before and step is not None:
             key = ~row
             step = sent.get(key)
-        # Half of the window is for rows that the item at hand may still bring in.
+        # Half of the window is for rows that the current item may add.
         if step is not None and self._num_steps - step <= self._window // 2:
             return step
         if stream == _STRUCTURES:
@@ -262,7 +263,7 @@ class ReverbWriter(contracts.Writer):
         return step
 
     def _columns(self, layout: Layout, line: list[int], lengths: list[int] | None) -> list[Any]:
-        """What dm-reverb's `create_item` takes for one line of the index."""
+        """Returns the arguments of dm-reverb's `create_item` for one line of the index."""
         groups: list[list[int]] = []
         for number, (group, at) in enumerate(zip(layout.groups, layout.offsets, strict=True)):
             count = group.length if lengths is None or not group.ragged else lengths[number]
@@ -283,11 +284,11 @@ class ReverbWriter(contracts.Writer):
     # Waiting.
 
     def _flush_for(self, in_flight: int, seconds: float) -> bool:
-        """Whether at most `in_flight` items are unconfirmed within `seconds`."""
+        """Returns whether at most `in_flight` items are unconfirmed within `seconds`."""
         from reverb import errors
 
         try:
-            # In dm-reverb 0 would wait without limit.
+            # In dm-reverb, 0 waits without a limit.
             self._writer.flush(in_flight, max(1, int(seconds * 1000)))
         except errors.DeadlineExceededError:
             return False
@@ -296,7 +297,7 @@ class ReverbWriter(contracts.Writer):
     def _wait_for(self, in_flight: int, deadline: float | None) -> None:
         """Waits until at most `in_flight` items are unconfirmed.
 
-        Only a rate limiter makes the deadline pass: a server that is merely busy gets some seconds.
+        Raises `DeadlineExceededError` only if a rate limiter refuses items: a busy server gets a few seconds.
         """
         busy_until = time.monotonic() + _SETTLE
         while self._unconfirmed:
@@ -305,9 +306,9 @@ class ReverbWriter(contracts.Writer):
                 self._unconfirmed = in_flight > 0
                 return
             if self._tables.interrupted:
-                raise ServerClosed("the client was interrupted while its items waited for room")
+                raise ServerClosed("The client was interrupted while its items waited for room.")
             late = deadline is not None and time.monotonic() >= deadline
             if late and (time.monotonic() > busy_until or not self._tables.all_have_room()):
                 raise DeadlineExceededError(
-                    f"more than {in_flight} items still wait for room in their tables"
+                    f"More than {in_flight} items still wait for room in their tables."
                 )

@@ -1,4 +1,4 @@
-"""Reverb's own interface: writers of single steps, on top of our writer of batches."""
+"""Reverb's interface: writers of single steps, on top of the batch writer."""
 
 from framework.replay.reverb_api import reverb_types, structured
 from framework.replay.reverb_api.client import ReverbApi

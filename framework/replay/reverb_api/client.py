@@ -14,27 +14,27 @@ from framework.types import Nest
 
 
 class ReverbApi:
-    """Reverb's single steps and single samples for classes that are a `contracts.Client`."""
+    """Reverb's methods for single steps and samples; a mixin for implementations of `contracts.Client`."""
 
-    #: Where other processes reach the server; None if none can.
+    #: Address of the server for other processes; None if they cannot reach it.
     address: str | None
 
     @property
     def server_address(self) -> str:
-        """Where the server is, `host:port` for TCP; ValueError if it serves this process only."""
+        """Address of the server, `host:port` for TCP; `ValueError` if it serves this process only."""
         if not self.address:
-            raise ValueError("server_address: the tables are in this process only and have no address")
+            raise ValueError("server_address: got tables of this process only, which have no address.")
         return self.address.removeprefix("tcp://")
 
     def insert(self: contracts.Client, data: Nest, priorities: Mapping[str, float]) -> None:
         """Inserts one item of one step into each table of `priorities`; the data is stored once.
 
-        ::
-
-            client.insert({"x": 1.0}, {"replay": 2.0, "queue": 1.0})
+        ```python
+        client.insert({"x": 1.0}, {"replay": 2.0, "queue": 1.0})
+        ```
         """
         if not priorities:
-            raise ValueError("priorities: got none, expected {table: priority} with at least one table")
+            raise ValueError("priorities: got none, expected {table: priority} with at least one table.")
         with Writer(self, 1, max_in_flight_items=1) as writer:
             writer.append(data)
             for table, priority in priorities.items():
@@ -47,15 +47,15 @@ class ReverbApi:
         validate_items: bool = True,
         get_signature_timeout_ms: int | None = None,
     ) -> TrajectoryWriter:
-        """A writer of items that may refer to the last `num_keep_alive_refs` steps.
+        """Returns a writer of items that may refer to the last `num_keep_alive_refs` steps.
 
-        `validate_items` and `get_signature_timeout_ms`, of newer and older versions of Reverb, are without
+        `validate_items` and `get_signature_timeout_ms`, of newer and older versions of Reverb, have no
         effect: the tables check every item.
         """
         return TrajectoryWriter(self, num_keep_alive_refs)
 
     def structured_writer(self: contracts.Client, configs: Sequence[Config]) -> StructuredWriter:
-        """A writer that creates items by patterns; see `framework.replay.structured`."""
+        """Returns a writer that creates items by patterns; see `framework.replay.structured`."""
         return StructuredWriter(self, configs)
 
     def writer(
@@ -65,7 +65,7 @@ class ReverbApi:
         chunk_length: int | None = None,
         max_in_flight_items: int | None = 25,
     ) -> Writer:
-        """Reverb's older writer, whose items are the last steps, whole; see `Writer`."""
+        """Returns Reverb's older writer, whose items are the last whole steps; see `Writer`."""
         return Writer(self, max_sequence_length, delta_encoded, chunk_length, max_in_flight_items)
 
     def sample(
@@ -77,23 +77,23 @@ class ReverbApi:
         unpack_as_table_signature: bool = False,
         timeout: float | None = None,
     ) -> Iterator[ReplaySample | list[ReplaySample]]:
-        """`num_samples` samples, one after another; each counts when it is yielded.
+        """Yields `num_samples` samples; each counts when it is yielded.
 
         Args:
-          table: name.
-          num_samples: how many.
-          emit_timesteps: each sample is a list of `ReplaySample`, one for each time step, which needs columns
-            of one length; otherwise it is one `ReplaySample`.
-          unpack_as_table_signature: the data is a nest, the table's signature or, if it has none, that which
-            was written; otherwise it is the list of its leaves.
-          timeout: seconds for each sample; None waits without limit.
+          table: name of the table.
+          num_samples: number of samples.
+          emit_timesteps: whether each sample is a list of `ReplaySample`, one per time step, which requires
+            columns of equal length. If False, it is one `ReplaySample`.
+          unpack_as_table_signature: whether the data is a nest: the table's signature or, without one, the
+            nest that was written. If False, it is the list of its leaves.
+          timeout: seconds for each sample; None waits without a limit.
 
         Raises:
-          ValueError: the columns of an item that is to be split have different lengths.
-          DeadlineExceededError: the timeout is over.
+          ValueError: The columns of an item that is to be split have different lengths.
+          DeadlineExceededError: The timeout is over.
         """
         if num_samples < 1:
-            raise ValueError(f"num_samples: got {num_samples}, expected at least 1")
+            raise ValueError(f"num_samples: got {num_samples}, expected at least 1.")
         return _samples(self, table, num_samples, emit_timesteps, unpack_as_table_signature, timeout)
 
 

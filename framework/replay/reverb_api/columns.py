@@ -24,9 +24,9 @@ class Step:
 
 
 class Steps:
-    """The steps since the last reset, open step included. The oldest ones may be forgotten.
+    """The steps since the last reset, including the open step. The oldest steps may be forgotten.
 
-    All columns of a writer look at the same steps, so that one index names one step in each of them.
+    All columns of a writer share the steps, so that one index means the same step in each column.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Steps:
         return self.kept.popleft()
 
     def clear(self) -> list[Step]:
-        """Begins a new history and returns the steps of the old one."""
+        """Starts a new history and returns the steps of the old one."""
         steps = list(self.kept)
         self.kept.clear()
         self.num_forgotten = 0
@@ -68,16 +68,16 @@ class TrajectoryColumn:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the data."""
+        """The dtype of the data."""
         return self.steps[0].data[self.path].dtype
 
     @property
     def is_squeezed(self) -> bool:
-        """Whether it is one step without a time axis."""
+        """Whether this is one step without a time axis."""
         return self.squeeze
 
     def numpy(self) -> np.ndarray:
-        """A copy of the data."""
+        """Returns a copy of the data."""
         if self.squeeze:
             return self.steps[0].data[self.path].copy()
         return np.stack([step.data[self.path] for step in self.steps])
@@ -86,7 +86,7 @@ class TrajectoryColumn:
         return len(self.steps)
 
     def __getitem__(self, index: Index) -> TrajectoryColumn:
-        """Some of these steps; an int index drops the time axis."""
+        """Selects some of these steps; an int index drops the time axis."""
         if isinstance(index, slice):
             steps = self.steps[index]
         elif isinstance(index, int):
@@ -94,7 +94,9 @@ class TrajectoryColumn:
         else:
             steps = tuple(self.steps[at] for at in index)
         if not steps:
-            raise ValueError(f"{self!r}: {index} selects none of {len(self)} steps, expected at least one")
+            raise ValueError(
+                f"{self!r}: got index {index}, expected one that selects at least one of {len(self)} steps."
+            )
         return TrajectoryColumn(self.path, steps, isinstance(index, int), self.source)
 
     def __iter__(self) -> Iterator[TrajectoryColumn]:
@@ -105,7 +107,7 @@ class TrajectoryColumn:
 
 
 class ColumnHistory:
-    """One column since the last reset. An index counts all steps, also those that the writer has forgotten.
+    """One column since the last reset. An index counts all steps, including those already forgotten.
 
     `history[-1]` is one step; `history[-3:]`, `history[::2]` and `history[[0, 2]]` are several, in the order
     of the index.
@@ -113,12 +115,12 @@ class ColumnHistory:
 
     def __init__(self, path: str, keep: int, steps: Steps):
         self.path = path
-        #: How many of the last steps can be referred to.
+        #: Number of the last steps that items can refer to.
         self.keep = keep
         self._steps = steps
 
     def has(self, at: int) -> bool:
-        """Whether step `at >= 0` is kept and has data in this column."""
+        """Returns whether step `at >= 0` is kept and has data in this column."""
         return self._oldest() <= at < len(self) and (
             self.path in self._steps.kept[at - self._steps.num_forgotten].data
         )
@@ -130,11 +132,11 @@ class ColumnHistory:
         return len(self._steps)
 
     def __getitem__(self, index: Index) -> TrajectoryColumn:
-        """The steps that `index` selects; an int index drops the time axis.
+        """Selects steps; an int index drops the time axis.
 
         Raises:
-          ValueError: it selects no step, or one that is no longer kept or has no data in this column.
-          IndexError: there is no such step.
+          ValueError: The index selects no step, or one that is no longer kept or has no data in this column.
+          IndexError: There is no such step.
         """
         length = len(self._steps)
         squeeze = False
@@ -146,7 +148,8 @@ class ColumnHistory:
             numbers = index
         if not len(numbers):
             raise ValueError(
-                f"history of {self.path!r}: {index} selects none of {length} steps, expected at least one"
+                f"history of {self.path!r}: got index {index}, expected one that selects at least one of "
+                f"{length} steps."
             )
         path, kept, first, oldest = self.path, self._steps.kept, self._steps.num_forgotten, self._oldest()
         steps = []
@@ -160,7 +163,7 @@ class ColumnHistory:
     def _missing(self, number: int, at: int) -> Exception:
         length = len(self._steps)
         if not 0 <= at < length:
-            return IndexError(f"history of {self.path!r}: step {number} is not among {length} steps")
+            return IndexError(f"history of {self.path!r}: got step {number}, expected one of {length} steps.")
         if at < self._oldest():
             why = f"is no longer kept: num_keep_alive_refs is {self.keep}"
         else:
@@ -168,7 +171,7 @@ class ColumnHistory:
         return ValueError(f"history of {self.path!r}: step {number} {why}")
 
     def __iter__(self) -> Iterator[TrajectoryColumn | None]:
-        """Each step since the last reset; None for those without data or no longer kept."""
+        """Yields each step since the last reset; None for steps without data or no longer kept."""
         return (self[at] if self.has(at) else None for at in range(len(self)))
 
     def __repr__(self) -> str:

@@ -1,11 +1,11 @@
-"""Reverb's older writer, `client.writer`: an item is the last steps, all columns of them.
+"""Reverb's older writer, `client.writer`: an item holds all columns of the last steps.
 
-::
-
-    with client.writer(max_sequence_length=3) as writer:
-        for step in steps:
-            writer.append(step)
-        writer.create_item("replay", num_timesteps=3, priority=1.0)
+```python
+with client.writer(max_sequence_length=3) as writer:
+    for step in steps:
+        writer.append(step)
+    writer.create_item("replay", num_timesteps=3, priority=1.0)
+```
 
 `trajectory_writer` does all of this and more.
 """
@@ -21,14 +21,14 @@ from framework.types import Nest
 
 
 class Writer:
-    """See the module. For one thread.
+    """Writes items of whole steps; see the module docstring. For one thread.
 
     Args:
       client: any client of `framework.replay`.
-      max_sequence_length: the most steps of an item; older steps are forgotten.
-      delta_encoded: without effect; rows are stored as they are.
-      chunk_length: without effect, in [1, `max_sequence_length`].
-      max_in_flight_items: `create_item` waits while more items wait for room in their tables. None for
+      max_sequence_length: largest number of steps in an item; the writer forgets older steps.
+      delta_encoded: no effect; rows are stored as they are.
+      chunk_length: no effect; in [1, `max_sequence_length`].
+      max_in_flight_items: `create_item` waits while more items wait for room in their tables. None means
         1,000,000.
     """
 
@@ -41,14 +41,14 @@ class Writer:
         max_in_flight_items: int | None = 25,
     ):
         if max_sequence_length < 1:
-            raise ValueError(f"max_sequence_length: got {max_sequence_length}, expected at least 1")
+            raise ValueError(f"max_sequence_length: got {max_sequence_length}, expected at least 1.")
         if chunk_length is not None and not 1 <= chunk_length <= max_sequence_length:
             raise ValueError(
                 f"chunk_length: got {chunk_length}, expected 1 to max_sequence_length {max_sequence_length}"
             )
         in_flight = UNLIMITED if max_in_flight_items is None else max_in_flight_items
         if in_flight < 1:
-            raise ValueError(f"max_in_flight_items: got {in_flight}, expected at least 1 or None")
+            raise ValueError(f"max_in_flight_items: got {in_flight}, expected at least 1 or None.")
         self._longest = max_sequence_length
         self._writer = TrajectoryWriter(client, max_sequence_length, max_in_flight_items=in_flight)
         self._pack: nests.Pack | None = None
@@ -56,12 +56,12 @@ class Writer:
         self._closed = False
 
     def append(self, data: Nest) -> None:
-        """Appends one step, a nest with as many leaves, of the same shapes and dtypes, each time.
+        """Appends one step. The number of leaves, their shapes and dtypes are those of the first step.
 
         Items have the nest of the first step.
 
         Raises:
-          ValueError: it is not like the steps before. Nothing is written.
+          ValueError: The step differs from the first one. Nothing is written.
         """
         leaves, structure = nests.flatten(data)
         if self._pack is None:
@@ -69,7 +69,7 @@ class Writer:
         if len(leaves) != self._num_leaves or any(leaf is None for leaf in leaves):
             raise ValueError(
                 f"append: got a step with leaves {nests.paths(structure)}, expected {self._num_leaves} "
-                "arrays, no None, as in the first step"
+                "arrays, no None, as in the first step."
             )
         self._writer.append(leaves)
 
@@ -81,7 +81,7 @@ class Writer:
         if len(lengths) != 1 or None in lengths:
             raise ValueError(
                 f"append_sequence: got leaves of shapes {[array.shape for array in arrays]}, expected one "
-                "leading axis [T, ...] in all of them"
+                "leading axis [T, ...] in all of them."
             )
         pack = nests.packer(structure)
         for step in zip(*arrays, strict=True):
@@ -93,8 +93,9 @@ class Writer:
         The table's signature may describe the item or one step of it.
 
         Raises:
-          ValueError: fewer steps were appended, the table is unknown, the priority is not valid or the steps
-            do not match the table's signature.
+          ValueError: Fewer steps were appended, the table is unknown, the priority is invalid, or the steps
+          do
+            not match the table's signature.
         """
         available = min(self._writer.episode_steps, self._longest)
         if not 1 <= num_timesteps <= available or self._pack is None:
@@ -106,26 +107,26 @@ class Writer:
         return self._writer.create_item(table, priority, item, whole_steps=True)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until all items are in their tables; DeadlineExceededError after `timeout` seconds."""
+        """Waits until all items are in their tables; `DeadlineExceededError` after `timeout` seconds."""
         self._writer.flush(timeout=timeout)
 
     def close(self, retry_on_unavailable: bool = True, timeout: float | None = None) -> int:
-        """Flushes for up to `timeout` seconds (not at all if not `retry_on_unavailable`) and ends the writer.
+        """Flushes for up to `timeout` seconds (not if `retry_on_unavailable` is False) and closes the writer.
 
         Returns:
-          How many items were dropped.
+          The number of items that were dropped.
 
         Raises:
-          ValueError: it was closed before.
+          ValueError: The writer was closed before.
         """
         if self._closed:
-            raise ValueError("close: this writer is closed already")
+            raise ValueError("close: the writer is already closed.")
         self._closed = True
         return self._writer.close(timeout if retry_on_unavailable else 0)
 
     def __enter__(self) -> Writer:
         if self._closed:
-            raise ValueError("this writer is closed; make another")
+            raise ValueError("The writer is closed. Create a new one.")
         return self
 
     def __exit__(self, *error: object) -> None:

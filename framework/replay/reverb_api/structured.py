@@ -1,15 +1,15 @@
-"""Reverb's `StructuredWriter`: steps in, and items come out where patterns say so.
+"""Reverb's `StructuredWriter`: creates items from steps by patterns and conditions.
 
-::
+```python
+step = structured.create_reference_step({"observation": None, "reward": None})
+pattern = {"o": step["observation"][-3:], "r": step["reward"][-1]}
+config = structured.create_config(
+    pattern, "replay", conditions=[structured.Condition.step_index() % 2 == 0]
+)
+writer = client.structured_writer([config])
+```
 
-    step = structured.create_reference_step({"observation": None, "reward": None})
-    pattern = {"o": step["observation"][-3:], "r": step["reward"][-1]}
-    config = structured.create_config(
-        pattern, "replay", conditions=[structured.Condition.step_index() % 2 == 0]
-    )
-    writer = client.structured_writer([config])
-
-A pattern names the leaves of a step by their place in the flattened step, whatever their names are.
+A pattern refers to the leaves of a step by their position in the flattened step, not by name.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
 from framework.replay.types import TensorSpec
 from framework.types import Nest
 
-# Reads the last steps of a leaf: (place of the leaf, number of steps) -> [L, ...].
+# Reads the last steps of a leaf: (position of the leaf, number of steps) -> [L, ...].
 Reader = Callable[[int, int], np.ndarray]
 # The priority of an item, from the steps that its pattern covers and their number.
 PriorityFn = Callable[[Reader, int], float]
 
 
 class Reference:
-    """A leaf of the step. Index it with negative numbers to say which of the last steps an item gets."""
+    """A leaf of the step. Negative indices select which of the last steps an item gets."""
 
     __slots__ = ("leaf", "path")
 
@@ -49,13 +49,13 @@ class Reference:
             if start is None or start >= 0 or (stop is not None and not start < stop < 0) or step < 1:
                 raise ValueError(
                     f"pattern of {self.path!r}: got [{start}:{index.stop}:{index.step}], expected a negative "
-                    "start, a later stop that is negative or None, and a positive stride"
+                    "start, a later stop that is negative or None, and a positive stride."
                 )
             return Pattern(self.leaf, self.path, range(start, stop or 0, step), False)
         if isinstance(index, (int, np.integer)) and index < 0:
             return Pattern(self.leaf, self.path, range(index, index + 1), True)
         raise ValueError(
-            f"pattern of {self.path!r}: got index {index!r}, expected a negative number or a slice"
+            f"pattern of {self.path!r}: got index {index!r}, expected a negative number or a slice."
         )
 
 
@@ -71,7 +71,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Moment:
-    """What conditions look at; see `Condition`."""
+    """The state that conditions test; see `Condition`."""
 
     step_index: int
     steps_since_applied: int
@@ -84,31 +84,33 @@ class Condition:
 
     def __init__(self, test: Callable[[Moment], bool], at_end: bool = False):
         self.test = test
-        #: Whether it asks for the end of an episode: its config is applied only there.
+        #: Whether it tests for the end of an episode; its config is applied only there.
         self.at_end = at_end
 
     @staticmethod
     def step_index() -> Quantity:
-        """The number of the step in its episode, from 0."""
+        """Returns the number of the step in its episode, from 0."""
         return Quantity(lambda moment: moment.step_index)
 
     @staticmethod
     def steps_since_applied() -> Quantity:
-        """Steps, of any episode, since the config was applied last or the writer was made; this one
-        included."""
+        """Returns the number of steps since the config was last applied or the writer was created.
+
+        It counts steps of all episodes, including the current one.
+        """
         return Quantity(lambda moment: moment.steps_since_applied)
 
     @staticmethod
     def is_end_episode() -> Condition:
-        """The call is `end_episode`; the last step of the episode is the last of the pattern."""
+        """Holds in `end_episode`; the last step of the episode is the last step of the pattern."""
         return Condition(lambda moment: moment.is_end_episode, at_end=True)
 
     @staticmethod
     def data(step_structure: Nest) -> Nest:
-        """The nest of the step's values: `Condition.data(step)["reward"] >= 1`.
+        """Returns the nest of the step's values: `Condition.data(step)["reward"] >= 1`.
 
-        No comparison holds in a step that has None there. ValueError, when it is looked at, for a value that
-        is no scalar.
+        No comparison holds in a step that has None at the leaf. A comparison raises `ValueError` if the value
+        is not a scalar.
         """
         leaves, structure = nests.flatten(step_structure)
         return nests.packer(structure)([_value_of(leaf) for leaf in range(len(leaves))])
@@ -119,7 +121,7 @@ def _value_of(leaf: int) -> Quantity:
         data = moment.read(leaf)
         if data is not None and data.size != 1:
             raise ValueError(
-                f"condition on leaf {leaf} of the step: got shape {data.shape}, expected a scalar"
+                f"condition on leaf {leaf} of the step: got shape {data.shape}, expected a scalar."
             )
         return None if data is None else data.reshape(()).item()
 
@@ -169,7 +171,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Config:
-    """Items of `table` with the nest `pattern`, whenever all `conditions` hold."""
+    """Creates items of `table` with the nest `pattern` whenever all `conditions` hold."""
 
     pattern: Nest
     table: str
@@ -183,44 +185,48 @@ class Config:
 
     @property
     def lookback(self) -> int:
-        """How many steps the history must have."""
+        """Number of steps that the history must have."""
         return max(-leaf.steps[0] for leaf in self.flat)
 
     @property
     def at_end(self) -> bool:
-        """Whether it is applied at the end of episodes only."""
+        """Whether the config is applied at the end of episodes only."""
         return any(condition.at_end for condition in self.conditions)
 
 
 def create_reference_step(step_structure: Nest) -> Nest:
-    """A nest like `step_structure` with a `Reference` at each leaf."""
+    """Returns a nest like `step_structure` with a `Reference` at each leaf."""
     _, structure = nests.flatten(step_structure)
     paths = nests.paths(structure)
     return nests.packer(structure)([Reference(leaf, path) for leaf, path in enumerate(paths)])
 
 
 def pattern_from_transform(step_structure: Nest, transform: Callable[[Nest], Nest]) -> Nest:
-    """`transform(create_reference_step(step_structure))`."""
+    """Returns `transform(create_reference_step(step_structure))`."""
     return transform(create_reference_step(step_structure))
 
 
 def constant_priority_fn(value: float) -> PriorityFn:
-    """Every item has the priority `value`."""
+    """Returns a priority function that gives every item the priority `value`."""
     if not 0.0 <= value < float("inf"):
-        raise ValueError(f"priority: got {value}, expected a finite number >= 0")
+        raise ValueError(f"priority: got {value}, expected a finite number >= 0.")
     return lambda read, lookback: value
 
 
 def td_error(
     max_priority_weight: float, step_structure: Nest, get_field_from_step_fn: Callable[[Nest], Reference]
 ) -> PriorityFn:
-    """`w * max |td| + (1 - w) * mean |td|` over the steps of the item (Kapturowski et al. 2019, R2D2).
+    """Returns a priority function of TD errors: `w * max |td| + (1 - w) * mean |td|` over an item's steps.
 
-    `get_field_from_step_fn` picks the leaf with the temporal-difference errors from a reference step of
-    `step_structure`; w is `max_priority_weight`, 0 to 1.
+    The formula is that of R2D2 (Kapturowski et al. 2019).
+
+    Args:
+      max_priority_weight: the weight w, in [0, 1].
+      step_structure: the nest of a step.
+      get_field_from_step_fn: takes a reference step and returns its leaf with the TD errors.
     """
     if not 0.0 <= max_priority_weight <= 1.0:
-        raise ValueError(f"max_priority_weight: got {max_priority_weight}, expected 0 to 1")
+        raise ValueError(f"max_priority_weight: got {max_priority_weight}, expected 0 to 1.")
     leaf = get_field_from_step_fn(create_reference_step(step_structure)).leaf
 
     def priority(read: Reader, lookback: int) -> float:
@@ -236,47 +242,47 @@ def create_config(
     conditions: Sequence[Condition] = (),
     priority: PriorityFn | None = None,
 ) -> Config:
-    """A `Config`; the priority is 1 if none is given."""
+    """Returns a `Config`; the priority of its items is 1 by default."""
     leaves, structure = nests.flatten(pattern)
     if not leaves:
-        raise ValueError("pattern: got a nest without leaves, expected at least one step[...][...]")
+        raise ValueError("pattern: got a nest without leaves, expected at least one step[...][...].")
     for path, leaf in zip(nests.paths(structure), leaves, strict=True):
         if not isinstance(leaf, Pattern):
             raise ValueError(
-                f"pattern, leaf {path!r}: got {type(leaf).__name__}, expected step[...][negative index]"
+                f"pattern, leaf {path!r}: got {type(leaf).__name__}, expected step[...][negative index]."
             )
     for condition in conditions:
         if not isinstance(condition, Condition):
             raise ValueError(
-                f"conditions: got {type(condition).__name__}, expected a comparison of Condition.…()"
+                f"conditions: got {type(condition).__name__}, expected a comparison of Condition.…()."
             )
     return Config(pattern, table, tuple(conditions), priority or constant_priority_fn(1.0))
 
 
 def unpack_pattern(config: Config) -> Nest:
-    """The nest of a config's pattern."""
+    """Returns the nest of a config's pattern."""
     return config.pattern
 
 
 def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
-    """The signature of a table that gets the items of these configs: a nest of `TensorSpec`.
+    """Returns the signature of a table for the items of `configs`: a nest of `TensorSpec`.
 
     Args:
-      configs: of one table and one nest. Their patterns may differ in length: that dimension is None then.
-      step_spec: nest of the step with anything that has `shape` and `dtype`, also TensorFlow's.
+      configs: configs of one table and one nest. If their patterns differ in length, the dimension is None.
+      step_spec: nest of the step; leaves have `shape` and `dtype`, as TensorFlow's specs do.
 
     Raises:
-      ValueError: no configs; several tables; different nests, dtypes or shapes of a step; or a leaf that the
-        step does not have.
+      ValueError: There are no configs, they are for several tables, their nests, dtypes or shapes differ, or
+        the step lacks a leaf of a pattern.
     """
     if not configs:
-        raise ValueError("configs: got none, expected at least one")
+        raise ValueError("configs: got none, expected at least one.")
     names = sorted({config.table for config in configs})
     if len(names) > 1:
-        raise ValueError(f"configs: got some for tables {names}, expected all for one table")
+        raise ValueError(f"configs: got tables {names}, expected one table.")
     structure = nests.flatten(configs[0].pattern)[1]
     if any(nests.flatten(config.pattern)[1] != structure for config in configs):
-        raise ValueError("configs: got patterns of different nests for one table, expected one kind")
+        raise ValueError("configs: got patterns of different nests for one table, expected one kind.")
     flat_step = [TensorSpec.of(spec) for spec in nests.flatten(step_spec)[0]]
     flats = zip(*[config.flat for config in configs], strict=True)
     specs = [
@@ -286,16 +292,16 @@ def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
 
 
 def _spec_of(path: str, step: Sequence[TensorSpec], patterns: Sequence[Pattern]) -> TensorSpec:
-    """The spec of one leaf of the items of all configs."""
+    """Returns the spec of one leaf of the items of all configs."""
     for pattern in patterns:
         if pattern.leaf >= len(step):
             raise ValueError(
-                f"pattern of {pattern.path!r}: got leaf {pattern.leaf}, the step has {len(step)}"
+                f"pattern of {pattern.path!r}: got leaf {pattern.leaf}, expected one of {len(step)} leaves."
             )
     kinds = {(p.squeeze, step[p.leaf].dtype, step[p.leaf].shape) for p in patterns}
     if len(kinds) > 1:
         raise ValueError(
-            f"configs, leaf {path!r}: got {sorted(map(str, kinds))} in one table, expected one kind"
+            f"configs, leaf {path!r}: got {sorted(map(str, kinds))} in one table, expected one kind."
         )
     squeeze, dtype, shape = kinds.pop()
     lengths = {len(pattern.steps) for pattern in patterns}
@@ -304,24 +310,24 @@ def _spec_of(path: str, step: Sequence[TensorSpec], patterns: Sequence[Pattern])
 
 
 class StructuredWriter:
-    """Creates an item after a step for each config whose steps are all there and whose conditions hold.
+    """After each step, creates an item for each config whose steps exist and whose conditions hold.
 
-    Configs with `Condition.is_end_episode()` are looked at in `end_episode` only, the others after complete
+    Configs with `Condition.is_end_episode()` are applied in `end_episode` only, the others after complete
     steps only.
 
     Args:
       client: any client of `framework.replay`.
-      configs: from `create_config`.
+      configs: configs made by `create_config`.
     """
 
     def __init__(self, client: contracts.Client, configs: Sequence[Config]):
         if not configs:
-            raise ValueError("configs: got none, expected at least one structured.create_config(...)")
+            raise ValueError("configs: got none, expected at least one structured.create_config(...).")
         self._configs = list(configs)
         self._flat = [config.flat for config in configs]
         self._packs = [nests.packer(nests.flatten(config.pattern)[1]) for config in configs]
         self._num_leaves = 1 + max(pattern.leaf for flat in self._flat for pattern in flat)
-        self._exact = False  # whether `_num_leaves` is that of the first step, rather than the least
+        self._exact = False  # whether `_num_leaves` is the first step's number rather than a lower bound
         self._writer = TrajectoryWriter(client, max(config.lookback for config in configs))
         self._since_applied = [0] * len(configs)
 
@@ -334,8 +340,8 @@ class StructuredWriter:
         """Appends a step, or a part of it; None at a leaf means that the step has no data there.
 
         Raises:
-          ValueError: the step has another number of leaves, dtype or shape than before, or fewer leaves than
-            a pattern refers to.
+          ValueError: The number of leaves, a dtype or a shape differs from the first step's, or a pattern
+            refers to a leaf that the step does not have.
         """
         leaves, structure = nests.flatten(data)
         if len(leaves) < self._num_leaves or (self._exact and len(leaves) > self._num_leaves):
@@ -381,7 +387,7 @@ class StructuredWriter:
     def end_episode(
         self, clear_buffers: bool = True, timeout_ms: int | None = None, timeout: float | None = None
     ) -> None:
-        """Applies the configs for the end of an episode, flushes, and begins a new episode."""
+        """Applies the configs for the end of an episode, flushes, and starts a new episode."""
         try:
             if self._writer.episode_steps:
                 self._apply(at_end=True)

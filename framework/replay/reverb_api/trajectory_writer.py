@@ -1,18 +1,19 @@
-"""Reverb's `TrajectoryWriter`: steps in, items that refer to any of the last steps out.
+"""Reverb's `TrajectoryWriter`: appends steps and creates items that refer to any of the last steps.
 
-::
+```python
+with client.trajectory_writer(num_keep_alive_refs=3) as writer:
+    writer.append({"observation": first})
+    for action, reward, observation in episode:
+        writer.append({"observation": observation, "action": action, "reward": reward})
+        if writer.episode_steps >= 3:
+            history = writer.history
+            item = {"o": history["observation"][-3:], "r": history["reward"][-1]}
+            key = writer.create_item("replay", 1.0, item)
+    writer.end_episode()
+```
 
-    with client.trajectory_writer(num_keep_alive_refs=3) as writer:
-        writer.append({"observation": first})
-        for action, reward, observation in episode:
-            writer.append({"observation": observation, "action": action, "reward": reward})
-            if writer.episode_steps >= 3:
-                history = writer.history
-                item = {"o": history["observation"][-3:], "r": history["reward"][-1]}
-                key = writer.create_item("replay", 1.0, item)
-        writer.end_episode()
-
-A step is one row, whatever number of items and tables refer to it. A row lives on while an item does.
+A step is one row, whatever the number of items and tables that refer to it. A row lives while an item refers
+to it.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ from framework.replay.errors import ServerClosed
 from framework.replay.reverb_api.columns import ColumnHistory, Step, Steps, TrajectoryColumn
 from framework.types import Nest
 
-# `create_item` never waits, as in Reverb: its queue of items that wait for room is as long as this.
+# As in Reverb, `create_item` practically never waits: this many items may wait for room.
 UNLIMITED = 1_000_000
 
 
 class TrajectoryWriter:
-    """See the module. For one thread. A writer that is dropped without `close` releases its rows.
+    """Writes steps and items; see the module docstring. For one thread.
+
+    A writer that is garbage-collected without `close` releases its rows.
 
     Args:
       client: any client of `framework.replay`.
-      num_keep_alive_refs: how many of the last steps items may refer to.
-      max_in_flight_items: how many items may wait for room in their tables before `create_item` waits.
+      num_keep_alive_refs: number of the last steps that items may refer to.
+      max_in_flight_items: number of items that may wait for room in their tables before `create_item` waits.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class TrajectoryWriter:
         max_in_flight_items: int = UNLIMITED,
     ):
         if num_keep_alive_refs < 1:
-            raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1")
+            raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1.")
         self._writer = client.batch_writer(max_in_flight_items)
         self._closed = False
         self._keep = self._longest = num_keep_alive_refs
@@ -69,7 +72,7 @@ class TrajectoryWriter:
 
     @property
     def episode_steps(self) -> int:
-        """Closed steps of this episode."""
+        """Number of closed steps of this episode."""
         return self._episode_steps
 
     @property
@@ -79,9 +82,9 @@ class TrajectoryWriter:
 
     @property
     def history(self) -> Nest:
-        """The nest of the steps with a `ColumnHistory` at each leaf; RuntimeError before the first step."""
+        """The nest of the steps with a `ColumnHistory` at each leaf; `RuntimeError` before a step."""
         if self._structure is None:
-            raise RuntimeError("history: nothing was appended yet")
+            raise RuntimeError("history: got no step yet. Call append() first.")
         if self._history is None:
             paths, structure = nests.flatten(self._structure)
             self._history = nests.packer(structure)([self._columns[path] for path in paths])
@@ -92,10 +95,10 @@ class TrajectoryWriter:
     ) -> None:
         """Sets for how many steps the column at `path`, `"a/b"` or `("a", "b")`, is kept from now on.
 
-        `max_chunk_length` is without effect: rows are stored one by one, there are no chunks.
+        `max_chunk_length` has no effect: rows are stored one by one, without chunks.
 
         Raises:
-          ValueError: not `1 <= max_chunk_length <= num_keep_alive_refs`.
+          ValueError: `1 <= max_chunk_length <= num_keep_alive_refs` does not hold.
         """
         name = path if isinstance(path, str) else "/".join(map(str, path)) or nests.ROOT
         if num_keep_alive_refs < 1:
@@ -116,12 +119,13 @@ class TrajectoryWriter:
         Args:
           data: nest of arrays and numbers; None at a leaf means that the step has no data there. Dicts, lists
             and tuples may have more leaves than before.
-          partial_step: the step stays open and the next `append` goes on with it. All columns count it.
+          partial_step: whether the step stays open, so that the next `append` continues it. All columns count
+            an open step.
 
         Raises:
-          ValueError: a dtype, a shape or the structure changed, or a column is in the step twice. Nothing is
+          ValueError: A dtype, a shape or the structure changed, or a column is in the step twice. Nothing is
             written.
-          StoreFullError: there is no room for the step. Nothing is written.
+          StoreFullError: There is no room for the step. Nothing is written.
         """
         self._check_open()
         leaves, shape = self._describe(data)
@@ -141,7 +145,7 @@ class TrajectoryWriter:
             rows = None if step.row is None else np.array([step.row])
             batch = {path: array[None] for path, array in arrays.items()}
             step.row = int(self._writer.append(self._stream, batch, rows)[0])
-        # Nothing below fails.
+        # Nothing below this line fails.
         for path, array in arrays.items():
             step.data[path] = array
         if not shape.merged:
@@ -158,28 +162,28 @@ class TrajectoryWriter:
         self._episode_steps += not partial_step
 
     def _check(self, path: str, value: object, step: Step) -> np.ndarray:
-        """A copy of `value`; ValueError if it does not fit its column."""
+        """Returns a copy of `value`; raises `ValueError` if it does not fit its column."""
         array = np.array(value)
         if path in step.data:
-            raise ValueError(f"append: column {path!r} is in this step already; a step has each column once")
+            raise ValueError(f"append: got column {path!r} twice in one step, expected each column once.")
         spec = self._specs.get(path)
         if spec is None:
             if array.dtype.hasobject:
                 raise ValueError(
-                    f"append: column {path!r}: got {type(value).__name__}, expected an array or a number"
+                    f"append: column {path!r}: got {type(value).__name__}, expected an array or a number."
                 )
         elif spec != (array.dtype, array.shape):
             raise ValueError(
                 f"append: column {path!r}: got {array.dtype}{list(array.shape)}, expected "
-                f"{spec[0]}{list(spec[1])} as before"
+                f"{spec[0]}{list(spec[1])} as before."
             )
         return array
 
     def _widen(self, specs: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> None:
-        """Moves the steps to a stream that has these columns too.
+        """Moves the steps to a stream that also has these columns.
 
-        Writers of the same columns share a stream. The columns are in its name, so that writers which begin
-        with the same columns and go on with different ones do not meet.
+        Writers of the same columns share a stream. The name of the stream contains the columns, so that
+        writers that start with the same columns and add different ones use different streams.
         """
         specs = {**self._specs, **specs}
         stream = f"steps-{zlib.crc32(repr(sorted(specs.items())).encode()):08x}"
@@ -209,17 +213,18 @@ class TrajectoryWriter:
         """Creates an item of `table` that refers to parts of the history.
 
         Args:
-          table: name.
-          priority: finite, >= 0.
-          trajectory: nest with `history[...][...]` at its leaves, each with a length of its own.
-          whole_steps: the table's signature may describe one step of the item.
+          table: name of the table.
+          priority: a finite number >= 0.
+          trajectory: nest with `history[...][...]` at its leaves, which may differ in length.
+          whole_steps: whether the table's signature may describe one step of the item.
 
         Returns:
           The item's key.
 
         Raises:
-          TypeError: a leaf is no part of a history.
-          ValueError: a leaf refers to steps that are no longer kept or to another writer's, the table is
+          TypeError: A leaf is not a part of a history.
+          ValueError: A leaf refers to steps that are no longer kept or to another writer's steps, the table
+          is
             unknown, or the trajectory does not match its signature.
         """
         self._check_open()
@@ -245,12 +250,14 @@ class TrajectoryWriter:
 
     def _rows(self, path: str, leaf: TrajectoryColumn) -> np.ndarray:
         if leaf.source is not self._steps:
-            raise ValueError(f"trajectory, leaf {path!r}: got steps of another writer, expected this one's")
+            raise ValueError(
+                f"trajectory, leaf {path!r}: got steps of another writer, expected this writer's."
+            )
         rows = [step.row for step in leaf.steps]
         if None in rows:
             raise ValueError(
-                f"trajectory, leaf {path!r}: a step that it refers to is no longer kept: "
-                f"num_keep_alive_refs is {self._keep}"
+                f"trajectory, leaf {path!r}: got a step that is no longer kept, expected one of the last "
+                f"{self._keep}. Increase num_keep_alive_refs."
             )
         return np.array(rows if leaf.squeeze else [rows], np.int64)
 
@@ -260,20 +267,24 @@ class TrajectoryWriter:
         """Waits until at most `block_until_num_items` items are not in their tables.
 
         Raises:
-          DeadlineExceededError: after `timeout` seconds (or `timeout_ms`). The items stay in the queue.
+          DeadlineExceededError: More items wait after `timeout` seconds (or `timeout_ms` milliseconds). They
+            stay in the queue.
         """
         self._check_open()
         if block_until_num_items < 0:
-            raise ValueError(f"block_until_num_items: got {block_until_num_items}, expected at least 0")
+            raise ValueError(f"block_until_num_items: got {block_until_num_items}, expected at least 0.")
         self._writer.flush(_seconds(timeout_ms, timeout), keep=block_until_num_items)
 
     def end_episode(
         self, clear_buffers: bool = True, timeout_ms: int | None = None, timeout: float | None = None
     ) -> None:
-        """Flushes, closes an open step and begins a new episode, even if the flush fails.
+        """Flushes, closes an open step and starts a new episode, even if the flush fails.
 
         Args:
-          clear_buffers: forget the history; otherwise later items may refer across the boundary.
+          clear_buffers: whether to forget the history; if not, later items may refer to earlier episodes.
+          block_until_num_items: as in `flush`.
+          timeout_ms: as in `flush`.
+          timeout: as in `flush`.
         """
         self._check_open()
         try:
@@ -286,7 +297,7 @@ class TrajectoryWriter:
                 self._release(self._steps.clear())
 
     def close(self, timeout: float | None = None) -> int:
-        """Flushes for up to `timeout` seconds and ends the writer; returns how many items were dropped."""
+        """Flushes for up to `timeout` seconds and closes the writer; returns the number of dropped items."""
         self._closed = True
         return self._writer.close(timeout)
 
@@ -298,14 +309,14 @@ class TrajectoryWriter:
             if error[0] is None:
                 self.flush()
         finally:
-            self.close(timeout=0)  # after an error do not wait for a rate limiter
+            self.close(timeout=0)  # after an error, do not wait for a rate limiter
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ServerClosed("the writer was closed")
+            raise ServerClosed("The writer was closed.")
 
     def _describe(self, nest: Nest) -> tuple[list[object], _Shape]:
-        # A flat dict is the common case: several times as fast.
+        # A flat dict is the common case; this path is several times as fast.
         flat = type(nest) is dict and not any(isinstance(leaf, (dict, list, tuple)) for leaf in nest.values())
         names = tuple(nest) if flat else ()
         if names and (known := self._shapes.get(names)):
@@ -322,9 +333,9 @@ class TrajectoryWriter:
 
 @dataclasses.dataclass(slots=True)
 class _Shape:
-    """The structure of a nest: the paths of its leaves, and how to put leaves back.
+    """The structure of a nest: the paths of its leaves, and a function that rebuilds the nest from leaves.
 
-    `merged` says whether the writer's columns cover it.
+    `merged` says whether the writer's columns cover the structure.
     """
 
     paths: list[str]
@@ -338,12 +349,12 @@ def _new_episode() -> int:
 
 def _seconds(timeout_ms: int | None, timeout: float | None) -> float | None:
     if timeout_ms is not None and timeout is not None:
-        raise ValueError(f"got timeout_ms={timeout_ms} and timeout={timeout}, expected one of them")
+        raise ValueError(f"timeout: got timeout_ms={timeout_ms} and timeout={timeout}, expected one of them.")
     return timeout if timeout_ms is None else timeout_ms / 1000.0
 
 
 def _merge(old: Nest, new: Nest, where: str = "") -> Nest:
-    """The nest with the leaves of both: dicts, lists and tuples may grow, leaves stay leaves."""
+    """Returns the nest with the leaves of both: dicts, lists and tuples may grow, leaves stay leaves."""
     if old is None or new is None:
         return new if old is None else old
     if isinstance(old, dict) and isinstance(new, dict):
@@ -354,6 +365,6 @@ def _merge(old: Nest, new: Nest, where: str = "") -> Nest:
         return type(old)(*children) if hasattr(old, "_fields") else type(old)(children)
     if old != new:
         raise ValueError(
-            f"append: the structure changed at {where or 'its root'}: got {new!r}, it was {old!r}"
+            f"append: got structure {new!r} at {where or 'the root'}, expected {old!r} as before."
         )
     return old

@@ -26,7 +26,7 @@ from launch.engines.processes.folders import remove
 
 
 def main(descriptor: int) -> None:
-    """Runs on the main thread of a fresh interpreter; ``descriptor`` is the line to the launcher."""
+    """Runs on the main thread of a fresh interpreter; `descriptor` is the line to the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the launcher's business
     line = _Line(socket.socket(fileno=descriptor))
     requests: list[dict[str, Any]] = []

@@ -2,15 +2,15 @@
 
 Ray finds a machine for each node by its group's resources and carries what the launcher and the node tell
 each other. Among themselves nodes talk over the project's own transport: every node serves at
-``tcp://<its machine>:<a free port>``, encrypted and authenticated by the program's keys (CURVE). The keys and
+`tcp://<its machine>:<a free port>`, encrypted and authenticated by the program's keys (CURVE). The keys and
 the addresses travel through Ray. A node that is restarted may come back on another machine; the others are
 told where. See `launch.engines.supervised.job` for how nodes are looked after: the same as for processes.
 
-::
-
-    import ray
-    ray.init(address="auto")                     # or nothing: then a cluster that is there, or a local one
-    launch.launch(program, engine="ray", resources={"learner": {"num_gpus": 1}, "actor": {"num_cpus": 1}})
+```python
+import ray
+ray.init(address="auto")                     # or nothing: then a cluster that is there, or a local one
+launch.launch(program, engine="ray", resources={"learner": {"num_gpus": 1}, "actor": {"num_cpus": 1}})
+```
 """
 
 from __future__ import annotations

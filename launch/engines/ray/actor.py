@@ -28,7 +28,7 @@ class Host:
 
     Args:
       label: of the node; Ray puts it before each line of output.
-      path: the launcher's ``sys.path``.
+      path: the launcher's `sys.path`.
       env: environment variables.
       threads: for OpenMP, BLAS and torch.
     """
@@ -68,7 +68,7 @@ class Host:
         return code
 
     def take(self, timeout: float) -> bytes:
-        """What the node says next; nothing after ``timeout`` seconds of silence."""
+        """What the node says next; nothing after `timeout` seconds of silence."""
         readable, _, _ = select.select([self._ours], [], [], timeout)
         return self._ours.recv(_PIECE) if readable else b""
 

@@ -68,7 +68,7 @@ def _values(nest: Any) -> Iterator[Any]:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Whether ``import`` finds this module anew: built in, or a file of that name on the path."""
+    """Whether `import` finds this module anew: built in, or a file of that name on the path."""
     name = module.__name__
     if name == "__main__":  # cloudpickle knows
         return True

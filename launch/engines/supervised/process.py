@@ -57,7 +57,7 @@ class Process:
         return self.alive and (self.worker is None or (self.worker and self.state == "running"))
 
     def order(self, what: Any) -> None:
-        """Tells the process to "stop" or "close", or ``("where", {node_id: address})``."""
+        """Tells the process to "stop" or "close", or `("where", {node_id: address})`."""
         if self.channel is not None:
             try:
                 self.channel.send(what)
@@ -79,7 +79,7 @@ class Host(abc.ABC):
 
     @abc.abstractmethod
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        """Asks for a process for ``unit``. Returns the number of its life and the line to it."""
+        """Asks for a process for `unit`. Returns the number of its life and the line to it."""
 
     def ready(self, number: int, worker: bool) -> None:  # noqa: B027
         """A process has made its objects; `worker` tells whether it has work of its own."""

@@ -1,4 +1,4 @@
-"""What a run leaves for people to read: the ends of logs and ``status.json``."""
+"""What a run leaves for people to read: the ends of logs and `status.json`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def log_tail(directory: str | None, label: str) -> str:
 
 
 def write_status(directory: str | None, status: dict[str, Any]) -> None:
-    """Replaces ``status.json`` at once, so that a reader never sees half of it."""
+    """Replaces `status.json` at once, so that a reader never sees half of it."""
     if directory is None:
         return
     path = os.path.join(directory, "status.json")
