@@ -1,4 +1,4 @@
-"""Programs of nodes that call each other, and engines that run them; knows nothing of reinforcement learning.
+"""Programs of nodes that call each other, and engines that run them. Independent of reinforcement learning.
 
 ```python
 import launch as lp
@@ -50,7 +50,7 @@ from launch.nodes import (
 from launch.program import Program
 from launch.running import ProgramInterrupted, launch, start
 
-# What Launchpad calls them.
+# Launchpad's names.
 CourierClient = Client
 CourierHandle = Handle
 

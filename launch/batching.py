@@ -1,4 +1,4 @@
-"""Gathers concurrent calls of many clients into one, as inference servers need."""
+"""Batches concurrent calls of many clients into one call, as inference servers do."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def batched_handler(
 
     A bound method may be replaced too: `self.act = lp.batched_handler(batch_size=n)(self.act)`.
 
-    The arguments of the calls (nests of arrays and numbers, all of the same structure; a list of numbers
-    counts as an array) are stacked along a new leading axis; what the method returns is taken apart along it.
-    If the method raises, every caller of the batch gets the exception. On the serial engine a batch is one
-    call.
+    The arguments of the calls are stacked along a new leading axis, and the result is split along it. They
+    are nests of arrays and numbers, all of the same structure; a list of numbers counts as an array. If the
+    method raises, every caller of the batch gets the exception. On the serial engine a batch is one call.
 
     Args:
-      batch_size: calls in a full batch.
-      max_parallelism: batches that may be handled at the same time.
+      batch_size: number of calls in a full batch.
+      max_parallelism: number of batches that may be handled at the same time.
       timeout: seconds that the first call of a batch waits for others; then the batch is handled as it is.
-      pad_batch: fill a batch that is not full by repeating its last row, so that all shapes are equal.
+      pad_batch: whether to fill a partial batch by repeating its last row, so that all batches have the same
+        shape.
     """
     for name, value in (("batch_size", batch_size), ("max_parallelism", max_parallelism)):
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"batched_handler({name}): got {value!r}, expected an int >= 1")
+            raise ValueError(f"batched_handler({name}): got {value!r}, expected an int >= 1.")
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
     if seconds < 0:
-        raise ValueError(f"batched_handler(timeout): got {timeout}, expected seconds >= 0")
+        raise ValueError(f"batched_handler(timeout): got {timeout}, expected seconds >= 0.")
     options = batch_size, seconds, pad_batch, max_parallelism
 
     def mark(function: Callable[..., Any]) -> Any:
@@ -59,7 +59,7 @@ def batched_handler(
 
 
 class _BatchedHandler:
-    """The descriptor that stands in the class; each object gets its own `BatchedMethod`."""
+    """The descriptor in the class; each object gets its own `BatchedMethod`."""
 
     def __init__(
         self, function: Callable[..., Any], batch_size: int, timeout: float, pad: bool, parallel: int
@@ -76,13 +76,13 @@ class _BatchedHandler:
         if obj is None:
             return self
         method = BatchedMethod(functools.partial(self._function, obj), self._name, *self._options)
-        # From now on the attribute of the object is found before this descriptor; of two threads that come
-        # here at once both get the one that was stored first.
+        # The object's attribute now precedes this descriptor. If two threads get here at once, both receive
+        # the one that was stored first.
         return obj.__dict__.setdefault(self._name, method)
 
 
 class BatchedMethod:
-    """A bound batched method. Calling it waits for the answer; `submit` gives a future."""
+    """A bound batched method. A call waits for the answer; `submit` returns a future."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class BatchedMethod:
         return self.submit(args, kwargs).result()
 
     def submit(self, args: tuple, kwargs: dict[str, Any]) -> Future:
-        """Joins the next batch."""
+        """Adds a call to the next batch and returns the future of its answer."""
         future: Future = Future()
         here = context._here
         call = (time.monotonic(), args, kwargs, future)
@@ -149,7 +149,7 @@ class BatchedMethod:
                 self._condition.wait(remaining)
 
     def _handle(self, batch: list[tuple[float, tuple, dict[str, Any], Future]]) -> None:
-        batch = [call for call in batch if not call[3].done()]  # canceled, or too late
+        batch = [call for call in batch if not call[3].done()]  # canceled or timed out
         if not batch:
             return
         try:
@@ -167,7 +167,7 @@ class BatchedMethod:
 
 
 def _vector(argument: Any) -> Any:
-    """A list of numbers is an array, not a nest."""
+    """Converts a list of numbers to an array, because it is not a nest."""
     if type(argument) is list and all(isinstance(item, (int, float)) for item in argument):
         import numpy as np
 
@@ -193,7 +193,7 @@ def _unstack(answer: Any, rows: int, name: str) -> list[Any]:
         length = shape[0] if shape else len(leaf) if hasattr(leaf, "__len__") else None
         if length != rows:
             raise ValueError(
-                f"batched method {name!r} got {rows} rows and returned a leaf with leading size {length}; "
-                "expected one row for each"
+                f"batched method {name!r}: got a leaf with leading size {length} for a batch of {rows}, "
+                "expected one row for each call."
             )
     return [tree.unflatten_as(answer, [leaf[row] for leaf in flat]) for row in range(rows)]

@@ -1,4 +1,4 @@
-"""The object inside of a `launch.CacherNode`."""
+"""The object of a `launch.CacherNode`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launch.futures import settle
 
 
 class Cacher:
-    """Passes calls on to a client and keeps the answers for a while.
+    """Passes calls to a client and keeps the answers for `refresh_interval` seconds.
 
-    Callers that ask while a call is under way share it; a failed call is not kept.
+    Equal calls during a call in progress share its answer. Failed calls are not kept.
     """
 
     def __init__(self, client: Any, refresh_interval: float) -> None:

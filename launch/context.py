@@ -1,15 +1,15 @@
-"""What code inside a node can ask of its program: where am I, are we stopping, please stop.
+"""Functions for code inside a node: where it runs, whether the program stops, and a request to stop.
 
 ```python
 def run(self):
     while not launch.stop_event().is_set():
         self.step()
-    launch.stop(result)         # from any thread of any node; the first result wins
+    launch.stop(result)         # from any thread of any node; the first result counts
 ```
 
-`Runtime` is one process's view of one program; every engine has its own. A thread that a node started itself
-finds its program because it is the only one of its process; where one process hosts several programs
-(notebooks, tests) such a thread uses `make_program_stopper`, made on a thread of the node.
+`Runtime` is one process's view of one program; every engine has its own subclass. A thread that a node
+started finds its program if the process hosts only one. If the process hosts several (notebooks, tests), the
+thread uses a stopper that `make_program_stopper` created on a thread of the node.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True)
 class NodeContext:
-    """Where a piece of code runs.
+    """The place where code runs.
 
     Attributes:
       program: name of the program.
       group: label of the node's group.
       index: number of the node within its group, from 0.
       label: `"<group>-<index>"`, the name of the node in logs and errors.
-      engine: `"serial"`, `"threads"`, `"processes"` …
+      engine: name of the engine, such as `"serial"`, `"threads"` or `"processes"`.
       directory: the folder of the run, or None.
-      job: random name of this run; what it leaves in shared memory begins with `lp-<job>`.
+      job: random name of this run; its folders in shared memory have the prefix `lp-<job>`.
     """
 
     program: str
@@ -52,7 +52,7 @@ class NodeContext:
 
     @property
     def host(self) -> str:
-        """Identifies the machine (or container) that calls this; nodes of one machine get the same."""
+        """Identifies the machine (or container) of the caller; equal for nodes on one machine."""
         boot = ""
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -66,8 +66,8 @@ class Runtime(abc.ABC):
       job: random name of the run.
 
     Attributes:
-      stopped: set when a stop began.
-      only_context: where the code of this process runs, if it has one node.
+      stopped: event that is set when a stop begins.
+      only_context: the context of this process's node, if it has only one.
     """
 
     def __init__(self, job: str) -> None:
@@ -79,7 +79,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def client(self, node_id: int) -> Any:
-        """A client of the node; the same one for every call in this process."""
+        """Returns a client of the node; every call in this process returns the same one."""
 
     @abc.abstractmethod
     def request_stop(self, result: Any = None) -> None:
@@ -124,7 +124,7 @@ _active: list[Runtime] = []
 
 
 def activate(runtime: Runtime) -> None:
-    """Makes a runtime known to threads of this process that no engine started."""
+    """Registers a runtime for threads of this process that no engine started."""
     _active.append(runtime)
 
 
@@ -134,15 +134,16 @@ def deactivate(runtime: Runtime) -> None:
 
 
 def enter(runtime: Runtime | None, context: NodeContext | None) -> None:
-    """From now on the calling thread belongs to this node."""
+    """Assigns the calling thread to a node."""
     _here.runtime = runtime
     _here.context = context
 
 
 class entered:
-    """The calling thread belongs to this node inside the `with` block.
+    """Assigns the calling thread to a node inside the `with` block.
 
-    A class, since the serial engine makes one for each turn and a generator takes three times as long.
+    This is a class because the serial engine makes one for each turn, and a generator takes three times as
+    long.
     """
 
     __slots__ = ("_before", "_now")
@@ -159,13 +160,13 @@ class entered:
 
 
 def find_runtime() -> Runtime | None:
-    """The program of the calling thread, or None outside of any."""
+    """Returns the runtime of the calling thread's program, or None outside of a program."""
     if _here.runtime is not None:
         return _here.runtime
     if len({runtime.job for runtime in _active}) > 1:  # one program may have several nodes in this process
         raise LaunchError(
-            f"{len(_active)} programs run in this process and this thread belongs to none of them: "
-            "make a stopper with launch.make_program_stopper() on a thread of the node and hand it over"
+            f"{len(_active)} programs run in this process, and this thread belongs to none of them. Create a "
+            "stopper with launch.make_program_stopper() on a thread of the node and pass it to this thread."
         )
     return _active[0] if _active else None
 
@@ -173,28 +174,32 @@ def find_runtime() -> Runtime | None:
 def current_runtime() -> Runtime:
     runtime = find_runtime()
     if runtime is None:
-        raise LaunchError("no program runs in this process; this can be called only inside of a node")
+        raise LaunchError("No program runs in this process. Call this inside of a node.")
     return runtime
 
 
 def get_node_context() -> NodeContext:
-    """Where the calling code runs. LaunchError outside of a node."""
+    """Returns the place where the calling code runs.
+
+    Raises:
+      LaunchError: The caller is outside of a node.
+    """
     if _here.context is not None:
         return _here.context
     runtime = find_runtime()
     only = None if runtime is None else runtime.only_context
     if only is None:
         raise LaunchError(
-            "get_node_context() was called outside of a node, or on a thread that a node started itself in a "
-            "process of several nodes: call it in the node's constructor and keep the answer"
+            "get_node_context() was called outside of a node, or on a thread that a node started in a "
+            "process of several nodes. Call it in the node's constructor and keep the result."
         )
     return only
 
 
 def shared_memory_directory() -> str | None:
-    """A folder for this run in shared memory, of mode 0700; None outside of a node that is a process.
+    """Returns this run's folder in shared memory, of mode 0700; None outside of a node that is a process.
 
-    It is taken away when the program has ended, however it ended: also what a killed node left in it.
+    The folder is removed when the program has ended, however it ended, with the files of killed nodes.
     """
     runtime = find_runtime()
     node = _here.context or (None if runtime is None else runtime.only_context)
@@ -207,26 +212,26 @@ def stop(result: Any = None) -> None:
     """Asks the whole program to stop and returns at once; callable from any thread of any node.
 
     Args:
-      result: what `launch()` returns; the first that is not None counts.
+      result: the value that `launch()` returns; the first that is not None counts.
     """
     current_runtime().request_stop(result)
 
 
 def stop_event() -> threading.Event:
-    """The event that is set when the program begins to stop; outside of a program one that nobody sets."""
+    """Returns the event that is set when the program begins to stop. Outside of a program it is never set."""
     runtime = find_runtime()
     return threading.Event() if runtime is None else runtime.stopped
 
 
 def wait_for_stop(timeout: float | None = None) -> bool:
-    """Waits until the program begins to stop, at most `timeout` seconds. Returns whether it does."""
+    """Waits until the program begins to stop, at most `timeout` seconds; returns whether it does."""
     return current_runtime().stopped.wait(timeout)
 
 
 def register_stop_handler(handler: Callable[[], Any]) -> None:
-    """Has `handler()` called in this process when the program begins to stop; at once if it does already.
+    """Registers `handler`, which this process calls when the program begins to stop.
 
-    Nothing happens outside of a program.
+    If the program is already stopping, the handler is called at once. Does nothing outside of a program.
     """
     runtime = find_runtime()
     if runtime is not None:
@@ -234,19 +239,19 @@ def register_stop_handler(handler: Callable[[], Any]) -> None:
 
 
 def unregister_stop_handler(handler: Callable[[], Any]) -> None:
-    """Takes back `register_stop_handler`; nothing happens if it is not registered."""
+    """Removes a handler of `register_stop_handler`; does nothing if it is not registered."""
     runtime = find_runtime()
     if runtime is not None:
         runtime.remove_stop_handler(handler)
 
 
 def make_program_stopper(launch_type: Any = None) -> Callable[..., None]:
-    """Something to call, with the result or nothing, that stops the program.
+    """Returns a function that stops the program; it takes the result, which is optional.
 
-    Made inside of a node it stops that node's program from any thread. Made outside it may be handed to a
-    node as an argument, and stops the program in which it is called.
+    Created inside of a node, the function stops that node's program from any thread. Created outside, it may
+    be passed to a node as an argument and stops the program in which it is called.
 
     Args:
-      launch_type: not looked at; programs written for Launchpad give it.
+      launch_type: ignored; programs written for Launchpad pass it.
     """
     return stop if find_runtime() is None else current_runtime().request_stop

@@ -1,20 +1,20 @@
-"""What can go wrong in a program, by name."""
+"""The exceptions of `launch`."""
 
 from __future__ import annotations
 
 
 class LaunchError(RuntimeError):
-    """Anything that `launch` itself reports."""
+    """Base class of the errors that `launch` raises."""
 
 
 class NodeError(LaunchError):
-    """A node failed and its program ended because of it.
+    """A node failed, and its program ended because of it.
 
-    The exception of the node is the `__cause__` where it could be brought over, with its own type.
+    The `__cause__` is the node's exception with its own type, if it can be unpickled in this process.
 
     Attributes:
       node: label of the node, e.g. `"actor-3"`.
-      kind: name of the exception's type, or what happened to the process.
+      kind: name of the exception's type, or the way in which the process ended.
       traceback: the traceback of the node's process as text; empty when the process was killed.
     """
 
@@ -31,7 +31,7 @@ class NodeError(LaunchError):
 
 
 class RemoteTraceback(Exception):
-    """The `__cause__` of an exception that another process raised: the traceback over there, as text."""
+    """The `__cause__` of an exception that another process raised: its traceback there, as text."""
 
     def __init__(self, node: str, text: str) -> None:
         self.node = node
@@ -40,10 +40,10 @@ class RemoteTraceback(Exception):
 
 
 class RemoteError(LaunchError):
-    """A call failed in another node with an exception that cannot be rebuilt here.
+    """A call failed in another node with an exception that cannot be rebuilt in this process.
 
     Attributes:
-      kind: name of the exception's type over there.
+      kind: name of the exception's type.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -52,7 +52,7 @@ class RemoteError(LaunchError):
 
 
 class CallTimeout(LaunchError, TimeoutError):
-    """A call was not answered within its time. It may still be carried out over there."""
+    """A call was not answered within its timeout. The node may still carry it out."""
 
 
 class CallLost(LaunchError, ConnectionError):
@@ -67,15 +67,15 @@ class ClientClosed(LaunchError):
 
 
 class ProgramStopped(LaunchError):
-    """A wait was ended because the program is stopping.
+    """A wait ended because the program is stopping.
 
     A node whose `run()` ends with this (or a subclass) after the stop began has ended normally.
     """
 
 
 class DeadlockError(LaunchError):
-    """The serial engine found that no worker is ready and none can become so."""
+    """On the serial engine, no worker is ready and none can become ready."""
 
 
 class StopTimeoutWarning(RuntimeWarning):
-    """Nodes did not end within `stop_timeout` and were ended by force."""
+    """Nodes did not end within `stop_timeout` and were killed."""

@@ -1,4 +1,4 @@
-"""How futures get their results, wherever those come from."""
+"""Helpers that set the results and errors of futures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def settle(future: Future, result: Any = None, error: BaseException | None = Non
 
 
 def expire(future: Future, timeout: float, error: BaseException) -> None:
-    """Sets `error` after `timeout` seconds unless the future is done by then."""
+    """Sets `error` after `timeout` seconds, unless the future is done by then."""
     timer = threading.Timer(timeout, settle, (future, None, error))
     timer.daemon = True
     timer.start()

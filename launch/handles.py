@@ -1,4 +1,4 @@
-"""Handles stand for nodes in the arguments of other nodes; clients are what they become there."""
+"""Handles represent nodes in the arguments of other nodes, where they become clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch import context
 
 
 class Handle:
-    """Stands for a node. Becomes a client in the process that uses it.
+    """Represents a node. Becomes a client in the process that uses it.
 
     ```python
     learner = program.add_node(lp.CourierNode(Learner))
@@ -29,12 +29,12 @@ class Handle:
         return self._node_id
 
     def dereference(self) -> Any:
-        """The client of the node, for use inside of the running program."""
+        """Returns the client of the node, for use inside of the running program."""
         runtime = context.find_runtime()
         if runtime is None:
             raise RuntimeError(
-                f"{self!r} was dereferenced outside of a running program: pass the handle to a node, which "
-                "gets a client in its place, or ask launch.start(program).client(label)"
+                f"{self!r} was dereferenced outside of a running program. Pass the handle to a node, which "
+                "gets a client in its place, or call launch.start(program).client(label)."
             )
         return runtime.client(self._node_id)
 
@@ -55,20 +55,20 @@ class Handle:
             raise AttributeError(name)
         raise AttributeError(
             f"{self!r} has no attribute {name!r}: a handle is not the node. Pass it to a node, which gets a "
-            f"client in its place, or call handle.dereference().{name} inside of a node"
+            f"client in its place, or call handle.dereference().{name} inside of a node."
         )
 
 
 def dereference_nest(value: Any) -> Any:
-    """`value` with every handle in it turned into a client; see `replace_handles`."""
+    """Returns `value` with a client in place of each handle; see `replace_handles`."""
     return replace_handles(value, Handle.dereference)
 
 
 def replace_handles(value: Any, replace: Callable[[Handle], Any], _inside: tuple[int, ...] = ()) -> Any:
-    """`value` with `replace(handle)` in the place of every handle.
+    """Returns `value` with `replace(handle)` in place of each handle.
 
-    Handles may be inside of lists, tuples, dicts, sets, partials, dataclasses and classes of `attrs`, which
-    are left as they are where nothing in them changes and copied where something does.
+    Handles may be inside of lists, tuples, dicts, sets, partials, dataclasses and `attrs` classes. A
+    container is copied if something in it changes.
     """
     if isinstance(value, Handle):
         return replace(value)
@@ -93,7 +93,7 @@ def replace_handles(value: Any, replace: Callable[[Handle], Any], _inside: tuple
 
 
 def _field_names(value: Any) -> list[str]:
-    """Of a dataclass or a class of `attrs`; none for anything else."""
+    """Returns the field names of a dataclass or an `attrs` class; none for other objects."""
     if isinstance(value, type):
         return []
     fields = getattr(value, "__dataclass_fields__", None) or {}
@@ -102,7 +102,7 @@ def _field_names(value: Any) -> list[str]:
 
 
 def _replace_in_fields(value: Any, replace: Callable[[Handle], Any], inside: tuple[int, ...]) -> Any:
-    if id(value) in inside:  # objects that refer to each other in a circle
+    if id(value) in inside:  # objects that refer to each other in a cycle
         return value
     changed = {}
     for name in _field_names(value):
@@ -119,15 +119,15 @@ def _replace_in_fields(value: Any, replace: Callable[[Handle], Any], inside: tup
 
 
 def timeout_seconds(timeout: float | datetime.timedelta | None) -> float | None:
-    """A timeout in seconds; None for none, which 0 means too, as in courier."""
+    """Returns a timeout in seconds; None means no timeout, and so does 0, as in courier."""
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
     if seconds is not None and seconds < 0:
-        raise ValueError(f"call_timeout: got {timeout}, expected seconds >= 0")
+        raise ValueError(f"call_timeout: got {timeout}, expected seconds >= 0.")
     return seconds or None
 
 
 def client_of(node_id: int) -> Any:
-    """What a client is pickled as: the receiving process makes its own."""
+    """Unpickles a client: the receiving process creates its own."""
     return context.current_runtime().client(node_id)
 
 
@@ -135,7 +135,7 @@ Calls = Callable[[str, tuple, dict[str, Any], float | None], Any]
 
 
 class Methods:
-    """Makes each attribute a method that calls `call(name, args, kwargs, timeout)`."""
+    """Turns each attribute into a method that calls `call(name, args, kwargs, timeout)`."""
 
     def __init__(self, call: Calls, timeout: float | None) -> None:
         self._call = call
@@ -167,7 +167,7 @@ class Client(Methods):
     client(1, 2)                            # the object's __call__
     ```
 
-    An exception over there is raised here with its own type; its `__cause__` shows the remote traceback.
+    If a method raises, the call raises the same exception; its `__cause__` shows the remote traceback.
     """
 
     def __init__(self, node_id: int, call: Calls, submit: Calls, timeout: float | None = None) -> None:
@@ -177,7 +177,7 @@ class Client(Methods):
         self.futures = Methods(submit, timeout)
 
     def with_timeout(self, timeout: float | datetime.timedelta | None) -> Client:
-        """The same client, but a call that takes longer raises `CallTimeout`; None and 0: no limit."""
+        """Returns the same client with a timeout for calls (`CallTimeout`); None and 0 mean no limit."""
         return Client(self._node_id, self._call, self._submit, timeout_seconds(timeout))
 
     def __reduce__(self) -> Any:
@@ -188,7 +188,7 @@ class Client(Methods):
 
 
 class Target:
-    """Finds what a call names on an object: public methods and `__call__`, nothing else."""
+    """Finds an object's method for a call: public methods and `__call__` only."""
 
     def __init__(self, obj: Any, name: str) -> None:
         self.object = obj
@@ -196,7 +196,7 @@ class Target:
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def method(self, name: str) -> Callable[..., Any]:
-        """The bound method. AttributeError with what there is, if there is none of that name."""
+        """Returns the bound method; raises `AttributeError` with the existing names if there is none."""
         found = self._methods.get(name)
         if found is not None:
             return found
@@ -206,7 +206,7 @@ class Target:
             names = [n for n in dir(self.object) if not n.startswith("_")]
             raise AttributeError(
                 f"node {self.name!r} ({type(self.object).__name__}) has no method {name!r}; it has "
-                f"{sorted(n for n in names if callable(getattr(self.object, n, None)))}"
+                f"{sorted(n for n in names if callable(getattr(self.object, n, None)))}."
             )
         self._methods[name] = found
         return found

@@ -1,4 +1,4 @@
-"""Nodes: what runs where. A node holds how its object is made; its own process makes it."""
+"""Nodes: the units of a program. A node holds a constructor; the node's own process calls it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _ids = itertools.count(1)
 
 
 class Node:
-    """What all nodes share.
+    """The base class of nodes.
 
     Attributes:
-      node_id: unique in the process that builds programs.
-      serves: `"courier"` if methods are served, `"replay"` for a replay server, None if nothing is.
+      node_id: number that is unique in the process that builds programs.
+      serves: `"courier"` if the node serves methods, `"replay"` for a replay server, None if it serves
+        nothing.
     """
 
     serves: ClassVar[str | None] = None
 
     def __init__(self, fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
         if not callable(fn):
-            raise TypeError(f"{type(self).__name__}(constructor): expected something to call, got {fn!r}")
+            raise TypeError(f"{type(self).__name__}(constructor): got {fn!r}, expected a callable.")
         self.node_id = next(_ids)
         self._fn = fn
         self._args = args
@@ -40,15 +41,15 @@ class Node:
         return f"{type(self).__name__}({getattr(self._fn, '__name__', type(self._fn).__name__)})"
 
     def create_handle(self) -> Handle:
-        """The handle of this node; `add_node` returns the same."""
+        """Returns the handle of this node, as `add_node` does."""
         return Handle(self.node_id, self.description)
 
     def parts(self) -> Sequence[Node]:
-        """The nodes inside of this one: those of a colocation, else none."""
+        """Returns the nodes inside of a colocation; none for other nodes."""
         return ()
 
     def handles(self) -> list[Handle]:
-        """The handles in the arguments: the nodes that this one can call."""
+        """Returns the handles in the arguments: the nodes that this node can call."""
         found: list[Handle] = []
 
         def note(handle: Handle) -> Handle:
@@ -59,20 +60,20 @@ class Node:
         return found
 
     def claim(self) -> None:
-        """Marks the node as one of a program."""
+        """Marks the node as a member of a program."""
         if self._claimed:
-            raise ValueError(f"{self.description} has been added to a program already; make a new node")
+            raise ValueError(f"{self.description} is already in a program. Create a new node.")
         self._claimed = True
 
     def copy(self) -> Node:
-        """A node with the same constructor and arguments that is in no program."""
+        """Returns a node with the same constructor and arguments that is in no program."""
         other = copy.copy(self)
         other.node_id = next(_ids)
         other._claimed = False
         return other
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
-        """Replaces the arguments, for nodes that refer to each other in a circle."""
+        """Replaces the arguments, for nodes that refer to each other in a cycle."""
         self._args, self._kwargs = args, kwargs
 
     def call(self) -> Any:
@@ -81,19 +82,19 @@ class Node:
 
     @property
     def is_function(self) -> bool:
-        """Whether `call` is the work itself and no constructor."""
+        """Whether `call` does the node's work rather than construct an object."""
         return False
 
     def disable_run(self) -> None:
-        """Only makes (and serves) the object, as tests want it that call it themselves."""
+        """Makes the node create and serve its object without calling `run()`, for tests that call it."""
         self._run = False
 
     def enable_run(self) -> None:
-        """Takes back `disable_run`."""
+        """Reverts `disable_run`."""
         self._run = True
 
     def runs(self, obj: Any) -> bool:
-        """Whether the object has work of its own (a worker), or only serves."""
+        """Returns whether the object is a worker, which has work of its own; a service only answers calls."""
         return self._run and callable(getattr(obj, "run", None))
 
     def close(self, obj: Any) -> None:
@@ -104,15 +105,16 @@ class Node:
 
 
 class CourierNode(Node):
-    """Serves the public methods of `constructor(*args, **kwargs)`; its `run()` is called if it has one.
+    """Serves the public methods of `constructor(*args, **kwargs)` and calls its `run()` if it has one.
 
     Args:
-      constructor: makes the object, in the node's process.
-      courier_kwargs: `thread_pool_size` (calls carried out at once, default 128) and `max_frame_bytes`.
-      courier_client_kwargs: `call_timeout` (seconds or a `timedelta`; None and 0 wait without a limit, the
-        default), `max_in_flight` (futures of one client that may be open; the next call waits; default 1024)
-        and `repeat_lost` (default False: a call that the node had when it was restarted raises `CallLost`;
-        True: it is made again, for objects whose methods may be carried out twice).
+      constructor: creates the object in the node's process.
+      courier_kwargs: `thread_pool_size` (number of calls carried out at once, default 128) and
+        `max_frame_bytes`.
+      courier_client_kwargs: `call_timeout` (seconds or a `timedelta`; by default, and for None and 0, calls
+        wait without a limit), `max_in_flight` (number of open futures of one client before the next call
+        waits, default 1024) and `repeat_lost` (whether a call that was lost in a restart of the node is made
+        again, for objects whose methods may be carried out twice; by default it raises `CallLost`).
     """
 
     serves = "courier"
@@ -138,7 +140,7 @@ class CourierNode(Node):
 
 
 class PyClassNode(Node):
-    """Makes an object and calls its `run()` if it has one; serves nothing."""
+    """Creates an object and calls its `run()` if it has one; serves nothing."""
 
     def __init__(self, constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(constructor, args, kwargs)
@@ -159,8 +161,8 @@ class ReplayNode(Node):
     """A replay server; its handle becomes a replay client.
 
     Args:
-      tables_fn: makes the tables, in the node's process.
-      checkpointer_fn: makes the checkpointer, or None.
+      tables_fn: creates the tables in the node's process.
+      checkpointer_fn: creates the checkpointer, or None.
       backend: name of a module with the functions `serve_node` and `connect_node`, such as
         `framework.replay.dm_reverb`.
     """
@@ -179,7 +181,7 @@ class ReplayNode(Node):
         self.backend = backend
 
     def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
-        """The server with the tables of `tables_fn`."""
+        """Returns the server with the tables of `tables_fn`."""
         checkpointer = self.checkpointer_fn() if self.checkpointer_fn is not None else None
         return importlib.import_module(self.backend).serve_node(
             self.call(),
@@ -201,10 +203,10 @@ class ReverbNode(ReplayNode):
     """A `ReplayNode` with the arguments of Launchpad's.
 
     Args:
-      priority_tables_fn: makes the tables, in the node's process.
-      checkpoint_ctor: makes the checkpointer, or None.
-      checkpoint_time_delta_minutes: minutes between two checkpoints; None makes none by itself. The serial
-        engine makes none, because nothing there depends on a clock.
+      priority_tables_fn: creates the tables in the node's process.
+      checkpoint_ctor: creates the checkpointer, or None.
+      checkpoint_time_delta_minutes: minutes between two checkpoints; None writes no periodic checkpoints. On
+        the serial engine it has no effect, because nothing there depends on a clock.
     """
 
     def __init__(
@@ -215,7 +217,7 @@ class ReverbNode(ReplayNode):
     ) -> None:
         if checkpoint_time_delta_minutes is not None and checkpoint_time_delta_minutes <= 0:
             raise ValueError(
-                f"checkpoint_time_delta_minutes: got {checkpoint_time_delta_minutes}, expected minutes > 0"
+                f"checkpoint_time_delta_minutes: got {checkpoint_time_delta_minutes}, expected minutes > 0."
             )
         super().__init__(priority_tables_fn, checkpointer_fn=checkpoint_ctor)
         self._delta_minutes = checkpoint_time_delta_minutes
@@ -235,7 +237,7 @@ class ReverbNode(ReplayNode):
 
 
 def connect_replay(backend: str, server_or_address: Any, curve: Any) -> Any:
-    """A replay client of a server in this process, or of one at an address."""
+    """Returns a replay client of a server in this process, or of one at an address."""
     return importlib.import_module(backend).connect_node(server_or_address, curve)
 
 
@@ -243,9 +245,11 @@ class _Colocation(Node):
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__(type(self), (), {})
         if not nodes or not all(isinstance(node, Node) for node in nodes):
-            raise TypeError(f"{type(self).__name__}(nodes): expected a list of nodes, got {nodes!r}")
+            raise TypeError(f"{type(self).__name__}(nodes): got {nodes!r}, expected a list of nodes.")
         if any(node.parts() for node in nodes):
-            raise ValueError(f"{type(self).__name__}(nodes): colocations cannot be nested")
+            raise ValueError(
+                f"{type(self).__name__}(nodes): got a colocation in a colocation, expected other nodes."
+            )
         self._nodes = list(nodes)
 
     def parts(self) -> Sequence[Node]:
@@ -253,38 +257,40 @@ class _Colocation(Node):
 
 
 class MultiThreadingColocation(_Colocation):
-    """Several nodes as threads of one process. The nodes inside are not added to the program themselves::
+    """Several nodes as threads of one process. The nodes inside are not added to the program themselves.
 
+    ```python
     store, view = lp.CourierNode(Store), lp.CourierNode(View)
     view.configure(store.create_handle())
     program.add_node(lp.MultiThreadingColocation([store, view]), label="store")
+    ```
     """
 
 
 class MultiProcessingColocation(_Colocation):
-    """Several nodes that are one member of their group, each in a process of its own."""
+    """Several nodes that are one member of their group, each in its own process."""
 
 
 class CacherNode(CourierNode):
-    """Answers calls for a node from what it answered at most `refresh_interval` seconds ago.
+    """Caches a node's answers for `refresh_interval` seconds.
 
-    Many actors may then ask one learner for its variables at the price of one call. Calls with equal
-    arguments share an answer. On the serial engine every call goes through, because nothing there depends
-    on a clock.
+    With it, many actors can ask one learner for its variables for the cost of one call. Calls with equal
+    arguments share an answer. On the serial engine every call goes through, because nothing there depends on
+    a clock.
     """
 
     def __init__(self, handle: Handle, refresh_interval: float) -> None:
         from launch.caching import Cacher
 
         if not isinstance(handle, Handle):
-            raise TypeError(f"CacherNode(handle): expected the handle of a node, got {handle!r}")
+            raise TypeError(f"CacherNode(handle): got {handle!r}, expected the handle of a node.")
         if refresh_interval < 0:
-            raise ValueError(f"CacherNode(refresh_interval): expected seconds >= 0, got {refresh_interval}")
+            raise ValueError(f"CacherNode(refresh_interval): got {refresh_interval}, expected seconds >= 0.")
         super().__init__(Cacher, handle, refresh_interval)
 
 
 def _known(field: str, given: Mapping[str, Any] | None, defaults: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(given or {}) - set(defaults))
     if unknown:
-        raise ValueError(f"{field}: unknown {unknown}; known are {sorted(defaults)}")
+        raise ValueError(f"{field}: got {unknown}, expected some of {sorted(defaults)}.")
     return {**defaults, **(given or {})}

@@ -13,7 +13,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*\Z")
 
 
 class Program:
-    """What is to run; nothing runs before `launch.launch(program)`.
+    """A description of what to run; nothing runs before `launch.launch(program)`.
 
     ```python
     program = lp.Program("parameter_server")
@@ -26,7 +26,7 @@ class Program:
 
     def __init__(self, name: str) -> None:
         if not name:
-            raise ValueError("Program(name): expected a name, got an empty string")
+            raise ValueError("Program(name): got an empty string, expected a name.")
         self.name = name
         self.groups: dict[str, list[Node]] = {}
         self._members: list[tuple[str, int, Node]] = []
@@ -34,10 +34,10 @@ class Program:
 
     @contextlib.contextmanager
     def group(self, label: str) -> Iterator[None]:
-        """Nodes added inside of the `with` block belong to this group; an old group may be opened again."""
+        """Adds the nodes of the `with` block to this group. An existing group may be opened again."""
         _check_label(label)
         if self._group is not None:
-            raise ValueError(f"group({label!r}): group {self._group!r} is open; groups cannot be nested")
+            raise ValueError(f"group({label!r}): group {self._group!r} is open, and groups cannot be nested.")
         self._group = label
         try:
             yield
@@ -52,23 +52,26 @@ class Program:
         """Adds a node to the open group, or to the group `label`.
 
         Returns:
-          The handle that stands for the node in the arguments of other nodes.
+          The handle that represents the node in the arguments of other nodes.
 
         Raises:
-          ValueError: no label outside of a group, another label inside of one, or the node is in a program.
+          ValueError: There is no label outside of a group, another label inside of one, or the node is
+            already in a program.
         """
         if self._group is not None and label is not None and label != self._group:
             raise ValueError(
-                f"add_node(label={label!r}): the group {self._group!r} is open; leave out the label"
+                f"add_node(label={label!r}): the group {self._group!r} is open. Leave out the label."
             )
         group = self._group or label
         if group is None:
-            raise ValueError('add_node(): expected label="..." or an open group: with program.group("...")')
+            raise ValueError(
+                'add_node(label): got none, expected label="..." or an open group: with program.group("...").'
+            )
         _check_label(group)
         if not isinstance(node, Node):
-            raise TypeError(f"add_node(node): expected a node such as lp.CourierNode(...), got {node!r}")
+            raise TypeError(f"add_node(node): got {node!r}, expected a node such as lp.CourierNode(...).")
         if node in self.get_all_nodes() and node.serves is None and not node.parts():
-            node = node.copy()  # runs once more, as in Launchpad; what is served has one address
+            node = node.copy()  # runs once more, as in Launchpad; a node that serves has only one address
         for part in (node, *node.parts()):
             part.claim()
         nodes = self.groups.setdefault(group, [])
@@ -77,17 +80,17 @@ class Program:
         return node.create_handle()
 
     def get_all_nodes(self) -> list[Node]:
-        """The nodes in order of addition."""
+        """Returns the nodes in order of addition."""
         return [node for _, _, node in self._members]
 
     def members(self) -> list[tuple[str, int, Node]]:
-        """`(group, index in the group, node)` in order of addition."""
+        """Returns `(group, index in the group, node)` in order of addition."""
         return list(self._members)
 
 
 def _check_label(label: str) -> None:
     if not isinstance(label, str) or not _LABEL.match(label):
         raise ValueError(
-            f"label {label!r}: expected letters, digits, '_' and '.', the first no '.' (it names "
-            "the log file)"
+            f"label: got {label!r}, expected letters, digits, '_' and '.', not '.' first. It names the log "
+            "file."
         )

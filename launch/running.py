@@ -1,4 +1,4 @@
-"""`launch` and `start`: from a program to its result."""
+"""`launch` and `start`: run a program and return its result."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from launch.program import Program
 
 
 class ProgramInterrupted(KeyboardInterrupt):
-    """SIGINT, SIGTERM or SIGHUP asked the program to stop, and it has stopped in good order.
+    """SIGINT, SIGTERM or SIGHUP asked the program to stop, and it has stopped cleanly.
 
-    A KeyboardInterrupt, so that a script that does not catch it ends with a non-zero exit code.
+    It is a `KeyboardInterrupt`, so that a script that does not catch it ends with a non-zero exit code.
 
     Attributes:
-      signal: which one.
-      job: the ended job; `job.result` is what a node gave to `stop`, `job.outcome.error` a node's
-        failure.
+      signal: the first signal.
+      job: the ended job; `job.result` is a node's argument to `stop`, `job.outcome.error` a node's failure.
     """
 
     def __init__(self, signal_number: int, job: Job) -> None:
@@ -78,29 +77,29 @@ def launch(
     directory: str | os.PathLike[str] | None = None,
     preload: Sequence[str] | None = None,
 ) -> Any:
-    """Runs a program and returns when it is over and everything is cleaned up.
+    """Runs a program and returns when it has ended and everything is cleaned up.
 
     Args:
-      program: what to run.
-      engine: how: "serial", "threads", "processes" …
-      resources: group to `Resources` (or a dict of its fields).
-      restarts: group to how often each of its nodes may fail and be made anew, with a growing pause; 0 for
-        groups not named.
-      stop_timeout: seconds that the workers have to return once a stop began, and each node to close; then
-        processes are killed (with a `StopTimeoutWarning`), threads are reported as an error.
-      heartbeat_timeout: a process that shows no sign of life for so many seconds is killed and has failed (a
-        stopped process, native code that never lets go of the interpreter); None never looks.
-      directory: folder of the run; gets `logs/<group>-<index>.log` and `status.json`.
+      program: the program.
+      engine: name of the engine, such as "serial", "threads" or "processes".
+      resources: by group, `Resources` or a dict of its fields.
+      restarts: by group, how often each of its nodes may fail and be restarted, with a growing pause; 0 for
+        other groups.
+      stop_timeout: seconds that the workers have to return after a stop began, and each node to close. After
+        that, processes are killed (with a `StopTimeoutWarning`) and threads are reported as an error.
+      heartbeat_timeout: seconds after which a process without a sign of life is killed and counts as failed
+        (a stopped process, or native code that does not release the interpreter); None never checks.
+      directory: folder of the run, for `logs/<group>-<index>.log` and `status.json`.
       preload: modules that the fork server imports once for all processes; None means torch if the launching
-        process has imported it. Must not start threads or touch a GPU.
+        process has imported it. They must not start threads or use a GPU.
 
     Returns:
       The first result that a node gave to `launch.stop(result)`, else None.
 
     Raises:
-      NodeError: a node failed; the first one, with the traceback of its process.
-      ProgramInterrupted: SIGINT, SIGTERM or SIGHUP came (on the main thread only) and the program was stopped
-        in good order. A second signal ends the nodes at once.
+      NodeError: A node failed. The error is that of the first one, with the traceback of its process.
+      ProgramInterrupted: A SIGINT, SIGTERM or SIGHUP (on the main thread only) stopped the program cleanly. A
+        second signal ends the nodes at once.
     """
     job = start(
         program,
@@ -125,7 +124,7 @@ def launch(
 
 @contextlib.contextmanager
 def _stopped_by_signals(job: Job) -> Iterator[list[int]]:
-    """Turns SIGINT, SIGTERM and SIGHUP into an orderly stop; the list holds those that came."""
+    """Turns SIGINT, SIGTERM and SIGHUP into a clean stop; the list holds the received signals."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -133,7 +132,7 @@ def _stopped_by_signals(job: Job) -> Iterator[list[int]]:
 
     def handler(number: int, frame: Any) -> None:
         received.append(number)
-        # On a thread of its own: the main thread may hold, right now, a lock that the stop needs.
+        # On a separate thread, because the interrupted main thread may hold a lock that the stop needs.
         threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
 
     numbers = [signal.SIGINT, signal.SIGTERM]

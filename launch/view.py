@@ -6,7 +6,7 @@ with rich.live.Live(get_renderable=view) as live:     # or print(view()) now and
     job.wait()
 ```
 
-Needs `rich`, which is imported when a table is made.
+Requires `rich`, which is imported when a table is made.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _STYLES = {"failed": "red", "killed": "red", "restarting": "yellow", "starting":
 
 
 class NodesView:
-    """Tables of the newest status; rates are those since the status before.
+    """Renders the newest status as a table; rates are relative to the previous status.
 
     Args:
-      read: gives a status as `Job.status()` does, or as `status.json` holds it; `{}` where there is none.
-      interval: seconds between two readings; calls in between show the same table.
-      clock: seconds, for statuses that do not say their `"time"`.
+      read: returns a status in the format of `Job.status()` or `status.json`; `{}` if there is none.
+      interval: seconds between two readings; calls in between return the same table.
+      clock: returns seconds, for statuses without a `"time"`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NodesView:
         self._now: Mapping[str, Any] = {}
 
     def __call__(self) -> Any:
-        """A `rich.table.Table`."""
+        """Returns a `rich.table.Table`."""
         newest = self._read()
         if newest:
             newest = {"time": self._clock(), **newest}
@@ -54,10 +54,10 @@ class NodesView:
 
 
 def nodes_table(status: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
-    """A `rich` table of the nodes in two statuses with their times, from whose difference the rates come.
+    """Returns a `rich` table of the nodes; rates are computed from two statuses and their times.
 
-    CPU is in percent of one core, memory what is resident; messages are the calls that a node was asked, or
-    what a replay server was sent.
+    CPU is in percent of one core, and memory is resident memory. Messages are the calls that a node received,
+    or a replay server's messages.
     """
     from rich.table import Table
     from rich.text import Text
@@ -88,7 +88,7 @@ def nodes_table(status: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
 
 
 def _rate(node: Mapping[str, Any], old: Mapping[str, Any], name: str, seconds: float, factor: float) -> str:
-    """What `name` grew by in a second; nothing if that is not known, as after a restart."""
+    """Returns the growth of `name` per second as text; empty if it is not known, as after a restart."""
     now, then = node.get(name), old.get(name)
     if now is None or then is None or seconds <= 0 or node.get("pid") != old.get("pid"):
         return ""

@@ -70,8 +70,7 @@ class NStepTransitionAdder(BlockAdder):
             is also roughly the number of steps that are staged before they are written. None means 512.
           max_delay: seconds; see `BlockAdder`.
           frame_stack: number k of frames in an observation `[k, ...]`, oldest first. Each frame is stored
-          once
-            instead of k times; readers get the same items. None stores observations as they are.
+            once instead of k times; readers get the same items. None stores observations as they are.
         """
         if frame_stack is not None and (frame_stack != int(frame_stack) or frame_stack < 2):
             raise ValueError(

@@ -1,13 +1,13 @@
-"""What an engine is: a module `launch.engines.<name>` with `start(program, options) -> Job`.
+"""The interface of engines: a module `launch.engines.<name>` with `start(program, options) -> Job`.
 
-Whatever runs the nodes, these rules hold:
+These rules hold for every engine:
 
-- An object that has `run()` is a *worker*, any other is a *service*; a `PyNode` is a worker.
+- An object with `run()` is a *worker*, any other object a *service*. A `PyNode` is a worker.
 - The program is over when all workers have returned, when a node asks for a stop, or when a node fails.
-- It stops in this order: (1) the stop event is set and the stop handlers are called in every node; (2) all
-  workers return, within `stop_timeout`; (3) the nodes are closed in reverse order of addition, `close()`
-  called on objects that have one, so that a node may still call those that were added before it.
-- A node that fails is made anew while its group has restarts left; else the program ends with its
+- It stops in this order: (1) the stop event is set, and the stop handlers are called in every node; (2) all
+  workers return, within `stop_timeout`; (3) the nodes are closed in reverse order of addition, with `close()`
+  of objects that have it, so that a node may still call those that were added before it.
+- A node that fails is restarted while its group has restarts left; otherwise the program ends with its
   `NodeError`.
 """
 
@@ -26,9 +26,9 @@ from launch.errors import LaunchError, NodeError, ProgramStopped, RemoteTracebac
 from launch.nodes import MultiProcessingColocation, Node
 from launch.program import Program
 
-FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each
+FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each restart
 LONGEST_BACK_OFF = 5.0
-#: Name to a module of `launch.engines` and a function `(program, options) -> Job` of it.
+#: By name, a module of `launch.engines` and its function `(program, options) -> Job`.
 ENGINES = {
     "serial": ("serial", "start"),
     "threads": ("threads", "start"),
@@ -38,22 +38,25 @@ ENGINES = {
     "launchpad_mt": ("launchpad", "start_threads"),
 }
 ENDED = ("returned", "closed", "failed", "killed")  # states of a node whose work is over
-LONG_LIFE = 60.0  # seconds; a node that lived so long has not failed "again"
+LONG_LIFE = 60.0  # seconds; after a life this long, the pause before a restart starts over
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the nodes of a group get.
+    """Resources of each node of a group.
 
     Attributes:
-      threads: for OpenMP, BLAS and torch, in each node; more make a learner faster and starve the actors.
+      threads: number of threads for OpenMP, BLAS and torch. More threads make a learner faster and leave less
+        time to the actors.
       env: environment variables, e.g. `{"CUDA_VISIBLE_DEVICES": "0"}`. Engines within one process ignore
         them.
-      num_cpus, num_gpus, custom: what a machine must have free for each node of the group, as Ray counts it;
-        only the engine `ray` places nodes. Without `num_cpus` none are held (and if nothing else is named
-        either, one has to be free at the moment of placing).
-      strategy: how Ray spreads the group's nodes over machines: `"PACK"` (near each other), `"SPREAD"`
-        (apart where possible), `"STRICT_PACK"` (one machine) or `"STRICT_SPREAD"`; None leaves it to Ray.
+      num_cpus: number of cores that a machine must have free, as Ray counts them; only the engine `ray`
+        places nodes. None reserves no core (if no other resource is named either, one core must be free when
+        Ray places the node).
+      num_gpus: number of GPUs that a machine must have free, as Ray counts them.
+      custom: Ray's custom resources, by name.
+      strategy: how Ray places the group's nodes on machines: `"PACK"` (near each other), `"SPREAD"` (apart
+        where possible), `"STRICT_PACK"` (one machine) or `"STRICT_SPREAD"`; None leaves it to Ray.
     """
 
     threads: int = 1
@@ -64,14 +67,14 @@ class Resources:
     strategy: str | None = None
 
     def environment(self) -> dict[str, str]:
-        """The variables of a node's process."""
+        """Returns the environment variables of a node's process."""
         variables = {key: str(value) for key, value in self.env.items()}
         return {"OMP_NUM_THREADS": str(self.threads), **variables}
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a program is run; see `launch.launch` for the meaning of each."""
+    """The options of a run; see `launch.launch` for their meaning."""
 
     resources: Mapping[str, Resources] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Unit:
-    """What lives and dies together: one process, where there are processes."""
+    """Nodes that start and end together: one process, on engines with processes."""
 
     label: str
     group: str
@@ -100,7 +103,7 @@ class Unit:
 
 
 def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Unit]]:
-    """A new random name for this run, and its units in order of addition."""
+    """Returns a new random name for this run, and its units in order of addition."""
     job = secrets.token_hex(6)
     units = []
     for group, index, node in program.members():
@@ -119,56 +122,56 @@ def plan(program: Program, engine: str, options: Options) -> tuple[str, list[Uni
                 )
             units.append(Unit(unit, group, index, tuple(leaves)))
     if not units:
-        raise ValueError(f"program {program.name!r} has no nodes")
+        raise ValueError(f"program {program.name!r}: got no nodes, expected at least one.")
     return job, units
 
 
 def check_options(program: Program, options: Options) -> None:
-    """ValueError for groups that do not exist and numbers that make no sense."""
+    """Raises `ValueError` for unknown groups and for numbers out of range."""
     for name in ("resources", "restarts"):
         unknown = sorted(set(getattr(options, name)) - set(program.groups))
         if unknown:
             raise ValueError(
-                f"{name}: no group {unknown} in the program; its groups are {list(program.groups)}"
+                f"{name}: got {unknown}, expected groups of the program, {list(program.groups)}."
             )
     for group, count in options.restarts.items():
         if count < 0:
-            raise ValueError(f"restarts[{group!r}]: expected a number >= 0, got {count}")
+            raise ValueError(f"restarts[{group!r}]: got {count}, expected a number >= 0.")
     if options.stop_timeout < 0:
-        raise ValueError(f"stop_timeout: expected seconds >= 0, got {options.stop_timeout}")
+        raise ValueError(f"stop_timeout: got {options.stop_timeout}, expected seconds >= 0.")
     if options.heartbeat_timeout is not None and options.heartbeat_timeout <= 0:
-        raise ValueError(f"heartbeat_timeout: expected seconds > 0 or None, got {options.heartbeat_timeout}")
+        raise ValueError(f"heartbeat_timeout: got {options.heartbeat_timeout}, expected seconds > 0 or None.")
 
 
 class BackOff:
-    """How long a node's next life has to wait: twice as long after each short life, at once after a long one.
+    """The pause before a node's restart: doubles after each short life, and starts over after a long one.
 
-    A node that fails as soon as it starts must not keep the machine busy; one that ran for hours and died for
-    the seventh time should be back soon.
+    A node that fails at its start must not keep the machine busy. A node that ran for hours should be back
+    soon, even after its seventh failure.
     """
 
     def __init__(self) -> None:
         self._short_lives = 0
 
     def after(self, life: float) -> float:
-        """Seconds to wait after a life of `life` seconds."""
+        """Returns the seconds to wait after a life of `life` seconds."""
         if life >= LONG_LIFE:
             self._short_lives = 0
-        # No larger power is needed, and one of a thousand is no float any more.
+        # A larger exponent is not needed, and 2 ** 1024 does not fit into a float.
         seconds = FIRST_BACK_OFF * 2 ** min(self._short_lives, 30)
         self._short_lives += 1
         return min(LONGEST_BACK_OFF, seconds)
 
 
 def ended_normally(error: BaseException, stopping: bool) -> bool:
-    """Whether an exception out of a node is an ordinary end: `sys.exit(0)`, or a wait that a stop ended."""
+    """Returns whether a node's exception is a normal end: `sys.exit(0)`, or a wait that a stop ended."""
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return stopping and isinstance(error, ProgramStopped)
 
 
 def node_error(label: str, error: BaseException) -> NodeError:
-    """The `NodeError` for an exception of a node in this process."""
+    """Returns the `NodeError` for an exception of a node in this process."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     wrapped = NodeError(label, type(error).__name__, str(error), text)
     wrapped.__cause__ = error
@@ -176,7 +179,7 @@ def node_error(label: str, error: BaseException) -> NodeError:
 
 
 def remote_error(label: str, failure: Mapping[str, Any], log_tail: str = "") -> NodeError:
-    """The `NodeError` for what `launch.rpc.wire.describe_error` gave in another process."""
+    """Returns the `NodeError` for a failure that `launch.rpc.wire.describe_error` described elsewhere."""
     from launch.rpc import wire
 
     error = NodeError(label, failure["kind"], failure["message"], failure["traceback"], log_tail)
@@ -188,7 +191,7 @@ def remote_error(label: str, failure: Mapping[str, Any], log_tail: str = "") -> 
 
 
 class Outcome:
-    """How a run ends: the first result, the first error, whether it is over. Safe from any thread.
+    """The end of a run: the first result, the first error, and whether it is over. Safe from any thread.
 
     Attributes:
       changed: notified when a node's state changes and when the run is over.
@@ -215,7 +218,7 @@ class Outcome:
             self.changed.notify_all()
 
     def end(self) -> None:
-        """Everything has ended and is cleaned up."""
+        """Records that everything has ended and is cleaned up."""
         self.over.set()
         self.notify()
 
@@ -252,20 +255,20 @@ class Job(abc.ABC):
         """Waits for the end, or until all nodes of the groups `labels` have ended; returns the result.
 
         Raises:
-          NodeError: the first node that failed.
-          TimeoutError: it has not come to that after `timeout` seconds; the program goes on.
-          ValueError: there is no such group.
+          NodeError: A node failed; the error is that of the first one.
+          TimeoutError: They have not ended after `timeout` seconds. The program continues.
+          ValueError: There is no such group.
         """
         ended = self.ended(labels)
         with self.outcome.changed:
             if not self.outcome.changed.wait_for(lambda: self.over or ended(), timeout):
-                raise TimeoutError(f"the program is not over after {timeout} seconds")
+                raise TimeoutError(f"The program is not over after {timeout} seconds.")
         if self.over and self.outcome.error is not None:
             raise self.outcome.error
         return self.outcome.result
 
     def ended(self, labels: Sequence[str] | None) -> Callable[[], bool]:
-        """A function that tells whether all nodes of the groups have ended; of no groups: never."""
+        """Returns a function that tells whether all nodes of the groups have ended; False for None."""
         if labels is None:
             return lambda: False
         if isinstance(labels, (str, int, float)) or set(labels) - set(self._program.groups):
@@ -275,14 +278,14 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def stop(self, result: Any = None) -> None:
-        """Asks the program to stop and returns at once; `wait` tells when it has."""
+        """Asks the program to stop and returns at once; `wait` returns when it has stopped."""
 
     def kill(self) -> None:
-        """Ends the program without waiting for its nodes, where the engine can; else the same as `stop`."""
+        """Ends the program without waiting for its nodes if the engine can; otherwise the same as `stop`."""
         self.stop()
 
     def status(self) -> dict[str, Any]:
-        """The state of the program and of every node, as plain data.
+        """Returns the state of the program and of every node, as plain data.
 
         `{"program", "engine", "job", "state", "nodes": [{"label", "group", "index", "state", "restarts",
         "pid", "cpu_seconds", "memory_bytes", "calls", "error"}]}`. States of the program: running,
@@ -302,15 +305,15 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def state(self) -> str:
-        """The state of the program until it is over."""
+        """Returns the state of the program until it is over."""
 
     @abc.abstractmethod
     def nodes(self) -> list[dict[str, Any]]:
-        """The states of the nodes, as in `status`."""
+        """Returns the states of the nodes, as in `status`."""
 
     @abc.abstractmethod
     def client(self, label: str, index: int = 0) -> Any:
-        """A client of the node `index` of the group `label`, for the process that launched."""
+        """Returns a client of the node `index` of the group `label`, for the launching process."""
 
     def __enter__(self) -> Job:
         return self
@@ -330,14 +333,14 @@ class Job(abc.ABC):
 def node_status(
     unit: Unit, label: str, state: str, restarts: int, error: str | None, pid: int | None, **usage: Any
 ) -> dict[str, Any]:
-    """The entry of a node in `Job.status`; `usage` has what is known of its process."""
+    """Returns the entry of a node in `Job.status`; `usage` describes its process."""
     known = {"label": label, "group": unit.group, "index": unit.index, "state": state, "restarts": restarts}
     unknown = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
     return {**known, "pid": pid, **unknown, **usage, "error": error}
 
 
 def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
-    """The node that `job.client(label, index)` means. LookupError with what there is."""
+    """Returns the node of `job.client(label, index)`; raises `LookupError` with the existing nodes."""
     for unit in units:
         if unit.group == label and unit.index == index and len(unit.leaves) == 1:
             return unit.leaves[0]
@@ -345,19 +348,19 @@ def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
             if leaf.context.label == label:
                 return leaf
     raise LookupError(
-        f"no node {label!r} with index {index}; the nodes are "
-        f"{[leaf.context.label for unit in units for leaf in unit.leaves]}"
+        f"node: got {label!r} with index {index}, expected one of "
+        f"{[leaf.context.label for unit in units for leaf in unit.leaves]}."
     )
 
 
 def engine_names() -> list[str]:
-    """The names of the engines."""
+    """Returns the names of the engines."""
     return sorted(ENGINES)
 
 
 def unserved(label: str, description: str) -> LaunchError:
-    return LaunchError(f"node {label!r} is a {description}, which serves nothing: use a CourierNode")
+    return LaunchError(f"node {label!r} is a {description}, which serves no methods. Use a CourierNode.")
 
 
 def unknown_node(node_id: int) -> LaunchError:
-    return LaunchError(f"the program has no node {node_id}: was the node of this handle added to it?")
+    return LaunchError(f"The program has no node {node_id}. Add the node of this handle to it.")

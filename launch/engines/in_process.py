@@ -1,4 +1,4 @@
-"""What the engines within one process share: nodes that call each other directly."""
+"""The common part of the engines within one process, where nodes call each other directly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Place:
     """A node of the program and its object.
 
     Attributes:
-      object: what the constructor made; None before that and for a `PyNode`.
+      object: the result of the constructor; None before that and for a `PyNode`.
       state: as in `Job.status()`.
     """
 
@@ -43,9 +43,9 @@ class Place:
         self.object: Any = None
         self.target: Target | None = None
         self.built = False
-        self.waits_for: Place | None = None  # the node whose constructor this node's constructor waits for
+        self.waits_for: Place | None = None  # the node for whose constructor this node's constructor waits
         self.state = "starting"
-        self.turns = 0  # on the serial engine
+        self.turns = 0  # number of steps, on the serial engine
         self.restarts = 0
         self.back_off = BackOff()
         self.error: str | None = None
@@ -56,7 +56,7 @@ class Place:
 
     @property
     def works(self) -> bool:
-        """Whether the node has work of its own, or only serves."""
+        """Whether the node is a worker; a service only answers calls."""
         return self.leaf.node.is_function or self.leaf.node.runs(self.object)
 
 
@@ -64,9 +64,10 @@ class LocalRuntime(Runtime):
     """One process that holds all nodes.
 
     Args:
-      job, units: of the program.
-      request_stop: called with the result that a node gives to `stop`.
-      concurrent: whether there are threads. If not, a call to a node without an object makes the object.
+      job: random name of the run.
+      units: the program's units.
+      request_stop: is called with the result that a node gives to `stop`.
+      concurrent: whether nodes run on several threads. If not, the first call to a node creates its object.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class LocalRuntime(Runtime):
         return None if node.is_function else node.call()
 
     def _wait_until_built(self, place: Place) -> None:
-        """Waits for the node's object. LaunchError if its constructor waits for one of this thread."""
+        """Waits for the node's object; raises `LaunchError` if its constructor waits for this thread's."""
         if place.built:
             return
         caller: Place | None = getattr(self._building, "place", None)
@@ -126,7 +127,7 @@ class LocalRuntime(Runtime):
             if caller is not None:
                 caller.waits_for = None
         if not place.built:
-            raise ProgramStopped(f"node {place.label!r} is not there and the program stops")
+            raise ProgramStopped(f"node {place.label!r} has no object yet, and the program stops.")
 
     def _check_circle(self, caller: Place) -> None:
         circle = [caller]
@@ -137,7 +138,7 @@ class LocalRuntime(Runtime):
         first = next(i for p in self.places.values() for i, member in enumerate(circle) if member is p)
         labels = [member.label for member in [*circle[first:], *circle[: first + 1]]]
         raise LaunchError(
-            f"constructors wait for each other in a circle: {' -> '.join(labels)}. Make the call in run() or "
+            f"Constructors wait for each other in a cycle: {' -> '.join(labels)}. Make the call in run() or "
             "at first use instead of in the constructor."
         )
 
@@ -167,7 +168,9 @@ class LocalRuntime(Runtime):
 
         def submit(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
             if not room.acquire(timeout=timeout):
-                raise CallTimeout(f"{place.label}.{name} found no room within {timeout} s")
+                raise CallTimeout(
+                    f"{place.label}.{name} was not sent within {timeout} s: too many open futures."
+                )
             future = begin(name, args, kwargs, timeout)
             future.add_done_callback(lambda _: room.release())
             return future
@@ -187,7 +190,7 @@ class LocalRuntime(Runtime):
             else:
                 work()
             if timeout is not None:
-                text = f"{place.label}.{name} was not answered within {timeout} s"
+                text = f"{place.label}.{name} was not answered within {timeout} s."
                 expire(future, timeout, CallTimeout(text))
             return future
 
@@ -234,7 +237,7 @@ class LocalJob(Job):
         ]
 
     def _may_restart(self, place: Place, error: BaseException) -> bool:
-        """Notes a failure. Whether the node has a restart left; if not, the program ends."""
+        """Records a failure; returns whether the node has a restart left. If not, the program ends."""
         place.error = f"{type(error).__name__}: {error}"
         if (
             place.restarts < self._options.restarts.get(place.unit.group, 0)

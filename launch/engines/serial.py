@@ -1,11 +1,11 @@
-"""One thread steps the workers in the order in which they were added; for debugging and exact repetition.
+"""Steps the workers on one thread in the order of their addition; for debugging and exact repetition.
 
-Within a group, the worker that has had the fewest turns goes first.
+Within a group, the worker with the fewest turns goes first.
 
-Each pass asks every worker `ready()` and calls `step()` if so; replay and services are called directly.
-No decision depends on a clock. A worker may offer `finished()`: once it is true the worker is not asked
-again. A pass in which nobody was ready cannot be followed by a better one, as nothing else runs: that is a
-deadlock, and the error names every worker, with `why_not_ready()` where the object offers it.
+Each pass calls `step()` of every worker whose `ready()` is true. Replay and services are called directly. No
+decision depends on a clock. A worker may have `finished()`; once it is true, the worker gets no more turns.
+If no worker was ready in a pass, none can become ready, because nothing else runs. The engine then raises a
+`DeadlockError` that names every worker, with the result of its `why_not_ready()` if it has one.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from launch.program import Program
 
 
 def start(program: Program, options: Options) -> SerialJob:
-    """A job that runs inside of `wait()`, on the thread that calls it."""
+    """Returns a job that runs inside of `wait()`, on the thread that calls it."""
     return SerialJob(program, options)
 
 
 class SerialJob(LocalJob):
-    """The program runs while `wait()` is called: there is no other thread. It is over when that returns."""
+    """A program that runs on the thread that calls `wait()`; it is over when `wait()` returns."""
 
     def __init__(self, program: Program, options: Options) -> None:
         super().__init__(program, "serial", options, concurrent=False)
         self._runtime.stopped = _StopEvent()
-        self._workers: list[Place] = []  # those that take turns
-        self._groups: list[str] = []  # of them
+        self._workers: list[Place] = []  # the nodes that take turns
+        self._groups: list[str] = []  # the workers' groups
         self._started = False
 
     def stop(self, result: Any = None) -> None:
@@ -42,7 +42,7 @@ class SerialJob(LocalJob):
         self._runtime.begin_stop()
 
     def wait(self, labels: Sequence[str] | None = None, *, timeout: float | None = None) -> Any:
-        """Runs the program. With `labels` or `timeout` it may be left between two passes and continued."""
+        """Runs the program. With `labels` or `timeout` it may return between passes; call it to continue."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self.over:
             try:
@@ -68,7 +68,7 @@ class SerialJob(LocalJob):
             if not self._pass():
                 break
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError("the program is not over; call wait() again to go on")
+                raise TimeoutError("The program is not over. Call wait() again to continue.")
         self._end()
 
     def _begin(self, place: Place) -> bool:
@@ -85,15 +85,20 @@ class SerialJob(LocalJob):
         elif node.runs(place.object) and not callable(getattr(place.object, "step", None)):
             raise LaunchError(
                 f"node {place.label!r}: {type(place.object).__name__} has run() but no step(), so one thread "
-                "cannot take turns between it and others: add step() (one unit of work) and ready() (would "
-                "step() go through without blocking?), or use another engine"
+                "cannot alternate between it and other nodes. Add step() (one unit of work) and ready() "
+                "(whether step() would not block), or use another engine."
             )
         return True
 
     def _pass(self) -> bool:
-        """One turn for everybody. False if all workers have finished. DeadlockError if nobody could move."""
+        """Gives each worker one turn; returns False if all have finished.
+
+        Raises:
+          DeadlockError: No worker was ready.
+        """
         working, moved = [], False
-        # Who had the fewest turns goes first in its group: else the first actor takes all the room in replay.
+        # In a group, the worker with the fewest turns goes first. Otherwise the first actor takes all the
+        # room in replay.
         self._workers.sort(key=lambda place: (self._groups.index(place.leaf.context.group), place.turns))
         for place in self._workers:
             if place.state != "running":
@@ -138,7 +143,7 @@ class SerialJob(LocalJob):
         for place in working:
             why = getattr(place.object, "why_not_ready", None)
             reasons.append(f"  {place.label}: " + (str(why()) if why is not None else "ready() is false"))
-        return "no worker is ready and nothing else can change that:\n" + "\n".join(reasons)
+        return "No worker is ready, and nothing else runs that could change that:\n" + "\n".join(reasons)
 
     def _end(self) -> None:
         if not self.over:
@@ -153,12 +158,12 @@ class SerialJob(LocalJob):
 
 
 class _StopEvent(threading.Event):
-    """A wait without a timeout would never end: there is no other thread that could stop the program."""
+    """An event whose `wait` without a timeout raises, because no other thread could stop the program."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if timeout is None and not self.is_set():
             raise DeadlockError(
-                "a node waits for the stop and the serial engine has no other thread: return from the "
-                "function, or use another engine"
+                "A node waits for the stop, and the serial engine has no other thread. Return from the "
+                "function, or use another engine."
             )
         return super().wait(timeout)

@@ -1,4 +1,4 @@
-"""A thread per node in the launching process, and direct calls; for notebooks and debugging."""
+"""One thread per node in the launching process, with direct calls; for notebooks and debugging."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from launch.program import Program
 
 
 def start(program: Program, options: Options) -> ThreadsJob:
-    """Starts the program on threads of its own."""
+    """Starts the program on its own threads."""
     return ThreadsJob(program, options)
 
 
 class ThreadsJob(LocalJob):
-    """Every node has a thread, which makes its object and runs it."""
+    """A program whose nodes have one thread each, which creates the node's object and runs it."""
 
     def __init__(self, program: Program, options: Options) -> None:
         super().__init__(program, "threads", options, concurrent=True)
@@ -55,7 +55,7 @@ class ThreadsJob(LocalJob):
         return known and bool(workers) and all(place.state == "returned" for place in workers)
 
     def _live(self, place: Place) -> None:
-        """The life of a node: its constructor and, for a worker, its work."""
+        """Runs a node: calls its constructor and, for a worker, does its work."""
         while True:
             born = time.monotonic()
             try:
@@ -87,8 +87,8 @@ class ThreadsJob(LocalJob):
     def _describe_late(self, late: dict[str, threading.Thread]) -> str:
         frames = sys._current_frames()
         text = (
-            f"nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout} s of the "
-            "stop, and a thread cannot be ended by force; let run() return when launch.stop_event() is set"
+            f"Nodes {sorted(late)} did not end within stop_timeout={self._options.stop_timeout} s of the "
+            "stop, and a thread cannot be killed. Let run() return when launch.stop_event() is set."
         )
         for label, thread in late.items():
             frame = frames.get(thread.ident or 0)

@@ -1,8 +1,8 @@
 """Calls the methods of an object that another process serves.
 
 All calls of a client share one socket. The calling thread sends its call. One thread at a time receives: a
-thread that waits for its answer, or the client's own thread while only futures are open. ZeroMQ connects
-again when a node comes back. While calls are open the client asks every second which of them the node does
+thread that waits for its answer, or the client's own thread while only futures are open. ZeroMQ reconnects
+when a node is restarted. While calls are open, the client asks the node every second which of them it does
 not know: those were lost in a restart.
 """
 
@@ -38,7 +38,7 @@ class _Call:
         self.method = method
         self.frames = frames
         self.deadline = deadline
-        self.awaited = awaited  # a thread waits for the answer and receives meanwhile
+        self.awaited = awaited  # whether a thread waits for the answer and receives in the meantime
         self.future: Future = Future()
         self.sent = False
 
@@ -46,15 +46,17 @@ class _Call:
 class Connection:
     """The client side of one served node; all methods are safe to use from any thread.
 
-    A future can be canceled until its answer is there; the node may carry the call out nevertheless.
+    A future can be canceled until its answer arrives; the node may still carry out the call.
 
     Args:
-      address: address of the node's `launch.rpc.server.Server`; None if `move` tells it later.
+      address: address of the node's `launch.rpc.server.Server`; None if `move` sets it later.
       curve: keys of the program.
       name: name of the node, for errors.
-      max_in_flight: futures that may be open; the next `submit` waits until one is done.
-      stopped: set when the program stops; from then on a node that does not answer is not waited for.
-      repeat_lost: repeat a call that was lost in a restart of the node instead of raising `CallLost`.
+      max_in_flight: number of futures that may be open; the next `submit` waits until one is done.
+      stopped: event that is set when the program stops; then calls do not wait for a node that does not
+        answer.
+      repeat_lost: whether to repeat a call that was lost in a restart of the node; if not, it raises
+        `CallLost`.
     """
 
     def __init__(
@@ -78,12 +80,12 @@ class Connection:
         self._begin()
 
     def _begin(self) -> None:
-        """Makes what a forked child must not share with its parent."""
+        """Creates the objects that a forked child must not share with its parent."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)  # a call is done, or the client is closed or stopped
-        self._turn = threading.Condition(self._lock)  # for callers: a call is done, or nobody receives
-        self._futures = threading.Condition(self._lock)  # for the client's own thread: it has to receive
+        self._turn = threading.Condition(self._lock)  # for callers: a call is done, or no thread receives
+        self._futures = threading.Condition(self._lock)  # for the client's own thread: it must receive
         self._receiving = False
         self._num_futures = 0  # open calls that no thread waits for
         self._open: dict[int, _Call] = {}  # in order of submission
@@ -97,11 +99,11 @@ class Connection:
         """Calls `method` in the node and waits for the answer.
 
         Raises:
-          CallTimeout: there was no answer within `timeout` seconds.
-          CallLost: the node was restarted while it had the call.
-          ProgramStopped: the program stops and the node does not answer.
-          ClientClosed: this client was closed.
-          LaunchError: the node belongs to another program.
+          CallTimeout: There was no answer within `timeout` seconds.
+          CallLost: The node was restarted while it had the call.
+          ProgramStopped: The program stops and the node does not answer.
+          ClientClosed: This client was closed.
+          LaunchError: The node belongs to another program.
         """
         future = self._begin_call(method, args, kwargs, timeout, awaited=True)
         while not future.done():
@@ -114,9 +116,9 @@ class Connection:
         return future.result()
 
     def submit(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
-        """Returns a future of the answer; copies the arguments and waits for room if it has to.
+        """Copies the arguments and returns a future of the answer; waits while `max_in_flight` are open.
 
-        Errors are those of `call`; they may be raised here or by the future.
+        The errors are those of `call`; this method or the future raises them.
         """
         return self._begin_call(method, args, kwargs, timeout, awaited=False)
 
@@ -130,7 +132,9 @@ class Connection:
         with self._lock:
             full = not awaited and self._num_futures >= self._max_in_flight
             if full and not self._wait_for_room(timeout):
-                raise CallTimeout(f"{self._name}.{method} found no room within {timeout} s")
+                raise CallTimeout(
+                    f"{self._name}.{method} was not sent within {timeout} s: too many open futures."
+                )
             self._check(method)
             if not self._connected:
                 self._connect()
@@ -153,7 +157,7 @@ class Connection:
         return call.future
 
     def move(self, address: str | None) -> None:
-        """Tells where the node is now; None: nowhere. Calls that it had at another address are lost."""
+        """Sets the node's address; None if it has none now. Calls at the previous address are lost."""
         lost: list[_Call] = []
         with self._lock:
             if self._closed:
@@ -172,7 +176,7 @@ class Connection:
         self._fail_lost(lost)
 
     def stop(self) -> None:
-        """Ends the calls for a node that is nowhere: the program stops and the node will not come."""
+        """Ends the calls to a node without an address: the program stops, and the node will not start."""
         with self._lock:
             self._look_at = 0.0
             self._room.notify_all()
@@ -190,7 +194,7 @@ class Connection:
             else:
                 self._socket.close()
         for call in calls:
-            error = f"the client of node {self._name!r} was closed during a call of {call.method!r}"
+            error = f"The client of node {self._name!r} was closed during a call of {call.method!r}."
             settle(call.future, error=ClientClosed(error))
 
     def _wait_for_room(self, timeout: float | None) -> bool:
@@ -202,7 +206,7 @@ class Connection:
 
     def _check(self, method: str) -> None:
         if self._closed:
-            raise ClientClosed(f"the client of node {self._name!r} is closed")
+            raise ClientClosed(f"The client of node {self._name!r} is closed.")
         if self._stopped.is_set() and not self._here:
             raise self._gone(method)
 
@@ -214,13 +218,13 @@ class Connection:
         self._connected = True
 
     def _send(self, call: _Call) -> None:
-        """Sends, with the condition held, unless the node has refused the connection; `_look` tells then."""
+        """Sends a call with the lock held. If the node refused the connection, `_look` fails the call."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(call.frames)
             call.sent = True
 
     def _forget(self, number: int, future: Future) -> None:
-        """Called when a call is done in any way, a cancel included."""
+        """Is called when a call is done in any way, including a cancel."""
         with self._lock:
             call = self._open.pop(number, None)
             if call is not None and not call.awaited:
@@ -228,12 +232,12 @@ class Connection:
             self._room.notify()
             self._turn.notify_all()
         if future.cancelled():
-            future.set_running_or_notify_cancel()  # `concurrent.futures.wait` looks for that
+            future.set_running_or_notify_cancel()  # `concurrent.futures.wait` requires it
 
     # Receiving, on one thread at a time.
 
     def _run(self) -> None:
-        """The client's own thread: receives while nobody else does and futures are open."""
+        """Runs on the client's own thread: receives while futures are open and no other thread receives."""
         try:
             while True:
                 with self._lock:
@@ -251,7 +255,7 @@ class Connection:
             raise
 
     def _receive(self) -> None:
-        """Takes in one message, if one comes in time, and lets another thread receive."""
+        """Receives one message, if one arrives in time, and lets another thread receive."""
         try:
             frames = self._socket.receive(self._look_at - time.monotonic())
             if frames is not None:
@@ -271,7 +275,7 @@ class Connection:
         try:
             kind, number, body, buffers = wire.parse(frames)
         except wire.MalformedMessage:
-            return  # its call stays open until its timeout, and the probes ask for it
+            return  # its call stays open until its timeout, and the probes include it
         self._silent_probes = 0
         if kind == wire.UNKNOWN:
             with self._lock:
@@ -293,7 +297,7 @@ class Connection:
         settle(call_of_answer.future, None if error is not None else result, error)
 
     def _look(self) -> None:
-        """Ends calls that are overdue or without hope, and asks after the others."""
+        """Fails calls that are overdue or cannot be answered, and probes the others."""
         now = time.monotonic()
         failed: list[tuple[_Call, LaunchError]] = []
         refused = False
@@ -312,11 +316,12 @@ class Connection:
                 self._silent_probes = 0
             for call in self._open.values():
                 if call.deadline is not None and call.deadline <= now:
-                    failed.append((call, CallTimeout(f"{self._name}.{call.method} was not answered in time")))
+                    error = f"{self._name}.{call.method} was not answered in time."
+                    failed.append((call, CallTimeout(error)))
                 elif self._is_gone(call):
                     failed.append((call, self._gone(call.method)))
                 elif refused or (self._here and not call.sent):
-                    error = f"node {self._name!r} refused this client: it belongs to another program"
+                    error = f"Node {self._name!r} refused this client: it belongs to another program."
                     failed.append((call, LaunchError(error)))
             deadlines = [call.deadline for call in self._open.values() if call.deadline is not None]
             self._look_at = min([self._probe_at, *(deadline for deadline in deadlines if deadline > now)])
@@ -328,7 +333,7 @@ class Connection:
         return absent and self._stopped.is_set()
 
     def _lose(self, calls: Iterable[_Call]) -> list[_Call]:
-        """Marks calls that the node had for another sending; returns those that must not be repeated."""
+        """Marks the calls that the node had to be sent again; returns those that must not be repeated."""
         lost = [call for call in calls if call.sent]
         if self._repeat_lost:
             for call in lost:
@@ -338,8 +343,8 @@ class Connection:
 
     def _fail_lost(self, calls: list[_Call]) -> None:
         for call in calls:
-            text = "the node was restarted while it had this call; it may have been carried out"
+            text = "The node was restarted while it had this call, which may have been carried out."
             settle(call.future, error=CallLost(f"{self._name}.{call.method}: {text}"))
 
     def _gone(self, method: str) -> ProgramStopped:
-        return ProgramStopped(f"{self._name}.{method}: the program stopped and the node does not answer")
+        return ProgramStopped(f"{self._name}.{method}: the program stopped, and the node does not answer.")

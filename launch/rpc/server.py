@@ -1,8 +1,8 @@
 """Serves the public methods of an object to the nodes of a program.
 
-Threads take turns at reading the socket. The thread that has read a call lets the next one read, carries the
-call out and sends the answer. A call that blocks holds up no other until `thread_pool_size` calls block;
-further calls wait in the socket.
+Threads take turns reading the socket. The thread that has read a call lets the next thread read, carries out
+the call and sends the answer. A blocking call does not delay others until `thread_pool_size` calls block;
+further calls then wait in the socket.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Server:
       address: see `launch.rpc.sockets.make_server_socket`.
       curve: keys of the program. Messages are pickles, so only peers with the key may send them.
       name: name of the node, for errors and threads.
-      thread_pool_size: calls that are carried out at once; further ones wait.
-      max_frame_bytes: a peer that sends a larger frame is disconnected.
-      enter: called first on every thread that carries out calls.
+      thread_pool_size: number of calls that are carried out at once; further calls wait.
+      max_frame_bytes: largest frame; a peer that sends a larger one is disconnected.
+      enter: is called first on every thread that carries out calls.
 
     Attributes:
-      address: where clients connect to.
+      address: address that clients connect to.
       calls: number of calls received.
       malformed: number of malformed messages received; further messages of their senders are ignored.
-      undeliverable: number of answers whose client was gone.
+      undeliverable: number of answers whose client had disconnected.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Server:
     ) -> None:
         if curve is None:
             raise ValueError(
-                "curve: got None, expected keys. Calls are pickles: only peers with a key may call."
+                "curve: got None, expected keys. Calls are pickles, so only peers with a key may call."
             )
         self.calls = 0
         self.malformed = 0
@@ -68,25 +68,25 @@ class Server:
         self._lock = threading.Lock()
         self._num_threads = 0
         self._num_idle = 0  # threads that read or wait for their turn to read
-        self._open: set[tuple[bytes, int]] = set()  # (client, number) of the calls that have no answer yet
+        self._open: set[tuple[bytes, int]] = set()  # (client, number) of the calls without an answer
         self._ignored: set[bytes] = set()
         self._closed = False
 
     def start(self) -> Server:
-        """Begins to answer."""
+        """Starts to answer calls."""
         with self._lock:
             self._add_thread()
         return self
 
     def close(self, timeout: float = 5.0) -> None:
-        """Stops answering. Calls under way go on, but their clients get no answer."""
+        """Stops answering. Calls in progress continue, but their clients get no answer."""
         if self._closed:
             return
         self._closed = True
         self._socket.wake()
         if self._reading.acquire(timeout=timeout):
             self._reading.release()
-        self._socket.close(linger=1000)  # answers that were given are still sent
+        self._socket.close(linger=1000)  # queued answers are still sent
 
     def _add_thread(self) -> None:
         self._num_threads += 1
@@ -131,7 +131,7 @@ class Server:
             unknown = [number for number in asked if (client, number) not in self._open]
             self._send(client, wire.UNKNOWN, 0, struct.pack(f"<{len(unknown)}Q", *unknown))
         else:
-            raise wire.MalformedMessage(f"message: got kind {kind}, expected CALL or PROBE")
+            raise wire.MalformedMessage(f"message: got kind {kind}, expected CALL or PROBE.")
 
     def _carry_out(self, client: bytes, number: int, body: memoryview, buffers: list[Any]) -> None:
         try:

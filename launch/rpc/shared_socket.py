@@ -34,7 +34,7 @@ class SharedSocket:
         os.set_blocking(self._wake_write, False)
 
     def replace(self, socket: zmq.Socket | None) -> None:
-        """Closes the socket and goes on with another one."""
+        """Closes the socket and continues with another one."""
         with self._lock:
             old, self._socket = self._socket, socket
         if old is not None:
@@ -45,7 +45,8 @@ class SharedSocket:
         """Sends one message and copies its frames. Does nothing after `close`.
 
         Raises:
-          zmq.ZMQError: `EAGAIN` if the peer refused the connection, `EHOSTUNREACH` if a ROUTER's peer left.
+          zmq.ZMQError: `EAGAIN` if the peer refused the connection, `EHOSTUNREACH` if a ROUTER's peer has
+            disconnected.
         """
         with self._lock:
             socket = self._socket
@@ -80,8 +81,8 @@ class SharedSocket:
             waited |= not ready
 
     def wake(self) -> None:
-        """Ends the present or the next wait of `receive`."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: it wakes anyway
+        """Ends the current or the next wait of `receive`."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: the receiver wakes anyway
             if not self._closed:
                 os.write(self._wake_write, b"\0")
 
@@ -89,7 +90,7 @@ class SharedSocket:
         """Closes the socket; the receiving thread must have ended.
 
         Args:
-          linger: milliseconds in which messages are still sent.
+          linger: milliseconds for which queued messages are still sent.
         """
         with self._lock:
             if self._closed:

@@ -1,18 +1,18 @@
 """ZeroMQ sockets that only the nodes of one program can reach.
 
-Every program has one random key pair (`CurveKeys`), known to its nodes only. What keeps strangers out
-depends on where a socket lives:
+Every program has one random key pair (`CurveKeys`), known to its nodes only. The protection depends on the
+transport:
 
-- `ipc://` lives in a directory of mode 0700: the kernel lets nobody in but the user (and root). Peers
-  show a token that is derived from the keys (ZeroMQ's PLAIN handshake), so that two programs of one user
-  cannot meet by mistake either. There is no encryption: the bytes never leave the kernel, and CURVE would
-  cost several times the price of the call for large arrays.
-- `tcp://` uses CURVE: authenticated encryption, and only a client that shows the program's own key is let
-  in. Without keys a tcp socket may only be bound to the loopback interface.
+- `ipc://` sockets are in a directory of mode 0700: the kernel admits only the user (and root). Peers send a
+  token that is derived from the keys (ZeroMQ's PLAIN handshake), so that two programs of one user cannot
+  connect by mistake. There is no encryption: the bytes never leave the kernel, and CURVE would cost several
+  times as much as the call itself for large arrays.
+- `tcp://` uses CURVE: authenticated encryption that admits only clients with the program's key. Without keys,
+a
+  tcp socket may only be bound to the loopback interface.
 
-In both cases ZeroMQ finishes the handshake before it hands over any frame: what a peer without the key
-sends is never parsed. The answer "may this peer come in" is given by one thread a process
-(`Authenticator`).
+In both cases ZeroMQ finishes the handshake before it delivers any frame, so that data of a peer without the
+key is never parsed. One thread per process, the `Authenticator`, decides which peers are admitted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zmq.utils import z85
 DEFAULT_MAX_FRAME_BYTES = 1 << 30
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _USER = b"launch"
-# Longest path of a unix socket that the kernel takes (108 bytes with the closing zero).
+# Longest path of a unix socket that the kernel accepts (108 bytes with the terminating zero).
 MAX_IPC_PATH = 107
 
 
@@ -42,8 +42,8 @@ class CurveKeys:
     """The key pair of a program; both halves are secret to its nodes. Never printed.
 
     Attributes:
-      public: 40 characters of Z85, as `zmq.curve_keypair()` gives them.
-      secret: the same.
+      public: 40 characters of Z85, as `zmq.curve_keypair()` returns them.
+      secret: 40 characters of Z85.
     """
 
     public: bytes = field(repr=False)
@@ -51,18 +51,18 @@ class CurveKeys:
 
     @classmethod
     def generate(cls) -> CurveKeys:
-        """A new random pair."""
+        """Returns a new random pair."""
         public, secret = zmq.curve_keypair()
         return cls(public=public, secret=secret)
 
     @property
     def token(self) -> bytes:
-        """What a peer shows on `ipc://`; says nothing about the keys."""
+        """Returns the token that a peer sends on `ipc://`; it does not reveal the keys."""
         return self._derive(b"launch-token")
 
     @property
     def domain(self) -> bytes:
-        """The name under which the authenticator knows this program; not a secret."""
+        """Returns the authenticator's name of this program; not a secret."""
         return self._derive(b"launch-domain")[:24]
 
     def _derive(self, purpose: bytes) -> bytes:
@@ -70,10 +70,10 @@ class CurveKeys:
 
 
 class Authenticator(threading.Thread):
-    """Answers libzmq's question whether a peer may come in (ZAP, https://rfc.zeromq.org/spec/27/).
+    """Decides which peers libzmq admits (ZAP, https://rfc.zeromq.org/spec/27/).
 
     Attributes:
-      refused: how many peers were turned away since the process began.
+      refused: number of peers refused since the process began.
     """
 
     def __init__(self, context: zmq.Context) -> None:
@@ -85,7 +85,7 @@ class Authenticator(threading.Thread):
         self._socket.bind(_ZAP_ENDPOINT)
 
     def admit(self, keys: CurveKeys) -> None:
-        """Lets the peers of a program in from now on."""
+        """Admits the peers of a program from now on."""
         self._programs[keys.domain] = keys
 
     def run(self) -> None:
@@ -113,7 +113,7 @@ class Authenticator(threading.Thread):
 
 
 class _Process:
-    """The ZeroMQ context of this process and its authenticator; made anew after a fork."""
+    """The ZeroMQ context of this process and its authenticator; recreated after a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,32 +141,32 @@ os.register_at_fork(after_in_child=lambda: setattr(_process, "_lock", threading.
 
 
 def context() -> zmq.Context:
-    """The ZeroMQ context that this process uses for all sockets of programs."""
+    """Returns the ZeroMQ context that this process uses for all sockets of programs."""
     return _process.context()
 
 
 def refused_peers() -> int:
-    """How many peers this process has turned away because they did not know the key."""
+    """Returns the number of peers that this process has refused because they did not have the key."""
     return _process.authenticator().refused
 
 
 def private_parents() -> list[str]:
-    """The folders in which `make_private_directory` may make one, best first."""
+    """Returns the folders in which `make_private_directory` may create a directory, best first."""
     parents = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
     return list(dict.fromkeys(parent for parent in parents if parent))
 
 
 def make_private_directory(prefix: str = "lp-") -> str:
-    """A new directory of mode 0700 for `ipc://` sockets; `remove_private_directory` removes it."""
+    """Creates a directory of mode 0700 for `ipc://` sockets; `remove_private_directory` removes it."""
     for parent in private_parents():
         # Room for "/" + the prefix + "xxxxxxxx" + "/" + a file name of 45 characters.
         if len(parent) + len(prefix) <= MAX_IPC_PATH - 55 and os.access(parent, os.W_OK | os.X_OK):
-            return tempfile.mkdtemp(prefix=prefix, dir=parent)  # mkdtemp makes it 0700
+            return tempfile.mkdtemp(prefix=prefix, dir=parent)  # mkdtemp creates it with mode 0700
     raise ValueError(f"TMPDIR: got {private_parents()}, expected a short, writable path. Set TMPDIR to one.")
 
 
 def remove_private_directory(path: str) -> None:
-    """Takes away what `make_private_directory` made; nothing happens if it is gone already."""
+    """Removes a directory of `make_private_directory`; does nothing if it no longer exists."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -177,21 +177,22 @@ def make_server_socket(
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     max_queued_messages: int = 0,
 ) -> zmq.Socket:
-    """A bound socket that lets in only peers that know `curve`.
+    """Returns a bound socket that admits only peers with the keys `curve`.
 
     Args:
       address: `ipc://<path in a directory of mode 0700>` or `tcp://<interface>:<port or *>`.
-      curve: the keys of the program. None lets every local peer in, and is an error unless the address is
-        ipc or loopback.
-      max_frame_bytes: a peer that sends a larger frame is disconnected.
-      max_queued_messages: that wait here for one peer, each way; 0 for no limit. Sending more is zmq.Again.
+      curve: the keys of the program. None admits every local peer, and is an error unless the address is ipc
+        or loopback.
+      max_frame_bytes: largest frame; a peer that sends a larger one is disconnected.
+      max_queued_messages: number of messages that may wait here for one peer, each way; 0 means no limit.
+        Sending more raises `zmq.Again`.
 
     Returns:
-      The socket; `bound_address` tells where clients connect to.
+      The socket; `bound_address` returns the address for clients.
 
     Raises:
-      ValueError: an address of another kind, or an open interface without keys.
-      PermissionError: the directory of an ipc address is open to other users.
+      ValueError: The address is of another kind, or an open interface without keys.
+      PermissionError: Other users can access the directory of an ipc address.
     """
     transport = check_address(address, curve)
     socket = context().socket(zmq.ROUTER)
@@ -199,7 +200,7 @@ def make_server_socket(
         _set_common_options(socket)
         socket.maxmsgsize = max_frame_bytes
         socket.sndhwm = socket.rcvhwm = max_queued_messages
-        socket.router_mandatory = True  # sending to a peer that has gone is an error, not a silent loss
+        socket.router_mandatory = True  # sending to a disconnected peer is an error, not a silent loss
         if curve is not None:
             _process.authenticator().admit(curve)
             socket.zap_domain = curve.domain
@@ -225,9 +226,9 @@ def make_client_socket(
     *,
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
 ) -> zmq.Socket:
-    """A socket connected to a server; it connects again, by itself, when the server comes back.
+    """Returns a socket connected to a server; it reconnects by itself when the server is restarted.
 
-    Connecting does not wait for the server. The arguments and errors are those of `make_server_socket`.
+    The call does not wait for the server. The arguments and errors are those of `make_server_socket`.
     """
     transport = check_address(address, curve, connecting=True)
     socket = context().socket(zmq.DEALER)
@@ -252,29 +253,29 @@ def make_client_socket(
 
 
 def bound_address(socket: zmq.Socket) -> str:
-    """Where a server socket is really bound, its port filled in."""
+    """Returns the address that a server socket is bound to, with its port."""
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.rstrip(b"\0").decode()
 
 
 def check_address(address: str, curve: CurveKeys | None, *, connecting: bool = False) -> str:
-    """The transport of an address, `"ipc"` or `"tcp"`, once it has been found safe."""
+    """Checks that an address is safe; returns its transport, `"ipc"` or `"tcp"`."""
     transport, separator, rest = address.partition("://")
     if not separator or transport not in ("ipc", "tcp"):
-        raise ValueError(f"address {address!r}: expected ipc://<path> or tcp://<interface>:<port>")
+        raise ValueError(f"address: got {address!r}, expected ipc://<path> or tcp://<interface>:<port>.")
     if transport == "ipc":
         _check_ipc_path(rest)
     elif curve is None and not connecting and not is_loopback(rest.rpartition(":")[0]):
         raise ValueError(
-            f"address {address!r} can be reached from other machines and no keys were given: "
-            "pass curve=CurveKeys.generate() and hand it to the clients, or bind to tcp://127.0.0.1"
+            f"address: got {address!r} without keys, which other machines can reach. Pass "
+            "curve=CurveKeys.generate() here and to the clients, or bind to tcp://127.0.0.1."
         )
     return transport
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an interface or host name can be reached from this machine only."""
+    """Returns whether an interface or host name can be reached from this machine only."""
     host = host.strip("[]")
     if host in ("localhost", "lo"):
         return True
@@ -286,24 +287,26 @@ def is_loopback(host: str) -> bool:
 
 def _check_ipc_path(path: str) -> None:
     if not os.path.isabs(path) or len(os.fsencode(path)) > MAX_IPC_PATH:
-        raise ValueError(f"ipc path {path!r}: expected an absolute path of at most {MAX_IPC_PATH} bytes")
+        raise ValueError(
+            f"ipc path: got {path!r}, expected an absolute path of at most {MAX_IPC_PATH} bytes."
+        )
     directory = os.path.dirname(path)
     try:
         status = os.stat(directory)
     except FileNotFoundError:
         raise ValueError(
-            f"ipc path {path!r}: the directory {directory!r} is not there; has its program ended?"
+            f"ipc path {path!r}: the directory {directory!r} does not exist. Its program may have ended."
         ) from None
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(
             f"ipc path {path!r}: {directory!r} has mode {stat.S_IMODE(status.st_mode):04o} and owner "
-            f"{status.st_uid}; expected mode 0700 and owner {os.getuid()} (see make_private_directory)"
+            f"{status.st_uid}, expected mode 0700 and owner {os.getuid()}. Use make_private_directory()."
         )
 
 
 def _set_common_options(socket: zmq.Socket) -> None:
     socket.linger = 0
-    socket.sndhwm = 0  # the callers bound what is in flight; dropping or blocking here would hide it
+    socket.sndhwm = 0  # the callers limit the number in flight; dropping or blocking here would hide it
     socket.rcvhwm = 0
     socket.ipv6 = False
     socket.tcp_keepalive = 1

@@ -1,4 +1,4 @@
-"""Messages between nodes: a head, a pickle, and large arrays as frames of their own.
+"""Messages between nodes: a head, a pickle, and large arrays in separate frames.
 
 A message is a frame `head | pickle` and `buffers` frames with the memory of large arrays (pickle protocol 5,
 out of band). A receiver uses the memory of the frames without a copy. The sockets (`launch.rpc.sockets`)
@@ -24,19 +24,19 @@ from launch.errors import RemoteError, RemoteTraceback
 # kind of message, number of buffers that follow, number of the call within its connection
 HEAD = struct.Struct("<BxHxxxxQ")
 CALL, REPLY, ERROR, PROBE, UNKNOWN = range(1, 6)
-# Arrays below this many bytes are cheaper inside the pickle than as a frame.
+# Arrays smaller than this, in bytes, are cheaper inside the pickle than as a frame.
 IN_BAND_BYTES = 1 << 14
 _MAX_BUFFERS = 0xFFFF
-_PAUSES = (0.0, 0.01, 0.1)  # seconds, after which a pickle that could not be loaded is tried again
+_PAUSES = (0.0, 0.01, 0.1)  # seconds before each attempt to load a pickle
 _MAIN = b"__main__"
 
 
 class MalformedMessage(ValueError):
-    """A message that no node of ours would send."""
+    """A message that does not follow the protocol of this module."""
 
 
 def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """The pickle of `value` and the large buffers that it leaves out."""
+    """Returns the pickle of `value` and the large buffers that it leaves out."""
     buffers: list[pickle.PickleBuffer] = []
 
     def keep_out(buffer: pickle.PickleBuffer) -> bool:
@@ -50,8 +50,8 @@ def encode(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
         if _MAIN not in data:
             return data, buffers
     except (pickle.PicklingError, AttributeError, TypeError):
-        pass  # lambdas, local classes: cloudpickle can, and its error is the better one if it cannot
-    # What is defined in __main__ is another module over there: it has to travel by value.
+        pass  # cloudpickle can pickle lambdas and local classes, and its errors are clearer
+    # In the other process __main__ is another module, so its objects are pickled by value.
     import cloudpickle
 
     buffers.clear()
@@ -64,24 +64,25 @@ def load(data: Any, buffers: Sequence[Any]) -> Any:
         try:
             return pickle.loads(data, buffers=buffers)
         except (ImportError, AttributeError, RuntimeError):
-            # Threads that import parts of one package at the same time can find each other's modules half
-            # made, or want each other's locks. By now this thread holds none: the others may go on.
+            # Threads that import parts of one package at the same time may find each other's modules
+            # partially initialized, or wait for each other's locks. Now this thread holds no lock, and the
+            # other threads can finish.
             time.sleep(pause)
-    return pickle.loads(data, buffers=buffers)  # what is missing stays missing
+    return pickle.loads(data, buffers=buffers)  # the last attempt: its error is final
 
 
 def parse(frames: Sequence[zmq.Frame]) -> tuple[int, int, memoryview, list[Any]]:
     """Returns `(kind, call number, pickle, buffers)` of a received message.
 
     Raises:
-      MalformedMessage: the frames do not fit the head.
+      MalformedMessage: The frames do not fit the head.
     """
     body = frames[0].buffer if frames else memoryview(b"")
     if len(body) < HEAD.size:
-        raise MalformedMessage(f"message: got {len(body)} bytes, expected a head of {HEAD.size}")
+        raise MalformedMessage(f"message: got {len(body)} bytes, expected a head of {HEAD.size}.")
     kind, count, number = HEAD.unpack_from(body)
     if count != len(frames) - 1:
-        raise MalformedMessage(f"message of kind {kind}: got {len(frames) - 1} buffers, expected {count}")
+        raise MalformedMessage(f"message of kind {kind}: got {len(frames) - 1} buffers, expected {count}.")
     return kind, number, body[HEAD.size :], [frame.buffer for frame in frames[1:]]
 
 
@@ -90,32 +91,32 @@ def head(kind: int, number: int, buffers: int = 0) -> bytes:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data: its kind, message, traceback, and its pickle where it has one."""
+    """Returns an exception as plain data: its kind, message and traceback, and its pickle if it has one."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     pickled: bytes | None = None
     try:
         import cloudpickle
 
         pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)  # exceptions whose __init__ wants more than `args` fail only here
+        pickle.loads(pickled)  # exceptions whose __init__ takes more than `args` fail only here
     except Exception:
-        pickled = None  # the text has all there is to know
+        pickled = None  # the text describes the error
     return {"kind": type(error).__name__, "message": str(error), "traceback": text, "pickled": pickled}
 
 
 def rebuild_call_error(failure: Any, node: str) -> BaseException:
-    """The exception of a call that failed in `node`, with the remote traceback as its `__cause__`."""
+    """Returns the exception of a call that failed in `node`, with the remote traceback as its `__cause__`."""
     error = rebuild_error(failure) or RemoteError(failure["kind"], failure["message"])
     error.__cause__ = RemoteTraceback(node, failure["traceback"])
     return error
 
 
 def rebuild_error(failure: Any) -> BaseException | None:
-    """The exception that `describe_error` took, or None if it cannot be made here."""
+    """Returns the exception that `describe_error` described, or None if it cannot be rebuilt here."""
     if failure["pickled"] is None:
         return None
     try:
         error = pickle.loads(failure["pickled"])
     except Exception:
-        return None  # its class cannot be imported here; the caller falls back on the text
+        return None  # its class cannot be imported here; the caller uses the text
     return error if isinstance(error, BaseException) else None

@@ -41,7 +41,7 @@ def test_add_after_the_end_of_an_episode_is_an_error(make):
     client = make_client()
     adder = make(client)
     play(adder, 2)
-    with pytest.raises(ValueError, match="over"):
+    with pytest.raises(ValueError, match="after the end of the episode"):
         adder.add(0, step(MID, 9))
     before = observations(client)
     assert before and 9.0 not in np.ravel(before[-1])

@@ -86,7 +86,7 @@ def test_a_table_with_the_signature_takes_the_items():
 
 
 def test_a_name_that_no_extra_has_is_an_error():
-    with pytest.raises(ValueError, match=r"got \['core'\], but the extras are \['log_prob', 'state'\]"):
+    with pytest.raises(ValueError, match=r"got \['core'\] with extras \['log_prob', 'state'\]"):
         items(sequence_length=4, period=3, extras_of_first_row=["core"])
 
 

@@ -339,7 +339,7 @@ ADDRESSES = {
     "no transport": ("127.0.0.1:1", True, "expected ipc"),
     "relative path": ("ipc://socket", True, "absolute"),
     "long path": ("ipc:///" + "x" * 200, True, "107"),
-    "directory is not there": ("ipc:///nonexistent/s", True, "not there"),
+    "directory is not there": ("ipc:///nonexistent/s", True, "does not exist"),
 }
 
 

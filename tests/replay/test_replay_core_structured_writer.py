@@ -152,7 +152,7 @@ def test_infer_signature():
             lambda: structured.infer_signature(
                 [structured.create_config(STEP["b"]["c"][-1], "t")], {"z": SPEC["a"]}
             ),
-            "'b/c': got leaf 1, the step has 1",
+            "'b/c': got leaf 1, expected one of 1",
         ),
         (lambda: make().structured_writer([]), "configs"),
         (

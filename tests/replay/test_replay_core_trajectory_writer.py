@@ -61,9 +61,9 @@ def test_any_reference_reads_what_it_says(index, expected):
     [
         (0, ValueError, "no longer kept: num_keep_alive_refs is 3"),
         (slice(None), ValueError, "no longer kept"),
-        (slice(2, 2), ValueError, "selects none"),
-        (7, IndexError, "not among 5 steps"),
-        (-6, IndexError, "not among"),
+        (slice(2, 2), ValueError, "got index slice"),
+        (7, IndexError, "got step 7, expected one of 5 steps"),
+        (-6, IndexError, "got step -6, expected one of"),
     ],
     ids=str,
 )
@@ -123,7 +123,7 @@ def test_unknown_table():
     [
         ({"a": 1.0}, r"'a': got float64\[\], expected int64\[\]"),
         ({"a": np.array([1, 2])}, r"'a': got int64\[2\], expected int64\[\]"),
-        ({"a": {"b": 1}}, "structure changed at /a"),
+        ({"a": {"b": 1}}, "got structure .* at /a, expected"),
         ({"z": object()}, "'z': got object"),
     ],
 )

@@ -126,7 +126,7 @@ def test_all_priorities_zero_are_uniform_over_shards(shards):
 def test_servers_that_sample_differently(shards):
     client = shards(table(replay.selectors.Prioritized(0.5)), table(replay.selectors.Prioritized(0.6)))
     write(client.batch_writer(), [1])
-    with pytest.raises(ValueError, match="sample differently"):
+    with pytest.raises(ValueError, match="expected the same on all servers"):
         client.sample_batch("t", 1, timeout=5)
 
 

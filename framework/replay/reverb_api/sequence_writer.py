@@ -94,8 +94,7 @@ class Writer:
 
         Raises:
           ValueError: Fewer steps were appended, the table is unknown, the priority is invalid, or the steps
-          do
-            not match the table's signature.
+            do not match the table's signature.
         """
         available = min(self._writer.episode_steps, self._longest)
         if not 1 <= num_timesteps <= available or self._pack is None:

@@ -224,8 +224,7 @@ class TrajectoryWriter:
         Raises:
           TypeError: A leaf is not a part of a history.
           ValueError: A leaf refers to steps that are no longer kept or to another writer's steps, the table
-          is
-            unknown, or the trajectory does not match its signature.
+            is unknown, or the trajectory does not match its signature.
         """
         self._check_open()
         leaves, shape = self._describe(trajectory)

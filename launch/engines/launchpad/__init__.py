@@ -1,8 +1,8 @@
-"""Runs the graph as a real `launchpad.Program`, each node in a process of its own (`local_mp`).
+"""Runs the graph as a real `launchpad.Program`, each node in its own process (`local_mp`).
 
-The engine `launchpad_mt` runs it as threads of one process (`local_mt`). Needs dm-launchpad (Python 3.10).
-Launchpad makes the processes: every node is an `lp.PyNode`. The nodes are looked after and talk to each other
-as on the engine `processes` (`launch.engines.supervised.job`). Launchpad restarts no nodes.
+The engine `launchpad_mt` runs it as threads of one process (`local_mt`). Requires dm-launchpad (Python 3.10).
+Launchpad creates the processes: every node is an `lp.PyNode`. The nodes are supervised and communicate as on
+the engine `processes` (`launch.engines.supervised.job`). Launchpad does not restart nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from launch.program import Program
 from launch.rpc import sockets
 
 _TAIL = 4000  # bytes of Launchpad's log in an error
-_END = 10.0  # seconds that Launchpad has for its end
+_END = 10.0  # seconds to wait for Launchpad's end
 
 
 def start(program: Program, options: Options) -> LaunchpadJob:
@@ -45,13 +45,15 @@ def start_threads(program: Program, options: Options) -> LaunchpadJob:
 
 def _check(options: Options) -> None:
     if importlib.util.find_spec("launchpad") is None:
-        raise LaunchError("the engine launchpad needs dm-launchpad (Python 3.10): see docs/deepmind.md")
+        raise LaunchError("The engine launchpad requires dm-launchpad (Python 3.10). See docs/deepmind.md.")
     if any(options.restarts.values()):
-        raise ValueError(f"restarts: got {dict(options.restarts)}; Launchpad does not restart nodes")
+        raise ValueError(
+            f"restarts: got {dict(options.restarts)}, expected none: Launchpad does not restart nodes."
+        )
 
 
 class LaunchpadJob(SupervisedJob):
-    """A program of processes, or of threads of one process, that Launchpad makes."""
+    """A program of processes, or of threads of one process, that Launchpad creates."""
 
     def _open(self) -> tuple[dict[int, Entry], Host]:
         self._folder = sockets.make_private_directory()
@@ -72,8 +74,8 @@ class LaunchpadJob(SupervisedJob):
 class LaunchpadHost(Host):
     """Starts a process that calls `lp.launch` (`launch.engines.launchpad.driver`).
 
-    Each node connects to a socket of this host, says its label and process id, gets its end of its line to
-    the supervisor, and keeps the connection until its end, which it says too.
+    Each node connects to a socket of this host, sends its label and process id, and gets its end of its
+    channel to the supervisor. It keeps the connection until its end, which it also reports.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class LaunchpadHost(Host):
         self._report = report
         self._numbers = {unit.label: number for number, unit in enumerate(units, start=1)}
         self._lines = {unit.label: socket.socketpair() for unit in units}
-        self._pids: dict[int, int] = {}  # of the nodes that live
+        self._pids: dict[int, int] = {}  # of the live nodes
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"{folder}/launchpad")
         self._listener.listen(len(units))
@@ -136,11 +138,11 @@ class LaunchpadHost(Host):
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         ours = self._lines[unit.label][0]
-        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
+        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; do not wait for it
         return self._numbers[unit.label], Channel(ours)
 
     def kill(self, number: int) -> None:
-        """Ends the process of a node, or of all nodes where they share one or this one has none yet."""
+        """Kills a node's process, or all nodes if they share one or this node has none yet."""
         pid = self._pids.get(number)
         with contextlib.suppress(ProcessLookupError):
             if pid is None or self._launch_type == "local_mt":
@@ -161,7 +163,7 @@ class LaunchpadHost(Host):
         self._listener.close()
 
     def _watch(self) -> None:
-        """When Launchpad has ended, tells so of the nodes that did not."""
+        """Waits for Launchpad's end and then reports the end of the nodes that did not."""
         code = self._driver.wait()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes `_listen`
@@ -174,7 +176,7 @@ class LaunchpadHost(Host):
             )
 
     def _listen(self) -> None:
-        """Lets the nodes in, and tells of their ends; returns when Launchpad and all nodes have ended."""
+        """Admits the nodes and reports their ends; returns when Launchpad and all nodes have ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while selector.get_map():

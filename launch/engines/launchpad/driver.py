@@ -1,10 +1,10 @@
 """The process that calls `lp.launch`.
 
-Launchpad takes over signals, flags and the exit of its process, and kills it when a node is slow to end, so
-this is not the process of the user.
+Launchpad takes over the signals, flags and exit of its process, and kills it when a node is slow to end.
+Therefore it does not run in the user's process.
 
-The first line of its standard input says what to launch. The end of the input (the user's process has died)
-ends everything by force.
+The first line of standard input describes the program. The end of the input means that the user's process has
+died; then this process kills all nodes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from launch.engines.supervised.channel import Channel
 
 
 def run_node(path: str, label: str, log: str | None) -> None:
-    """The function of an `lp.PyNode`: the life of one of our nodes.
+    """The function of an `lp.PyNode`: runs one node.
 
     Args:
       path: socket of the launcher.
-      label: of the node.
+      label: label of the node.
       log: file for what this process prints, or None.
     """
     if log is not None:
@@ -45,7 +45,7 @@ def run_node(path: str, label: str, log: str | None) -> None:
 
 
 def build(plan: dict[str, Any]) -> Any:
-    """The `launchpad.Program`."""
+    """Returns the `launchpad.Program`."""
     import launchpad as lp
 
     program = lp.Program(plan["name"])
@@ -81,7 +81,7 @@ def _watch_launcher() -> None:
 
 
 if __name__ == "__main__":
-    # Nodes are pickled: their functions must not be of a module called __main__.
+    # Nodes are pickled, so their functions must not belong to a module called __main__.
     from launch.engines.launchpad import driver
 
     driver.main()

@@ -1,7 +1,7 @@
-"""A process per node on this machine, under a supervisor.
+"""One process per node on this machine, under a supervisor.
 
-The launcher starts a fork server (`launch.engines.processes.fork_server`), which forks the nodes. They meet
-at `ipc://` sockets in a private directory; see `launch.engines.supervised.job` for how they are looked after.
+The launcher starts a fork server (`launch.engines.processes.fork_server`), which forks the nodes. They
+communicate through `ipc://` sockets in a private directory. `launch.engines.supervised.job` supervises them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The folders of a run, which do not outlive it.
+"""The folders of a run, which are removed at its end.
 
 A run has a folder for sockets and one in shared memory. Each holds a file `owner` that the launcher and all
-processes of the run keep locked (`flock`), so that the lock ends with the last of them, however they end. A
-run removes its folders itself. What a run left that was killed as a whole, the next one of this user removes.
+processes of the run keep locked (`flock`), so that the kernel releases the lock with the last of them,
+however they end. A run removes its folders itself. The next run of the same user removes those of a run that
+was killed as a whole.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def remove(paths: Sequence[str]) -> None:
 
 
 def sweep() -> None:
-    """Removes the folders of this user's runs of which no process is alive."""
+    """Removes the folders of this user's runs that have no live process."""
     for parent in {SHARED_MEMORY, *sockets.private_parents()}:
         with contextlib.suppress(OSError), os.scandir(parent) as entries:
             for entry in entries:
@@ -77,7 +78,7 @@ def _remove_if_abandoned(path: str) -> None:
 
 
 def _lock(path: str) -> int:
-    """Locks a folder; the file gets its name once it is locked, so that no sweep comes in between."""
+    """Locks a folder. The file gets its name after it is locked, so that no sweep removes it in between."""
     new = os.path.join(path, f".{_OWNER}")
     owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(owner, fcntl.LOCK_EX)

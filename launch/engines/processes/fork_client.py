@@ -20,13 +20,13 @@ _CLOSE_TIMEOUT = 10.0
 
 
 class ForkServer(Host):
-    """A running fork server; see `launch.engines.processes.fork_server` for what it does.
+    """A running fork server; see `launch.engines.processes.fork_server`.
 
     Args:
       preload: modules that it imports.
       folders: folders that it removes if the launcher dies.
       locks: descriptors that it and the nodes inherit.
-      grace: seconds that workers have if the launcher dies, and services after them.
+      grace: seconds that workers, and then services, have to end if the launcher dies.
       report: see `launch.engines.supervised.process.Report`.
     """
 
@@ -60,9 +60,9 @@ class ForkServer(Host):
         self._reader.start()
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        """Asks for a process. Returns the number of its life and the line to it."""
+        """Asks for a process. Returns the number of its life and the channel to it."""
         ours, theirs = socket.socketpair()
-        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
+        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; do not wait for it
         self._lives += 1
         env = resources.environment()
         request = {"fork": self._lives, "threads": resources.threads, "env": env, "log": log}
@@ -71,23 +71,23 @@ class ForkServer(Host):
         return self._lives, Channel(ours)
 
     def ready(self, number: int, worker: bool) -> None:
-        """Tells which processes only serve; they end last if the launcher dies."""
+        """Reports whether a process is a worker or a service; services end last if the launcher dies."""
         if not worker:
             self._send({"service": number})
 
     def kill(self, number: int) -> None:
-        """Ends a process and all that it started."""
+        """Kills a process and the processes that it started."""
         self._send({"kill": number})
 
     def close(self) -> None:
-        """Has it end what is left, clean up and leave; waits for that, and ends it if it takes too long."""
+        """Asks the fork server to end all nodes, clean up and exit; kills it if that takes too long."""
         self._closed = True
-        with contextlib.suppress(OSError):  # it has gone already
+        with contextlib.suppress(OSError):  # it has already exited
             self._line.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(_CLOSE_TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # and with it, on Linux, its nodes
+            self._process.kill()  # on Linux, its nodes end with it
             self._process.wait()
         self._reader.join()
         self._line.close()
@@ -98,7 +98,7 @@ class ForkServer(Host):
                 self._report(json.loads(line))
         if not self._closed:
             code = self._process.wait()
-            self._report({"error": f"the fork server ended with code {code}; its messages are on stderr"})
+            self._report({"error": f"The fork server ended with code {code}. Its messages are on stderr."})
 
     def _send(self, message: dict[str, Any]) -> None:
         self._line.sendall(json.dumps(message).encode() + b"\n")

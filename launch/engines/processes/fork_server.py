@@ -1,10 +1,10 @@
 """The process from which all node processes are forked.
 
-It imports the expensive modules once, starts no thread, and is the parent of every node, so it knows their
-exit codes and can end them without meeting a stranger under the same process id. Node processes are leaders
-of their own process groups: what a node started itself ends with it. When the launcher dies, however it
-dies, the line to it breaks. The lines of the nodes break too, so they stop: workers return and save, then the
-fork server closes the services, ends what does not end itself, and removes what the program leaves.
+It imports the expensive modules once and starts no thread. It is the parent of every node. It therefore knows
+their exit codes and cannot kill another process under a recycled process id. Each node process leads its own
+process group, so that the processes that a node started end with it. When the launcher dies, the channels to
+the fork server and to the nodes break. The nodes then stop: workers return and save, and after that the fork
+server closes the services, kills the processes that do not end, and removes the program's folders.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from launch.engines.processes.folders import remove
 
 
 def main(descriptor: int) -> None:
-    """Runs on the main thread of a fresh interpreter; `descriptor` is the line to the launcher."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the launcher's business
+    """Runs on the main thread of a fresh interpreter; `descriptor` is the channel to the launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles a terminal's Ctrl-C
     line = _Line(socket.socket(fileno=descriptor))
     requests: list[dict[str, Any]] = []
     while not requests:
@@ -38,7 +38,7 @@ def main(descriptor: int) -> None:
 
 
 class _Line:
-    """Requests of the launcher: one JSON text a line, a descriptor along with some of them."""
+    """The channel of the launcher's requests: one JSON text per line, some with a file descriptor."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -46,7 +46,7 @@ class _Line:
         self._received = b""
 
     def read(self) -> list[dict[str, Any]]:
-        """Reads once: the requests that are complete now. EOFError if the launcher has gone."""
+        """Reads once and returns the complete requests; raises `EOFError` if the launcher has exited."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.socket, 65536, 1)
         except ConnectionError:
@@ -58,7 +58,7 @@ class _Line:
         return [json.loads(text) for text in complete]
 
     def tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the launcher has gone; the next read notices
+        with contextlib.suppress(BrokenPipeError):  # the launcher has exited; the next read detects it
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -67,7 +67,7 @@ class _ForkServer:
         self._line = line
         self._settings = settings
         self._children: dict[int, int] = {}  # pid to the launcher's number for the process
-        self._services: set[int] = set()  # the numbers of those that only serve
+        self._services: set[int] = set()  # the numbers of the services
         self._wake, wake_end = socket.socketpair()
         self._wake.setblocking(False)
         wake_end.setblocking(False)
@@ -150,14 +150,14 @@ class _ForkServer:
             number = self._children.pop(pid, None)
             if number is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)  # what it had started itself
+                    os.killpg(pid, signal.SIGKILL)  # the processes that it started
                 self._line.tell({"exit": number, "code": os.waitstatus_to_exitcode(status)})
 
     def _launcher_has_gone(self) -> None:
         self._wait(lambda number: number not in self._services)
         for pid, number in reversed(
             list(self._children.items())
-        ):  # of which each may need those made before it
+        ):  # in reverse order, because each may need those made before it
             os.kill(pid, signal.SIGTERM)  # close
             self._wait(number.__eq__)
         for pid in list(self._children):
@@ -168,7 +168,7 @@ class _ForkServer:
         remove(self._settings["folders"])
 
     def _wait(self, for_number: Callable[[int], bool]) -> None:
-        """Waits until no such child is left, for the grace at most."""
+        """Waits until all such children have ended, at most for the grace period."""
         deadline = time.monotonic() + self._settings["grace"]
         while any(map(for_number, self._children.values())) and time.monotonic() < deadline:
             select.select([self._wake], [], [], max(0.0, deadline - time.monotonic()))
@@ -178,22 +178,22 @@ class _ForkServer:
 
 
 def _kill_group(pid: int) -> None:
-    """Kills a node that has not been waited for, and what it started."""
+    """Kills a node that has not been reaped, and the processes that it started."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # it has not become a group leader yet
+    except (ProcessLookupError, PermissionError):  # it is not a group leader yet
         os.kill(pid, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:
-    """Linux ends this process when the fork server is killed; elsewhere the broken line does that."""
+    """Makes Linux kill this process when the fork server dies; elsewhere the broken channel ends it."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def _reseed() -> None:
-    """Forks share the state of global random generators; nodes must not draw the same numbers."""
+    """Reseeds the global random generators: forks share their state, and nodes must draw other numbers."""
     if "random" in sys.modules:
         sys.modules["random"].seed()
     if "numpy" in sys.modules:

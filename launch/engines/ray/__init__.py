@@ -1,14 +1,14 @@
 """Nodes as Ray actors, on one machine or a cluster.
 
-Ray finds a machine for each node by its group's resources and carries what the launcher and the node tell
-each other. Among themselves nodes talk over the project's own transport: every node serves at
-`tcp://<its machine>:<a free port>`, encrypted and authenticated by the program's keys (CURVE). The keys and
-the addresses travel through Ray. A node that is restarted may come back on another machine; the others are
-told where. See `launch.engines.supervised.job` for how nodes are looked after: the same as for processes.
+Ray finds a machine for each node by its group's resources and carries the messages between the launcher and
+the node. Nodes call each other over this project's transport: every node serves at `tcp://<its machine>:<a
+free port>`, encrypted and authenticated with the program's keys (CURVE). Ray carries the keys and the
+addresses. A restarted node may run on another machine; the other nodes receive its new address.
+`launch.engines.supervised.job` supervises the nodes, as it does processes.
 
 ```python
 import ray
-ray.init(address="auto")                     # or nothing: then a cluster that is there, or a local one
+ray.init(address="auto")                     # optional; by default a running cluster or a new local one
 launch.launch(program, engine="ray", resources={"learner": {"num_gpus": 1}, "actor": {"num_cpus": 1}})
 ```
 """
@@ -34,18 +34,18 @@ from launch.engines.supervised.runtime import Entry
 from launch.errors import LaunchError
 from launch.program import Program
 
-_SILENCE = 1.0  # seconds that a node is listened to at a time
-_PATIENCE = 15.0  # seconds after which we say that a node still waits for a place
-_PLACES = 3  # how often a node is placed anew because a machine was lost before it lived
-_HEAD_PERIOD = 2.0  # seconds between two looks at the head of the cluster
-_HEAD_FAILURES = 3  # looks in a row that fail when the head is dead
+_SILENCE = 1.0  # timeout of one read from a node, in seconds
+_PATIENCE = 15.0  # seconds after which a log message says that a node waits for a machine
+_PLACES = 3  # how often a node is placed again because its machine was lost before the node started
+_HEAD_PERIOD = 2.0  # seconds between two checks of the head of the cluster
+_HEAD_FAILURES = 3  # number of failed checks in a row after which the head counts as dead
 _LOCAL_OBJECT_STORE = 100 << 20  # bytes; nodes do not use Ray's object store
 
 _log = logging.getLogger("launch")
 
 
 def start(program: Program, options: Options) -> RayJob:
-    """Starts the program's nodes as Ray actors. ImportError without Ray."""
+    """Starts the program's nodes as Ray actors; raises `ImportError` if Ray is not installed."""
     return RayJob(program, options, "ray")
 
 
@@ -68,13 +68,13 @@ class RayJob(SupervisedJob):
             raise
 
     def _clean_up(self) -> None:
-        # Ray's own shutdown waits for a minute for a head that is dead.
+        # Ray's shutdown would wait a minute for a dead head.
         if self._owns_ray and not self._server.head_is_dead:
             self._ray.shutdown()
 
 
 class RayHost(Host):
-    """Makes Ray actors; one thread of the launcher for each of them carries its messages."""
+    """Creates Ray actors; one thread of the launcher per actor carries its messages."""
 
     def __init__(self, ray: Any, job: str, units: list[Unit], options: Options, report: Report) -> None:
         self._ray = ray
@@ -101,7 +101,7 @@ class RayHost(Host):
 
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
         ours, theirs = socket.socketpair()
-        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; never wait for it
+        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; do not wait for it
         number = len(self._lives) + 1
         self._lives[number] = _Life(self, number, unit, resources, theirs)
         return number, Channel(ours)
@@ -111,7 +111,7 @@ class RayHost(Host):
 
     def close(self) -> None:
         self._closed.set()
-        if self.head_is_dead:  # calls to Ray, and its own end, would wait for a minute
+        if self.head_is_dead:  # calls to Ray, and its shutdown, would wait for a minute
             atexit.unregister(self._ray.shutdown)
             if sys.excepthook.__module__.startswith("ray."):  # tells the head
                 sys.excepthook = sys.__excepthook__
@@ -124,7 +124,7 @@ class RayHost(Host):
             self._ray.util.remove_placement_group(group)
 
     def _watch_head(self) -> None:
-        """Ray waits for a minute for a head that is gone and then ends this process: notice it before."""
+        """Detects a dead head early: Ray waits for it for a minute and then ends this process."""
         failures = 0
         while failures < _HEAD_FAILURES:
             if self._closed.wait(_HEAD_PERIOD):
@@ -136,17 +136,17 @@ class RayHost(Host):
             except OSError:
                 failures += 1
         self.head_is_dead = True
-        text = f"the head of the Ray cluster at {self._head} does not answer: it died or cannot be reached"
+        text = f"The head of the Ray cluster at {self._head} does not answer: it died or cannot be reached"
         self.report({"error": f"{text}. Start a head and launch again."})
 
-    # For the lives.
+    # Called by _Life.
 
     def place(self, unit: Unit, resources: Resources) -> Any:
-        """Asks Ray for the actor of a node; it need not be there yet."""
+        """Asks Ray for the actor of a node and returns it without waiting for its process."""
         options: dict[str, Any] = {"name": f"launch-{self._job}-{unit.label}-{next(self._names)}"}
         group = self._groups.get(unit.group)
         needs = _needs(resources, bundle=group is not None)
-        if needs:  # else Ray's own rule holds: a core to be placed, none while it runs
+        if needs:  # otherwise Ray's default holds: one core to place it, none while it runs
             options["num_cpus"] = needs.pop("CPU", 0)
         if "GPU" in needs:
             options["num_gpus"] = needs.pop("GPU")
@@ -161,7 +161,7 @@ class RayHost(Host):
         return self._actor_class.options(**options).remote(unit.label, sys.path, env, threads)
 
     def end_process(self, born: dict[str, Any]) -> None:
-        """Has the machine of a node kill its process."""
+        """Kills a node's process through another actor on its machine."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = NodeAffinitySchedulingStrategy(born["machine"], soft=False)
@@ -189,7 +189,7 @@ class _Life:
         self.thread.start()
 
     def kill(self) -> None:
-        """Ends the node by force, also one that hangs."""
+        """Kills the node, even if it hangs."""
         with self._lock:
             if self._over:
                 return
@@ -206,7 +206,7 @@ class _Life:
             code = self._carry()
         except self._ray.exceptions.RayError as error:  # the actor died, or its machine
             text = str(error).strip()
-            reason = "its Ray actor ended: " + " ".join(text.split())
+            reason = "The node's Ray actor ended: " + " ".join(text.split())
         except Exception as error:
             reason = f"Ray could not run it: {type(error).__name__}: {error}"
         with self._lock:
@@ -235,7 +235,7 @@ class _Life:
                 return ray.get(life)
 
     def _find_place(self) -> Any:
-        """The actor, once it has its process; None if the node was killed before that."""
+        """Waits for the actor's process and returns the actor; None if the node was killed before that."""
         ray = self._ray
         for left in reversed(range(_PLACES)):
             with self._lock:
@@ -254,20 +254,20 @@ class _Life:
                 self._born = ray.get(born)
                 return actor
             except ray.exceptions.RayActorError:
-                # The machine was lost before the node lived: that is no failure of the node.
+                # The machine was lost before the node started, so the node did not fail.
                 if not left and not self._killed.is_set():
                     raise
         return None
 
     def _give(self, actor: Any) -> None:
-        """Brings the node what the supervisor says, in order, until the line is closed."""
+        """Sends the supervisor's messages to the node, in order, until the channel is closed."""
         with contextlib.suppress(OSError, self._ray.exceptions.RayError):
             while data := self._line.recv(1 << 16):
                 self._ray.get(actor.give.options(concurrency_group="in").remote(data))
 
 
 def _needs(resources: Resources, *, bundle: bool) -> dict[str, float]:
-    """What Ray has to find; a bundle of a placement group has to need something."""
+    """Returns the resources that Ray must find; a bundle of a placement group must not be empty."""
     needs: dict[str, float] = dict(resources.custom)
     if resources.num_gpus:
         needs["GPU"] = resources.num_gpus
@@ -285,13 +285,13 @@ def _import_ray() -> Any:
         import ray
         import ray.util
     except ImportError as error:
-        raise ImportError('engine "ray" needs Ray: pip install "repertory[ray]"') from error
+        raise ImportError('engine "ray" requires Ray: pip install "repertory[ray]".') from error
     return ray
 
 
 def _connect(ray: Any) -> None:
-    """Joins the cluster that RAY_ADDRESS names or that runs here; starts one on this machine if none does."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told that it was used
+    """Joins the cluster of RAY_ADDRESS or of this machine; starts one on this machine if there is none."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     try:
         ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.WARNING)
     except ray.exceptions.AuthenticationError as error:

@@ -1,8 +1,8 @@
 """The Ray actor that is the process of a node.
 
-It holds one end of a socket pair whose other end the node's `NodeProcess` has, as any other process of a node
-has a line to its launcher; the launcher fetches and brings the bytes of that line by calls of this actor. The
-methods run on three threads: one for the node's life, one for each direction.
+It holds one end of a socket pair; the node's `NodeProcess` has the other end as its channel to the launcher.
+The launcher moves the bytes of this channel in both directions with calls of this actor. The methods run on
+three threads: one for the node, one for each direction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
 
 _PIECE = 1 << 16
-#: Methods by the thread that they run on.
+#: The concurrency groups: each method names the one whose thread runs it.
 CONCURRENCY_GROUPS = {"life": 1, "out": 1, "in": 1}
 
 
@@ -27,10 +27,10 @@ class Host:
     """One node, or one colocation of them.
 
     Args:
-      label: of the node; Ray puts it before each line of output.
+      label: label of the node; Ray prints it before each line of output.
       path: the launcher's `sys.path`.
       env: environment variables.
-      threads: for OpenMP, BLAS and torch.
+      threads: number of threads for OpenMP, BLAS and torch.
     """
 
     def __init__(self, label: str, path: list[str], env: dict[str, str], threads: int) -> None:
@@ -45,7 +45,7 @@ class Host:
         return self._label
 
     def born(self) -> dict[str, Any]:
-        """The process id, when the process began (so that no stranger is killed for it), Ray's machine."""
+        """Returns the process id, the process's start time (to identify it later) and Ray's node id."""
         import psutil
         import ray
 
@@ -56,7 +56,7 @@ class Host:
         }
 
     def live(self) -> int:
-        """The node's whole life; its exit code."""
+        """Runs the node and returns its exit code."""
         import ray
 
         output = _Output(self._channel)
@@ -68,17 +68,17 @@ class Host:
         return code
 
     def take(self, timeout: float) -> bytes:
-        """What the node says next; nothing after `timeout` seconds of silence."""
+        """Returns the node's next bytes; empty after `timeout` seconds without any."""
         readable, _, _ = select.select([self._ours], [], [], timeout)
         return self._ours.recv(_PIECE) if readable else b""
 
     def give(self, data: bytes) -> None:
-        """Brings the node what the launcher says."""
+        """Sends bytes of the launcher to the node."""
         self._ours.sendall(data)
 
 
 class _Output:
-    """Sends what this process prints to the launcher too, for the node's log; Ray gets it as before."""
+    """Copies this process's output to the launcher, for the node's log; Ray still gets it too."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -97,7 +97,7 @@ class _Output:
                 self._channel.send(("log", data))
 
     def close(self) -> None:
-        """Sends the rest, and lets Ray have the output alone again."""
+        """Sends the remaining output and stops copying."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -107,7 +107,7 @@ class _Output:
 
 
 def end_process(pid: int, created: float) -> None:
-    """Kills a process of this machine, for one that hangs and no longer listens to Ray."""
+    """Kills a process of this machine that hangs and no longer answers Ray."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):

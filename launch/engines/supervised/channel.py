@@ -1,4 +1,4 @@
-"""A private pipe between the launcher and one of its processes; carries pickles, each behind its length."""
+"""A private channel between the launcher and one of its processes; carries pickles with their lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Sends; OSError if the other end is gone."""
+        """Sends a message; raises `OSError` if the other end is closed."""
         self.send_bytes(pickle.dumps(message))
 
     def send_bytes(self, data: bytes) -> None:
@@ -33,19 +33,19 @@ class Channel:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Any:
-        """Waits for the next message; EOFError if the other end is gone."""
+        """Waits for the next message; raises `EOFError` if the other end is closed."""
         while not self._messages:
             self._messages += self.receive_ready()
         return self._messages.pop(0)
 
     def receive_ready(self) -> list[Any]:
-        """Reads once, without waiting if readable: the messages complete now. EOFError at the end."""
+        """Reads once and returns the complete messages; `EOFError` at the end. Does not wait if readable."""
         try:
             data = self._socket.recv(1 << 16)
         except ConnectionError:
             data = b""
         if not data:
-            raise EOFError("the other end of the channel is gone")
+            raise EOFError("The other end of the channel is closed.")
         self._received += data
         messages: list[Any] = []
         while len(self._received) >= _LENGTH.size:
@@ -57,7 +57,7 @@ class Channel:
         return messages
 
     def drain(self) -> list[Any]:
-        """The messages that are still there, before the channel is closed."""
+        """Returns the messages that have arrived, before the channel is closed."""
         self._socket.setblocking(False)
         messages: list[Any] = []
         with contextlib.suppress(EOFError, BlockingIOError):

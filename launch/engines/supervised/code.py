@@ -1,4 +1,4 @@
-"""Ships the code of nodes: what the other process can import goes by name, all else by value."""
+"""Pickles the code of nodes: importable objects by name, other objects by value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launch.nodes import Node
 
 
 def dumps(unit: Unit) -> bytes:
-    """The pickle of a unit. TypeError that names the node if it cannot be pickled."""
+    """Returns the pickle of a unit; raises a `TypeError` that names the node if it cannot be pickled."""
     by_value = []
     try:
         for module in {id(m): m for leaf in unit.leaves for m in _modules(leaf.node)}.values():
@@ -27,8 +27,8 @@ def dumps(unit: Unit) -> bytes:
             return file.getvalue()
     except Exception as error:
         raise TypeError(
-            f"node {unit.label!r} cannot be sent to its process: {error}. Pass what is needed to make "
-            "such an object and make it in the node's constructor"
+            f"node {unit.label!r} cannot be sent to its process: {error}. Create the object in the node's "
+            "constructor, and pass the constructor the arguments for it."
         ) from error
     finally:
         for module in by_value:
@@ -36,7 +36,7 @@ def dumps(unit: Unit) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Also takes functions of `__main__` behind `functools.lru_cache`, which pickle by name only."""
+    """Also pickles functions of `__main__` behind `functools.lru_cache`, which pickle by name only."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
@@ -49,7 +49,7 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
 
 
 def _modules(node: Node) -> Iterator[ModuleType]:
-    """The modules of a node's functions and arguments that no other process could import."""
+    """Yields the modules of a node's functions and arguments that another process cannot import."""
     for value in (node._fn, *_values(node._args), *_values(node._kwargs)):
         module = sys.modules.get(getattr(value, "__module__", None) or "")
         if module is not None and not _importable(module):
@@ -68,9 +68,9 @@ def _values(nest: Any) -> Iterator[Any]:
 
 
 def _importable(module: ModuleType) -> bool:
-    """Whether `import` finds this module anew: built in, or a file of that name on the path."""
+    """Returns whether another process can import this module: built in, or a file on the path."""
     name = module.__name__
-    if name == "__main__":  # cloudpickle knows
+    if name == "__main__":  # cloudpickle handles it
         return True
     root = name.partition(".")[0]
     if root in sys.builtin_module_names or getattr(module, "__file__", None) is None:

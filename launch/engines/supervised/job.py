@@ -1,9 +1,9 @@
-"""The supervisor of programs whose nodes are processes, wherever those are.
+"""The supervisor of programs whose nodes are processes, on this or other machines.
 
-A private line joins the launcher and each node: it carries the node's setup, its signs of life and failures,
-and the orders to stop and to close. One thread of the launcher, the supervisor, reads all of these lines and
-decides. How processes come into being is the business of a `Host`; `launch.engines.processes` forks them,
-`launch.engines.ray` has Ray place them.
+A private channel connects the launcher and each node. It carries the node's setup, its heartbeats and
+failures, and the orders to stop and to close. One thread of the launcher, the supervisor, reads all channels
+and takes all decisions. A `Host` creates the processes: that of `launch.engines.processes` forks them, that
+of `launch.engines.ray` makes Ray place them.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from launch.rpc import sockets
 
 _STATUS_INTERVAL = 1.0
 _GONE = ("closed", "failed", "killed")
-_EXIT_GRACE = 2.0  # seconds that a node which has failed or closed has for leaving
+_EXIT_GRACE = 2.0  # seconds for a failed or closed node to exit
 
 
 class SupervisedJob(Job):
     """A program of processes. `stop`, `status`, `wait` and `client` are safe to use from any thread.
 
-    A subclass says in `_open` and `_clean_up` what is its own.
+    A subclass implements `_open` and `_clean_up`.
     """
 
     def __init__(self, program: Program, options: Options, engine: str) -> None:
         super().__init__(program, engine, *plan(program, engine, options))
         self._options = options
         self._keys = sockets.CurveKeys.generate()
-        self._told: set[int] = set()  # the nodes that told their addresses
+        self._told: set[int] = set()  # the nodes that reported their addresses
         self._state = "running"
         self._processes = [Process(unit) for unit in self._units]
         self._by_number: dict[int, Process] = {}
@@ -79,7 +79,7 @@ class SupervisedJob(Job):
         self._thread = threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True)
         self._thread.start()
 
-    # What users call.
+    # Methods for users.
 
     def stop(self, result: Any = None) -> None:
         self.outcome.offer_result(result)
@@ -99,14 +99,14 @@ class SupervisedJob(Job):
     def nodes(self) -> list[dict[str, Any]]:
         return [process.status() for process in self._processes]
 
-    # What engines add.
+    # Methods that engines implement.
 
     @abc.abstractmethod
     def _open(self) -> tuple[dict[int, Entry], Host]:
-        """How each node is reached, as far as it is known yet, and what makes the processes."""
+        """Returns the entry of each node, as far as it is known, and the host that creates the processes."""
 
     def _find_entries(self, folder: str | None) -> dict[int, Entry]:
-        """Entries of the nodes, which meet at sockets in a private folder, or tell their addresses (None)."""
+        """Returns the nodes' entries: sockets in `folder`; for None, addresses that nodes report later."""
         entries = {}
         for leaf in (leaf for unit in self._units for leaf in unit.leaves):
             node = leaf.node
@@ -123,10 +123,10 @@ class SupervisedJob(Job):
 
     @abc.abstractmethod
     def _clean_up(self) -> None:
-        """Takes away what the engine itself made, once all processes have ended."""
+        """Removes the engine's own resources, after all processes have ended."""
 
     def _report(self, message: dict[str, Any]) -> None:
-        """Takes what the host has to say (`launch.engines.supervised.process.Host`), from any thread."""
+        """Takes a report of the host (`launch.engines.supervised.process.Host`), from any thread."""
         self._reports.put(message)
         self._ring()
 
@@ -147,7 +147,7 @@ class SupervisedJob(Job):
             self._finish()
 
     def _pause(self) -> float:
-        """Seconds until the next thing that depends on the clock."""
+        """Returns the seconds until the next event that depends on the clock."""
         times = [self._status_at, *([self._deadline] if self._deadline is not None else [])]
         for process in self._processes:
             times += [at for at in (process.kill_at, process.restart_at) if at is not None]
@@ -166,14 +166,14 @@ class SupervisedJob(Job):
         try:
             channel.send_bytes(cloudpickle.dumps(setup))
         except OSError:
-            return  # it has died already; the fork server will say how
+            return  # it has already died; the host will report how
 
     def _read(self, source: Any, process: Process | None) -> None:
         if source is self._wake:
             self._wake.recv(4096)
             while not self._reports.empty():
                 self._hear_host(self._reports.get())
-        elif process is not None and process.channel is source:  # else dropped a moment ago
+        elif process is not None and process.channel is source:  # otherwise it was just dropped
             self._read_node(process)
 
     def _hear_host(self, message: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ class SupervisedJob(Job):
         if "forked" in message and message["forked"] in self._by_number:
             process = self._by_number[message["forked"]]
             process.pid = message["pid"]
-            process.last_seen = time.monotonic()  # its silence counts from now on
+            process.last_seen = time.monotonic()  # the heartbeat timeout starts now
         elif "exit" in message and message["exit"] in self._by_number:
             process = self._by_number.pop(message["exit"])
             self._has_exited(process, message["code"], message.get("reason"))
@@ -232,7 +232,7 @@ class SupervisedJob(Job):
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:
         assert process.channel is not None
-        for what, value in process.channel.drain():  # what it had said before it ended
+        for what, value in process.channel.drain():  # messages from before its end
             self._hear(process, what, value)
         self._drop(process)
         nowhere = [n.node.node_id for n in process.unit.leaves if n.node.node_id in self._told]
@@ -263,7 +263,7 @@ class SupervisedJob(Job):
             self._fail(error)
 
     def _move(self, addresses: dict[int, str | None]) -> None:
-        """Tells everybody where nodes are now, or that they are nowhere (None)."""
+        """Tells all processes the new addresses of nodes; None means that a node has no address now."""
         for node_id, address in addresses.items():
             self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
             self._told.add(node_id)
@@ -281,14 +281,14 @@ class SupervisedJob(Job):
 
     def _drop(self, process: Process) -> None:
         assert process.channel is not None
-        with contextlib.suppress(KeyError):  # taken out already when the line broke
+        with contextlib.suppress(KeyError):  # already unregistered when the channel broke
             self._selector.unregister(process.channel)
         process.channel.close()
         process.channel = None
         process.kill_at = None
 
     def _advance(self) -> bool:
-        """Moves the program on to its next phase when it is time. True when all processes have ended."""
+        """Moves the program to its next phase when it is due; returns True when all processes have ended."""
         if self._state == "running":
             known = all(process.worker is not None for process in self._processes)
             workers = [process for process in self._processes if process.worker]
@@ -299,7 +299,7 @@ class SupervisedJob(Job):
         if self._kill_asked:
             for process in self._processes:
                 if process.alive:
-                    self._kill(process, "the program was ended by force")
+                    self._kill(process, "the program was killed")
             self._kill_asked = False
         if self._state == "stopping" and not any(process.working for process in self._processes):
             self._state = "closing"
@@ -321,7 +321,7 @@ class SupervisedJob(Job):
             self.outcome.fail(error)
 
     def _close_next(self) -> None:
-        """Orders the last of the nodes that are still there to close."""
+        """Orders the last node that has not ended to close."""
         self._closing = None
         self._deadline = None
         for process in reversed(self._processes):
@@ -362,7 +362,7 @@ class SupervisedJob(Job):
         if late:
             warnings.warn(
                 f"{self._program.name}: nodes {[p.unit.label for p in late]} did not end within stop_timeout="
-                f"{self._options.stop_timeout} s and were killed; let run() and close() return sooner",
+                f"{self._options.stop_timeout} s and were killed. Let run() and close() return sooner.",
                 StopTimeoutWarning,
             )
 
@@ -390,13 +390,13 @@ class SupervisedJob(Job):
             self._write_status()
             self.outcome.end()
 
-    # Small things.
+    # Helpers.
 
     def _ring(self) -> None:
         try:
             self._wake_end.send(b"\0")
         except OSError:
-            return  # full: it will wake anyway; closed: it is over
+            return  # full: the supervisor wakes anyway; closed: the run is over
 
     def _log_tail(self, process: Process) -> str:
         return reports.log_tail(self._options.directory, process.unit.label)

@@ -1,4 +1,4 @@
-"""What happens inside the process of a node."""
+"""The part that runs inside the process of a node."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class _Living:
 
     @property
     def messages(self) -> int:
-        """Calls taken in; of a replay server the messages, if its back end counts them."""
+        """Number of calls received; for a replay server, of messages, if its back end counts them."""
         if self.server is not None:
             return self.server.calls
         return getattr(self.object, "messages", 0) if isinstance(self.leaf.node, ReplayNode) else 0
 
 
 class NodeProcess:
-    """Makes the objects of a unit, serves them, runs its workers, and closes them when told.
+    """Creates the objects of a unit, serves them, runs its workers, and closes them when ordered to.
 
     Args:
-      channel: line to the launcher.
-      setup: what the launcher said first.
+      channel: the channel to the launcher.
+      setup: the launcher's first message.
 
     Attributes:
-      close: set when the objects shall be closed.
+      close: event that is set when the objects should be closed.
     """
 
     def __init__(self, channel: Channel, setup: Setup) -> None:
@@ -73,7 +73,7 @@ class NodeProcess:
         self._unbuilt = len(self._living)
 
     def run(self) -> int:
-        """The whole life; returns the exit code."""
+        """Runs the unit from start to end; returns the exit code."""
         context.activate(self._runtime)
         threading.Thread(target=self._listen, name="launch-control", daemon=True).start()
         if self._setup.heartbeat is not None:
@@ -95,15 +95,15 @@ class NodeProcess:
         finally:
             context.deactivate(self._runtime)
         self._ended.set()
-        self._tell("alive", self._usage())  # what it used in all
+        self._tell("alive", self._usage())  # the total usage
         self._tell("closed")
         return 0
 
     def _live_all(self) -> None:
-        """Returns when all nodes are made and all workers have returned, or raises the first error.
+        """Returns when all nodes are constructed and all workers have returned, or raises the first error.
 
-        A node alone runs on the main thread. Several have a thread each, so that the constructor of one may
-        wait for another one.
+        A single node runs on the main thread. Several nodes have one thread each, so that the constructor of
+        one may wait for another.
         """
         if len(self._living) == 1:
             return self._live(self._living[0])
@@ -125,7 +125,7 @@ class NodeProcess:
                 raise error
 
     def _live(self, living: _Living) -> None:
-        """Makes the object of a node, and runs it if it is a worker."""
+        """Creates the object of a node, and runs it if it is a worker."""
         with entered(self._runtime, living.leaf.context):
             self._build(living)
             with self._lock:
@@ -143,7 +143,7 @@ class NodeProcess:
                     raise
 
     def _build(self, living: _Living) -> None:
-        """Makes the object and serves it, at the node's address or at a free port that it tells."""
+        """Creates the object and serves it at the node's address, or at a free port that it reports."""
         node, leaf = living.leaf.node, living.leaf
         entry, interface = self._setup.entries[node.node_id], self._setup.interface
         if isinstance(node, ReplayNode):
@@ -171,7 +171,7 @@ class NodeProcess:
         self._tell("stop", None if result is None else cloudpickle.dumps(result))
 
     def _listen(self) -> None:
-        """Obeys the launcher. When the line breaks the launcher is dead: then this process ends itself."""
+        """Carries out the launcher's orders. Ends the process when the channel breaks: the launcher died."""
         context.enter(self._runtime, self._runtime.only_context)
         with contextlib.suppress(EOFError):
             while True:
@@ -184,7 +184,7 @@ class NodeProcess:
                     self._runtime.move(command[1])
         self._begin_stop()
         if not any(living.is_worker for living in self._living):
-            # Workers may still need this service to save what they have.
+            # Workers may still need this service to save their state.
             self.close.wait(self._setup.stop_timeout)
         self.close.set()
         if not self._ended.wait(self._setup.stop_timeout):
@@ -223,7 +223,7 @@ def _free_port(interface: str) -> int:
 
 
 def main(line: socket.socket, threads: int) -> int:
-    """Called by the fork server in a new process."""
+    """Runs a node; the fork server calls it in a new process."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     code = run(Channel(line), close_on_sigterm=True)
@@ -232,12 +232,12 @@ def main(line: socket.socket, threads: int) -> int:
 
 
 def run(channel: Channel, interface: str = "", *, close_on_sigterm: bool = False) -> int:
-    """The life of a node at the end of a line from its launcher; returns the exit code.
+    """Runs a node under the launcher at the other end of a channel; returns the exit code.
 
     Args:
-      channel: the line.
-      interface: where nodes without a fixed address serve.
-      close_on_sigterm: SIGTERM closes a service; a worker closes when its work has returned.
+      channel: the channel to the launcher.
+      interface: the interface on which nodes without a fixed address serve.
+      close_on_sigterm: whether SIGTERM closes a service; a worker closes when its work has returned.
     """
     try:
         process = NodeProcess(channel, dataclasses.replace(channel.receive(), interface=interface))

@@ -1,4 +1,4 @@
-"""What the supervisor knows of each process, and what it asks of the maker of processes."""
+"""The supervisor's record of each process, and the interface of the hosts that create processes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from launch.engines.supervised.channel import Channel
 
 
 class Process:
-    """One unit and the process that is its present life.
+    """One unit and its current process.
 
     Attributes:
-      number: of this life, for the fork server; a restarted unit gets a new one.
-      channel: the private line to it; None when it has ended.
-      born: when this life began (`time.monotonic`).
-      worker: whether it has work of its own; None until it is ready.
-      kill_at: when it will be ended by force, if ever (`time.monotonic`).
-      kill_reason: why it was ended by force, if it was.
-      failure: what `launch.rpc.wire.describe_error` said over there.
-      closed: whether it said that it has closed in good order.
+      number: number of this life of the unit, for the host; a restarted unit gets a new one.
+      channel: the private channel to the process; None when the process has ended.
+      born: time at which this life began (`time.monotonic`).
+      worker: whether it is a worker; None until it is ready.
+      kill_at: time at which it will be killed (`time.monotonic`), or None.
+      kill_reason: why it was killed, or None.
+      failure: the result of `launch.rpc.wire.describe_error` in the process, or None.
+      closed: whether it reported that it has closed cleanly.
     """
 
     def __init__(self, unit: Unit) -> None:
@@ -33,7 +33,7 @@ class Process:
         self.begin(-1, None, 0.0)
 
     def begin(self, number: int, channel: Channel | None, now: float) -> None:
-        """A new life."""
+        """Starts a new life."""
         self.number = number
         self.channel = channel
         self.pid: int | None = None
@@ -53,7 +53,7 @@ class Process:
 
     @property
     def working(self) -> bool:
-        """Whether a stop still has to wait for it: it is starting, or its work has not returned."""
+        """Whether a stop must wait for it: it is starting, or its work has not returned."""
         return self.alive and (self.worker is None or (self.worker and self.state == "running"))
 
     def order(self, what: Any) -> None:
@@ -62,32 +62,33 @@ class Process:
             try:
                 self.channel.send(what)
             except OSError:
-                return  # it is ending; the fork server will say how
+                return  # it is ending; the host will report how
 
     def status(self) -> dict[str, Any]:
         unit = self.unit
         return node_status(unit, unit.label, self.state, self.restarts, self.error, self.pid, **self.usage)
 
 
-#: How a host tells, from any thread, that a process began `{"forked": number, "pid": pid}` or ended `{"exit":
-#: number, "code": code, "reason": text or None}`, or that it can make no more processes `{"error": text}`.
+# : Takes a host's reports, from any thread: a process began `{"forked": number, "pid": pid}` or ended
+# `{"exit": : number, "code": code, "reason": text or None}`, or the host cannot create processes any more
+# `{"error": text}`.
 Report = Callable[[dict[str, Any]], None]
 
 
 class Host(abc.ABC):
-    """Makes processes, ends them, and reports when they have ended."""
+    """Creates processes, kills them, and reports when they have ended."""
 
     @abc.abstractmethod
     def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
-        """Asks for a process for `unit`. Returns the number of its life and the line to it."""
+        """Asks for a process for `unit`. Returns the number of its life and the channel to it."""
 
     def ready(self, number: int, worker: bool) -> None:  # noqa: B027
-        """A process has made its objects; `worker` tells whether it has work of its own."""
+        """Is called when a process has constructed its objects; `worker` tells whether it is a worker."""
 
     @abc.abstractmethod
     def kill(self, number: int) -> None:
-        """Ends a process by force."""
+        """Kills a process."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends what is left and waits for that."""
+        """Ends all remaining processes and waits for their end."""

@@ -1,4 +1,4 @@
-"""What a run leaves for people to read: the ends of logs and `status.json`."""
+"""The files of a run for its users: logs and `status.json`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _TAIL_BYTES = 16384
 
 
 def log_path(directory: str, label: str) -> str:
-    """Where a node's output goes."""
+    """Returns the path of a node's log."""
     return os.path.join(directory, "logs", f"{label}.log")
 
 
 def append_log(directory: str | None, label: str, data: bytes) -> None:
-    """Writes what a node elsewhere has printed."""
+    """Appends the output of a node on another machine to its log."""
     if directory is not None:
         with open(log_path(directory, label), "ab") as file:
             file.write(data)
 
 
 def log_tail(directory: str | None, label: str) -> str:
-    """The last lines of a node's log; empty if there is none."""
+    """Returns the last lines of a node's log; empty if there is none."""
     if directory is None:
         return ""
     try:
@@ -39,7 +39,7 @@ def log_tail(directory: str | None, label: str) -> str:
 
 
 def write_status(directory: str | None, status: dict[str, Any]) -> None:
-    """Replaces `status.json` at once, so that a reader never sees half of it."""
+    """Replaces `status.json` atomically, so that a reader never sees a part of it."""
     if directory is None:
         return
     path = os.path.join(directory, "status.json")
@@ -50,7 +50,7 @@ def write_status(directory: str | None, status: dict[str, Any]) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words; negative ones are signals."""
+    """Describes an exit code in words; negative codes are signals."""
     if code >= 0:
-        return f"the process exited with code {code} before the program was over"
-    return f"the process was killed by {signal.Signals(-code).name}"
+        return f"The process exited with code {code} before the program was over."
+    return f"The process was killed by {signal.Signals(-code).name}."

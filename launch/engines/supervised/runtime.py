@@ -22,9 +22,9 @@ class Entry:
     """How to reach a node.
 
     Attributes:
-      serves: as `launch.nodes.Node.serves`.
-      address: None if it is not known yet; it is told later, by the order "where".
-      options: of the client; or the name of the replay back end.
+      serves: as in `launch.nodes.Node.serves`.
+      address: address of the node; None if it is not known yet. The order "where" sends it later.
+      options: options of the client, or the name of the replay back end.
     """
 
     label: str
@@ -36,18 +36,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything a node's process needs to know; sent over its private line."""
+    """The launcher's first message to a node's process."""
 
-    unit: bytes  # pickled `Unit`; apart, so that its code is imported only once the line is in use
+    unit: bytes  # pickled `Unit`; unpickled, and its code imported, only after the channel is in use
     entries: dict[int, Entry]
     keys: CurveKeys
     heartbeat: float | None
     stop_timeout: float
-    interface: str = ""  # where nodes without a fixed address serve: the name or number of this machine
+    interface: str = ""  # host name or address on which nodes without a fixed address serve
 
 
 class RemoteRuntime(Runtime):
-    """The view of a process in which some of the program's nodes live, or none (the launcher)."""
+    """The runtime of a process that runs some of the program's nodes, or none (the launcher)."""
 
     def __init__(
         self, job: str, entries: dict[int, Entry], keys: CurveKeys, request_stop: Callable[[Any], None]
@@ -58,7 +58,7 @@ class RemoteRuntime(Runtime):
         self._request_stop = request_stop
         self._lock = threading.Lock()
         self._clients: dict[int, Any] = {}
-        self._connections: dict[int, Any] = {}  # replay clients too
+        self._connections: dict[int, Any] = {}  # including replay clients
         self._moved = threading.Condition()
 
     def request_stop(self, result: Any = None) -> None:
@@ -67,7 +67,7 @@ class RemoteRuntime(Runtime):
     def client(self, node_id: int) -> Any:
         entry = self._entries.get(node_id)
         if entry is not None and entry.serves == "replay" and entry.address is None:
-            self._wait_for_address(node_id)  # before the lock: others may need their clients meanwhile
+            self._wait_for_address(node_id)  # before the lock, which other threads may need for their clients
         with self._lock:
             client = self._clients.get(node_id)
             if client is None:
@@ -99,7 +99,7 @@ class RemoteRuntime(Runtime):
         return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
 
     def move(self, addresses: dict[int, str | None]) -> None:
-        """Nodes are somewhere else from now on, or nowhere (None)."""
+        """Sets new addresses of nodes; None means that a node has no address now."""
         with self._moved:
             for node_id, address in addresses.items():
                 self._entries[node_id] = dataclasses.replace(self._entries[node_id], address=address)
@@ -108,7 +108,7 @@ class RemoteRuntime(Runtime):
             ]
             self._moved.notify_all()
         for client, address in moving:
-            if hasattr(client, "move"):  # a replay back end may not know how
+            if hasattr(client, "move"):  # not every replay back end has it
                 client.move(address)
 
     def begin_stop(self) -> None:
@@ -123,13 +123,13 @@ class RemoteRuntime(Runtime):
                     connection.stop()
 
     def _wait_for_address(self, node_id: int) -> str:
-        """Where a node is, as soon as it is somewhere. ProgramStopped if the program stops first."""
+        """Waits for a node's address and returns it; raises `ProgramStopped` if the program stops first."""
         with self._moved:
             self._moved.wait_for(lambda: self._entries[node_id].address is not None or self.stopped.is_set())
             address = self._entries[node_id].address
         if address is None:
             label = self._entries[node_id].label
-            raise ProgramStopped(f"node {label!r} is not there and the program stops")
+            raise ProgramStopped(f"node {label!r} has no address, and the program stops.")
         return address
 
     def close(self) -> None:
