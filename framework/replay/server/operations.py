@@ -40,6 +40,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.server.sessions import Leases, Reply, Session, Waiting
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.items import NewItems
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample
 
@@ -193,14 +194,11 @@ class Operations:
                 raise ValueError(
                     f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
                 )
-        if priorities is not None:
-            priorities = table.check_priorities(priorities, n)
         at = 0
         for group in layout.groups:
             self._leases[group.stream].check(session.number, index[:, at : at + group.length].ravel())
             at += group.length
-        table.bind(layout)
-        return table, layout, [index, priorities, keys.copy(), lengths, episodes]
+        return table, table.new_items(layout, index, priorities, keys.copy(), lengths, episodes)
 
     def release_rows(self, session: Session, message: dict[str, Any]) -> None:
         """Releases the rows that an insert names."""
@@ -311,7 +309,7 @@ class Operations:
         return _Save(self._checkpoint, self.wake, session, message)
 
 
-_Batch = tuple[Table, Layout, list[Any]]  # index, priorities, keys, lengths, episodes
+_Batch = tuple[Table, NewItems]
 
 
 class _Insert(Waiting):
@@ -330,16 +328,12 @@ class _Insert(Waiting):
             if self._batches is None:
                 self._batches = self._operations.prepare_insert(self.session, self._message)
             while self._batches:
-                table, layout, arrays = self._batches[0]
-                try:
-                    index, priorities, keys, lengths, episodes = arrays
-                    table.insert(layout, index, priorities, keys, lengths, episodes, timeout=0)
-                except DeadlineExceededError as error:
-                    done = int(error.args[1])
-                    self.session.inserted += done
-                    self._batches[0] = table, layout, [None if a is None else a[done:] for a in arrays]
+                table, items = self._batches[0]
+                done = table.insert_now(items)
+                self.session.inserted += done
+                if done < len(items.keys):
+                    self._batches[0] = table, items.part(done, len(items.keys))
                     return None
-                self.session.inserted += len(arrays[0])
                 del self._batches[0]
         except Exception:
             self._operations.release_rows(self.session, self._message)  # its client does not do it again
