@@ -110,7 +110,7 @@ class Service(threading.Thread):
     def _loop(self) -> None:
         monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         poller = zmq.Poller()
-        for source in (self._socket, monitor, self._wake.fileno()):
+        for source in (self._socket, monitor, self._wake.descriptor):
             poller.register(source, zmq.POLLIN)
         try:
             while not self._stopping:
@@ -195,7 +195,7 @@ class Service(threading.Thread):
         """Sends to a client; ends the session of one that has gone, or that does not read its answers."""
         session = self._sessions.get(identity)
         try:
-            tracker = wire.send(self._socket, [identity, *wire.encode(answer)], zmq.NOBLOCK)
+            tracker = wire.send(self._socket, answer, zmq.NOBLOCK, identity)
             if tracker is None or session is None:
                 return
             while session.unsent and session.unsent[0].done:
