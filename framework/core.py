@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from framework.datasets import Dataset
     from framework.learners.distributed import LearnerGroup
     from framework.replay import ReplaySample, Table
+    from framework.replay.contracts import Client
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
@@ -211,11 +212,11 @@ class Agent(abc.ABC):
         """The `replay.Table`s of this agent; their rate limiters set the replay ratio."""
 
     @abc.abstractmethod
-    def make_adder(self, client: Any, spec: EnvironmentSpec) -> Adder:
+    def make_adder(self, client: Client, spec: EnvironmentSpec) -> Adder:
         """What turns the experience of B envs into items of the tables."""
 
     @abc.abstractmethod
-    def make_dataset(self, client: Any) -> Dataset:
+    def make_dataset(self, client: Client) -> Dataset:
         """An iterator of `ReplaySample` on the learner's device."""
 
     @abc.abstractmethod

@@ -31,6 +31,7 @@ from framework import config_checks as check
 from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import Actions, as_numpy, as_tensors
+from framework.replay.contracts import Client
 from framework.types import Nest
 
 
@@ -149,7 +150,7 @@ class TorchAgent(core.Agent):
 
     @abc.abstractmethod
     def loss(self, networks: Any, batch: Any, context: LossContext) -> LossOutput:
-        """The loss of `networks` on a `ReplaySample` of tensors, a mean over its items."""
+        """The loss of `networks` on a `ReplaySample` of tensors (or a minibatch), a mean over its items."""
 
     def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
         """Adam for all parameters that need a gradient."""
@@ -209,7 +210,7 @@ class OffPolicyAgent(TorchAgent):
         """The selector that draws items; uniform."""
         return replay.selectors.Uniform()
 
-    def make_tables(self, spec: specs.EnvironmentSpec) -> list[Any]:
+    def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         config = self.config
         limiter = replay.rate_limiters.SampleToInsertRatio(
             config.samples_per_insert,
@@ -227,7 +228,7 @@ class OffPolicyAgent(TorchAgent):
             )
         ]
 
-    def make_adder(self, client: Any, spec: specs.EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
         return adders.NStepTransitionAdder(
             client,
             self.config.n_step,
@@ -236,7 +237,7 @@ class OffPolicyAgent(TorchAgent):
             frame_stack=specs.frame_stack(spec.observations),
         )
 
-    def make_dataset(self, client: Any) -> Any:
+    def make_dataset(self, client: Client) -> Dataset:
         size = self.config.batch_size // self.num_learners
         return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
 
@@ -281,15 +282,15 @@ class OnPolicyAgent(TorchAgent):
         """Batches that a learner fetches ahead: none if the only one that there is has to do for several."""
         return 1 if self.num_learners == 1 else 0
 
-    def make_tables(self, spec: specs.EnvironmentSpec) -> list[Any]:
+    def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         # Each item is learned from once.
         return [replay.Table.queue(adders.QUEUE_TABLE, self.queue_batches * self.items_per_step)]
 
-    def make_adder(self, client: Any, spec: specs.EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
         return adders.UnrollAdder(
             client, self.config.unroll_length, extras_of_first_row=self.extras_of_first_row
         )
 
-    def make_dataset(self, client: Any) -> Any:
+    def make_dataset(self, client: Client) -> Dataset:
         size = self.items_per_step // self.num_learners
         return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=self.prefetch_batches)

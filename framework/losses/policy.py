@@ -125,7 +125,7 @@ class _ClippedLosses(torch.autograd.Function):
         return torch.minimum(free, clipped).neg_()
 
     @staticmethod
-    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         log_ratios, advantages, free, clipped = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a second derivative: what forward() computed has no graph
             free, clipped = _gains(log_ratios, advantages, ctx.epsilon)
