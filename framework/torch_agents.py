@@ -42,13 +42,13 @@ class AgentConfig:
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm",)  # for the check of types
 
     discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
-    learning_rate: float = 1e-3  # Of Adam.
-    learning_rate_decay: int | None = None  # Env steps over which it falls; None keeps it.
-    learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
+    learning_rate: float = 1e-3  # Initial learning rate of Adam.
+    learning_rate_decay: int | None = None  # Env steps over which the learning rate falls. None keeps it.
+    learning_rate_end: float = 0.0  # Final learning rate, as a fraction of the initial one.
     adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
-    device: str = "cpu"  # Of the learner.
-    compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
+    device: str = "cpu"  # Device of the learner.
+    compile_loss: bool = False  # Uses torch.compile: faster for large networks on a GPU.
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
     def __post_init__(self) -> None:
@@ -65,12 +65,14 @@ class OffPolicyConfig(AgentConfig):
     """Settings of agents that learn from replay. An *item* is one n-step transition."""
 
     n_step: int = 1  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
-    max_replay_size: int = 100_000  # Items kept; the oldest go first.
-    min_replay_size: int = 1_000  # Items there before learning begins.
+    max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
+    min_replay_size: int = 1_000  # Items in replay before learning begins.
     batch_size: int = 128  # Items per learner step.
-    # Times an item is drawn on average: learner steps per item, times batch.
+    # Times an item is drawn on average. Divided by `batch_size`: learner steps per env step.
     samples_per_insert: float = 16.0
-    insert_burst: int = 256  # Items that actors may be ahead or behind of it; each has as many on its way.
+    insert_burst: int = (
+        256  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+    )
     target_update_period: int = 1  # Learner steps between updates of the target networks.
     target_update_rate: float = 0.02  # 1 copies the online networks, less moves towards them.
 

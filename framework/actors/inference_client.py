@@ -96,7 +96,7 @@ class InferenceActor(core.Actor, core.Saveable):
 
     def __init__(self, port: Port, adder: Any = None, num_envs: int = 1):
         if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
+            raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.port = port
         self.num_envs = num_envs
         self.adder = adder

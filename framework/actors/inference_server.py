@@ -119,10 +119,10 @@ class InferenceServer:
     ):
         if min_batch < 1 or (max_batch is not None and max_batch < min_batch):
             raise ValueError(
-                f"min_batch is {min_batch} and max_batch {max_batch}; expected 1 <= min_batch <= max_batch."
+                f"min_batch: got {min_batch} with max_batch {max_batch}, expected 1 to max_batch."
             )
         if timeout < 0:
-            raise ValueError(f"timeout is {timeout}; expected seconds >= 0.")
+            raise ValueError(f"timeout: got {timeout}, expected at least 0 seconds.")
         self._memory: Any = None
         self._columns: list[Column] | None = None
         allocate = None

@@ -66,7 +66,7 @@ class Slots:
         allocate: Allocate | None = None,
     ):
         if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; expected at least 1 env.")
+            raise ValueError(f"capacity: got {capacity}, expected at least 1 env.")
         allocate = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
         self.policy = policy
         self.capacity = capacity
@@ -103,18 +103,20 @@ class Slots:
           ValueError: no rows are left, or the client comes back with another number of envs.
         """
         if envs < 1:
-            raise ValueError(f"client {name!r} asks for {envs} envs; expected at least 1.")
+            raise ValueError(f"envs: got {envs} from client {name!r}, expected at least 1.")
         rows = self._clients.get(name)
         if rows is not None and rows.envs != envs:
             raise ValueError(
-                f"client {name!r} had {rows.envs} envs and comes back with {envs}; use another name."
+                f"envs: got {envs} from client {name!r}, expected {rows.envs} as when it first connected. "
+                "Use another name for a client with another number of envs."
             )
         if rows is None:
             begin = max((rows.end for rows in self._clients.values()), default=0)
             if begin + envs > self.capacity:
                 raise ValueError(
-                    f"client {name!r} asks for {envs} envs; {self.capacity - begin} of the "
-                    f"{self.capacity} that this inference server was made for are left."
+                    f"envs: got {envs} from client {name!r}, expected at most {self.capacity - begin}: the "
+                    f"other clients hold the rest of the {self.capacity} rows. Make the server with a larger "
+                    "capacity."
                 )
             rows = self._clients[name] = Rows(begin, begin + envs)
         initial = tree.flatten(self.policy.initial_state(offset + envs if total is None else total))
@@ -171,15 +173,15 @@ class Slots:
         leaves = [nest] if isinstance(nest, np.ndarray) else tree.flatten(nest)
         if len(leaves) != len(columns):
             raise ValueError(
-                f"the policy gave {len(leaves)} arrays of {field}, and {len(columns)} at its first step; "
-                "their structure must not change."
+                f"{field}: got {len(leaves)} arrays from the policy, expected {len(columns)} as at its first "
+                "step. Return the same structure at every step."
             )
         for column, leaf in zip(columns, leaves, strict=True):
             leaf = np.asarray(leaf)
             if leaf.shape != (count, *column.shape[1:]) or leaf.dtype != column.dtype:
                 raise ValueError(
-                    f"the policy gave {field} of shape {leaf.shape} and dtype {leaf.dtype} for {count} "
-                    f"envs; expected {(count, *column.shape[1:])} and {column.dtype}, as at first."
+                    f"{field}: got shape {leaf.shape} and dtype {leaf.dtype} from the policy for {count} "
+                    f"envs, expected {(count, *column.shape[1:])} and {column.dtype}. Return one row per env."
                 )
             column[rows] = leaf
 
@@ -193,8 +195,8 @@ def write_observation(
         into = column[rows]
         if np.shape(leaf) != into.shape:
             raise ValueError(
-                f"{specs.path_name('observation', path)} has shape {np.shape(leaf)}; the inference server "
-                f"expects {into.shape}."
+                f"{specs.path_name('observation', path)}: got shape {np.shape(leaf)}, expected {into.shape}, "
+                "one row for each env of the client."
             )
         np.copyto(into, leaf, casting="same_kind")
 
@@ -217,7 +219,7 @@ def _columns(field: str, nest: Nest, capacity: int, allocate: Allocate) -> list[
         leaf = np.asarray(leaf)
         if leaf.ndim == 0 or leaf.shape[0] != 1:
             raise ValueError(
-                f"the policy gave {field} of shape {leaf.shape} for 1 env; expected a leading axis of 1."
+                f"{field}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
             )
         columns.append(allocate(f"{field}/{index}", (capacity, *leaf.shape[1:]), leaf.dtype))
     return columns

@@ -44,7 +44,7 @@ class PolicyActor(core.Actor, core.Saveable):
         seed: int | None = None,
     ):
         if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
+            raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.policy = policy
         self.num_envs = num_envs
         self.adder = adder

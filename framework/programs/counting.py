@@ -66,7 +66,7 @@ class Counter(Saveable[dict[str, Any]]):
           counts: what else to add, as `increment` does; saves a call.
         """
         if n < 0 or spent < 0:
-            raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected both at least 0.")
+            raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected at least 0 for both.")
         with self._changed:
             held = self._grants.get(who, 0)
             if self._settled is not None and who not in self._settled:

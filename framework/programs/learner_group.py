@@ -168,6 +168,6 @@ def check_engine(num_learners: int) -> None:
     context = launch.get_node_context()
     if context.engine in ("serial", "threads"):
         raise ValueError(
-            f"num_learners is {num_learners}, and the engine {context.engine!r} has one process for all "
-            "nodes; use num_learners=1, or engine 'processes'."
+            f"num_learners: got {num_learners} on engine {context.engine!r}, which has one process for all "
+            "nodes, expected 1. Use engine 'processes'."
         )
