@@ -36,25 +36,25 @@ class DQNConfig(OffPolicyConfig):
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
-    importance_sampling_exponent: float = 0.4  # How far weights undo the bias of that, at the start.
-    importance_sampling_annealing: int = 80_000  # Env steps until it has risen to 1, a full correction.
+    importance_sampling_exponent: float = 0.4  # Initial exponent of the importance weights.
+    importance_sampling_annealing: int = 80_000  # Env steps until that exponent is 1, a full correction.
 
     # Learning.
-    learning_rate_end: float = 0.02  # What is left of the learning rate after its decay, as a fraction.
+    learning_rate_end: float = 0.02  # Final learning rate, as a fraction of the initial one.
     max_gradient_norm: float | None = 10.0  # Larger gradients are scaled down to this.
     huber_delta: float = 1.0  # Errors beyond this count linearly.
     double: bool = True  # The online network chooses the next action, the target network rates it.
 
     # Exploration.
     epsilon_start: float = 1.0  # Chance of a random action before learning begins.
-    epsilon_end: float = 0.05  # And after the decay.
-    epsilon_decay: int = 17_000  # Env steps over which it falls from one to the other.
+    epsilon_end: float = 0.05  # Chance of a random action after the decay.
+    epsilon_decay: int = 17_000  # Env steps from `epsilon_start` to `epsilon_end`.
     epsilon_ladder: float = 0.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)); Ape-X: 7.
-    evaluation_epsilon: float = 0.0  # Chance of a random action when evaluated.
+    evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
-    hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers behind the encoder.
-    layer_norm: bool = True  # Normalizes hidden layers: steadier, some 20 % slower.
+    hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers after the encoder.
+    layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class DQNConfig(OffPolicyConfig):
 
 
 class DQNNetworks(nn.Module):
-    """The only variable of DQN: ``q_network``."""
+    """The only variable of DQN: `q_network`."""
 
     def __init__(self, config: DQNConfig, spec: EnvironmentSpec):
         super().__init__()
@@ -83,7 +83,7 @@ class DQNNetworks(nn.Module):
         )
 
     def values(self, observation: Nest) -> torch.Tensor:
-        """Values of all actions, ``[N, A]``."""
+        """Values of all actions, `[N, A]`."""
         values = self.q_network(observation)
         # Too few columns would fail far from here, too many not at all.
         if values.ndim != 2 or values.shape[-1] != self.num_actions:
@@ -100,7 +100,7 @@ class DQNPolicy(TorchPolicy):
     Args:
       networks: read at each step, never changed.
       config: has the schedule of epsilon.
-      evaluation: whether epsilon is ``config.evaluation_epsilon``.
+      evaluation: whether epsilon is `config.evaluation_epsilon`.
     """
 
     def __init__(self, networks: DQNNetworks, config: DQNConfig, evaluation: bool = False):
@@ -112,7 +112,7 @@ class DQNPolicy(TorchPolicy):
             self._epsilon, self._ladder = (lambda env_steps: config.evaluation_epsilon), 0.0
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Each env's exponent on the ladder, float64[B]; ``()`` if envs are alike.
+        """Each env's exponent on the ladder, float64[B]; `()` if envs are alike.
 
         It is what an env keeps wherever it is acted for: in a batch of other actors' envs, say.
         """
@@ -133,10 +133,10 @@ class DQNPolicy(TorchPolicy):
 class DQN(OffPolicyAgent):
     """Deep Q-learning for one discrete action per env.
 
-    ::
-
-        agent = DQN(DQNConfig(n_step=3, prioritized=True))
-        program = programs.make_program(agent, environment_factory, programs.RunConfig(num_actors=2))
+    ```python
+    agent = DQN(DQNConfig(n_step=3, prioritized=True))
+    program = programs.make_program(agent, environment_factory, programs.RunConfig(num_actors=2))
+    ```
     """
 
     target_names = ("q_network",)

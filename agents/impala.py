@@ -2,8 +2,8 @@
 
 Actors write unrolls of T steps into a queue and go on with parameters that may be a few learner steps old;
 the learner takes batches from the queue, each unroll once. V-trace weighs what the actors' policy mu did by
-how likely the learner's policy pi is to do the same. How far the two are apart is logged: ``staleness`` in
-learner steps, ``rho_clipped`` and ``c_clipped`` the shares of importance weights that were clipped.
+how likely the learner's policy pi is to do the same. How far the two are apart is logged: `staleness` in
+learner steps, `rho_clipped` and `c_clipped` the shares of importance weights that were clipped.
 
 What the actors' policy saw is what is in replay: the last action and the last reward are part of the
 observation (a wrapper of the environment puts them there), the log-probability of the action and the state
@@ -44,14 +44,14 @@ class IMPALAConfig(OnPolicyConfig):
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm", "clip_rho", "clip_c")
 
     # What is learned from.
-    unroll_length: int = 20  # T, steps of an env in an unroll. More bootstraps later; data gets older.
+    unroll_length: int = 20  # T, steps of an env in an unroll. More bootstraps later, from older data.
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
 
     # The queue between actors and learner.
-    batch_size: int = 16  # N, unrolls in a learner step: N * T steps of the environment.
-    queue_batches: int = 2  # Batches that wait; then actors do. (This - 1) * N must hold an actor's envs.
-    prefetch_batches: int = 1  # Batches that the learner's node holds ready beside those.
+    batch_size: int = 16  # N, unrolls in a learner step: N * T env steps.
+    queue_batches: int = 2  # Batches before actors wait. (This - 1) * N must hold an actor's envs.
+    prefetch_batches: int = 1  # Batches that the learner fetches ahead, besides those in the queue.
 
     # V-trace. The loss is the mean over the steps of a batch; the paper's is the sum, N * T times as large.
     vtrace_lambda: float = 1.0  # 1 is the paper's; less cuts the variance of long unrolls, and adds bias.
@@ -59,19 +59,19 @@ class IMPALAConfig(OnPolicyConfig):
     clip_c: float = 1.0  # Largest importance weight in a trace: higher passes rewards back faster, noisily.
 
     # Learning.
-    optimizer: str = "rmsprop"  # Or "adam".
-    learning_rate: float = 5e-4  # Of the optimizer, at the start.
+    optimizer: str = "rmsprop"  # "rmsprop" or "adam".
+    learning_rate: float = 5e-4  # Initial learning rate of the optimizer.
     rmsprop_decay: float = 0.99  # How long RMSprop remembers squared gradients.
-    rmsprop_momentum: float = 0.0  # Share of the last update that is made again.
-    adam_epsilon: float = 1e-5  # Of either optimizer. Larger damps steps where gradients are small.
+    rmsprop_momentum: float = 0.0  # Share of the last update that is added to the next.
+    adam_epsilon: float = 1e-5  # Epsilon of either optimizer. Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
     torso: str = "shallow"  # For images: "shallow" or "deep", the paper's two; "nature", that of DQN.
     hidden_sizes: tuple[int, ...] = (64, 64)  # For observations without images: hidden layers.
-    activation: str = "tanh"  # Of those: relu, tanh, elu, silu.
-    lstm_size: int | None = None  # Width of an LSTM behind the torso; None is a feed-forward network.
-    actor_autocast: bool = False  # bfloat16 mixed precision in the actors; pays for images in batches.
+    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
+    lstm_size: int | None = None  # Width of an LSTM after the torso. None is a feed-forward network.
+    actor_autocast: bool = False  # bfloat16 mixed precision in the actors: faster for batches of images.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,11 +103,11 @@ class ActorCritic(nn.Module):
         self.value = nn.Linear(width, 1)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
-        """The LSTM's state ``[B, lstm_size]`` at the start of an episode; ``()`` without one."""
+        """The LSTM's state `[B, lstm_size]` at the start of an episode; `()` without one."""
         return () if self.core is None else self.core.initial_state(batch_size)
 
     def step(self, observation: Nest, state: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
-        """One step of acting: ``[B, ...]`` to the distribution over actions and the next state."""
+        """One step of acting: `[B, ...]` to the distribution over actions and the next state."""
         features = self.torso(observation)
         if self.core is not None:
             features, state = self.core.step(features, state)
@@ -116,9 +116,9 @@ class ActorCritic(nn.Module):
     def unroll(
         self, observation: Nest, state: tuple[torch.Tensor, ...], start_of_episode: torch.Tensor
     ) -> tuple[Any, torch.Tensor]:
-        """Sequences ``[N, T + 1, ...]`` to distributions over actions and values, ``[N, T + 1]``.
+        """Sequences `[N, T + 1, ...]` to distributions over actions and values, `[N, T + 1]`.
 
-        The first row goes on from ``state``, which is the initial one where an episode begins there.
+        The first row goes on from `state`, which is the initial one where an episode begins there.
         """
         features = self.torso(observation)
         if self.core is not None:
@@ -129,7 +129,7 @@ class ActorCritic(nn.Module):
 
 
 class IMPALANetworks(nn.Module):
-    """The only variable of IMPALA: ``actor_critic``."""
+    """The only variable of IMPALA: `actor_critic`."""
 
     def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec):
         super().__init__()
@@ -145,8 +145,8 @@ class IMPALANetworks(nn.Module):
 class IMPALAPolicy(TorchPolicy):
     """Draws actions from the policy, or takes the most likely one.
 
-    Extras of each step: ``log_prob`` of the action, the ``version`` of the parameters, and with an LSTM its
-    ``state`` before the step.
+    Extras of each step: `log_prob` of the action, the `version` of the parameters, and with an LSTM its
+    `state` before the step.
 
     Args:
       networks: read at each step, never changed.
@@ -175,11 +175,11 @@ class IMPALAPolicy(TorchPolicy):
 class IMPALA(OnPolicyAgent):
     """V-trace actor-critic for discrete actions.
 
-    ::
-
-        agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
-        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
-        program = programs.make_program(agent, environment_factory, config)
+    ```python
+    agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))
+    config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+    program = programs.make_program(agent, environment_factory, config)
+    ```
     """
 
     def __init__(self, config: IMPALAConfig | None = None):
@@ -232,7 +232,7 @@ class IMPALA(OnPolicyAgent):
         )
 
     def loss(self, networks: IMPALANetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
-        """The loss of a batch of `Step`s ``[N, T + 1, ...]``."""
+        """The loss of a batch of `Step`s `[N, T + 1, ...]`."""
         config, data = self.config, batch.data
         rewards = data.reward.float()
         if config.reward_clip is not None:

@@ -25,7 +25,7 @@ from framework.types import Nest
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO, beside those of `OnPolicyConfig`.
 
-    A learner step uses one unroll of every env of the program, ``epochs`` times.
+    A learner step uses one unroll of every env of the program, `epochs` times.
     """
 
     # Data.
@@ -33,32 +33,32 @@ class PPOConfig(OnPolicyConfig):
 
     # Targets.
     gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
-    normalize_observations: bool = False  # To mean 0 and variance 1 by statistics of what was seen so far.
-    normalize_rewards: bool = False  # To returns of variance 1, likewise; the mean stays.
-    normalize_advantages: bool = True  # Over the real steps of a batch: the step size forgets their scale.
+    normalize_observations: bool = False  # Scales observations to mean 0, variance 1 by running statistics.
+    normalize_rewards: bool = False  # Scales rewards so that returns have variance 1; keeps the mean.
+    normalize_advantages: bool = True  # Scales advantages to mean 0 and variance 1 over a batch.
 
     # Objective.
-    clip: float = 0.2  # Probability ratios beyond 1 +- this earn nothing more.
-    clip_end: float = 1.0  # What is left of the clip after `learning_rate_decay`, as a fraction.
-    target_kl: float | None = None  # Nats; a penalty that adapts to this divergence instead of the clip.
-    initial_kl_coefficient: float = 1.0  # Weight of that penalty at first.
+    clip: float = 0.2  # Probability ratios are clipped to 1 +- this.
+    clip_end: float = 1.0  # Clip after `learning_rate_decay`, as a fraction of `clip`.
+    target_kl: float | None = None  # In nats. Uses a KL penalty that adapts to this divergence, not the clip.
+    initial_kl_coefficient: float = 1.0  # Initial weight of that penalty.
     value_clip: float | None = None  # Values move at most this far (in units of the return) per batch.
     entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats. More explores longer.
 
     # Optimization.
-    epochs: int = 10  # Passes over a batch: more from the same data, until the policy has moved too far.
-    minibatch_size: int = 64  # Real steps of a minibatch, about.
-    learning_rate: float = 3e-4  # Of Adam.
+    epochs: int = 10  # Passes over a batch. More learn more from it, until the policy moves too far.
+    minibatch_size: int = 64  # Approximate number of real steps in a minibatch.
+    learning_rate: float = 3e-4  # Initial learning rate of Adam.
     adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
-    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy, and of the value.
-    activation: str = "tanh"  # Of those: relu, tanh, elu or silu.
-    shared: bool = False  # One stack of hidden layers for both: faster, but the two losses compete.
-    recurrent: str | None = None  # "lstm" or "gru" behind the (then shared) hidden layers; None: no memory.
+    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
+    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
+    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
+    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
     recurrent_size: int = 64  # Width of that memory.
-    initial_std: float = 1.0  # Of continuous actions at first, in half-widths of the action's range.
+    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,7 @@ class PPOConfig(OnPolicyConfig):
 
 
 class PPONetworks(nn.Module):
-    """The variables of PPO. Observations go through ``normalizer`` before they come to the methods."""
+    """The variables of PPO. Observations go through `normalizer` before they come to the methods."""
 
     kl_coefficient: torch.Tensor
 
@@ -108,14 +108,14 @@ class PPONetworks(nn.Module):
         return () if self.core is None else self.core.initial_state(batch_size)
 
     def act(self, observation: Any, state: tuple[torch.Tensor, ...]) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """One step of ``[B, ...]``: the distribution over actions, and the next state."""
+        """One step of `[B, ...]`: the distribution over actions, and the next state."""
         features = self.body(self.encoder(observation))
         if self.core is not None:
             features, state = self.core.step(features, state)
         return self.head(features), state
 
     def plain_act(self) -> Callable[[Any, tuple[torch.Tensor, ...]], tuple[Any, tuple[torch.Tensor, ...]]]:
-        """``act`` as a function with less around it; see ``networks.plain``."""
+        """`act` as a function with less around it; see `networks.plain`."""
         if self.core is not None:
             return self.act
         encoder, body, head = map(networks.plain, (self.encoder, self.body, self.head))
@@ -126,8 +126,8 @@ class PPONetworks(nn.Module):
     ) -> tuple[Any, torch.Tensor]:
         """The distribution over actions and the value, of each row.
 
-        Rows are ``[M, ...]``; with a memory ``[N, T, ...]``, from a ``state`` of ``[N, ...]`` on, which
-        starts anew where ``starts [N, T]`` is not 0.
+        Rows are `[M, ...]`; with a memory `[N, T, ...]`, from a `state` of `[N, ...]` on, which
+        starts anew where `starts [N, T]` is not 0.
         """
         encoded = self.encoder(observation)
         features = self.body(encoded)
@@ -140,8 +140,8 @@ class PPONetworks(nn.Module):
 class PPOPolicy(TorchPolicy):
     """Draws from the policy's distribution, or takes its mode.
 
-    Extras of each step: the parameters of the distribution (``policy``), the ``version`` of the networks',
-    the ``action`` as drawn if it is continuous, and with a memory its ``state`` before the step.
+    Extras of each step: the parameters of the distribution (`policy`), the `version` of the networks',
+    the `action` as drawn if it is continuous, and with a memory its `state` before the step.
 
     Args:
       networks: read at each step, never changed.
@@ -174,7 +174,7 @@ class PPOPolicy(TorchPolicy):
 
 
 class Rows(NamedTuple):
-    """What is cut into minibatches: ``[M, ...]`` real steps, or ``[N, T, ...]`` unrolls with a memory."""
+    """What is cut into minibatches: `[M, ...]` real steps, or `[N, T, ...]` unrolls with a memory."""
 
     observation: Any  # normalised
     action: torch.Tensor
@@ -191,11 +191,11 @@ class Rows(NamedTuple):
 class PPO(OnPolicyAgent):
     """Proximal policy optimization for discrete and continuous actions, with or without a memory.
 
-    ::
-
-        agent = PPO(PPOConfig(unroll_length=64))
-        config = programs.RunConfig(num_actors=2, envs_per_actor=8)
-        program = programs.make_program(agent, environment_factory, config)
+    ```python
+    agent = PPO(PPOConfig(unroll_length=64))
+    config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+    program = programs.make_program(agent, environment_factory, config)
+    ```
     """
 
     def __init__(self, config: PPOConfig | None = None):
@@ -225,7 +225,7 @@ class PPO(OnPolicyAgent):
         )
 
     def prepare(self, networks: PPONetworks, batch: ReplaySample, context: LossContext) -> Prepared:
-        """Values, advantages and targets of unrolls ``[N, T + 1]``, the last row to bootstrap from."""
+        """Values, advantages and targets of unrolls `[N, T + 1]`, the last row to bootstrap from."""
         config, data = self.config, batch.data
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()

@@ -15,6 +15,7 @@ from framework import adders, core, replay, specs
 from framework import config_checks as check
 from framework.datasets import Dataset
 from framework.programs.presets import Preset
+from framework.replay.contracts import Client
 from framework.types import StepResult
 
 
@@ -33,12 +34,12 @@ class RandomActionsConfig:
 
 
 class RandomPolicy(core.Policy):
-    """Uniform over the action spec: integers up to ``num_values``, floats between their bounds.
+    """Uniform over the action spec: integers up to `num_values`, floats between their bounds.
 
     Unbounded floats are drawn between -1 and 1.
     """
 
-    def __init__(self, action_spec: Any):
+    def __init__(self, action_spec: specs.EnvironmentSpec):
         self._spec = action_spec
         self._random = np.random.default_rng(0)
 
@@ -78,7 +79,7 @@ class CountingLearner(core.Learner):
     def __init__(self) -> None:
         self.steps = 0
 
-    def step(self, batch: Any) -> StepResult:
+    def step(self, batch: replay.ReplaySample) -> StepResult:
         self.steps += 1
         return StepResult({"reward": float(np.mean(np.asarray(batch.data.reward)))})
 
@@ -95,7 +96,7 @@ class CountingLearner(core.Learner):
 class RandomNetworks(nn.Module):
     """No parameters; remembers the action spec for the policy."""
 
-    def __init__(self, action_spec: Any):
+    def __init__(self, action_spec: specs.EnvironmentSpec):
         super().__init__()
         self.action_spec = action_spec
 
@@ -106,13 +107,13 @@ class RandomActions(core.Agent):
     def __init__(self, config: RandomActionsConfig | None = None):
         self.config = config or RandomActionsConfig()
 
-    def make_networks(self, spec: Any) -> RandomNetworks:
+    def make_networks(self, spec: specs.EnvironmentSpec) -> RandomNetworks:
         return RandomNetworks(spec.actions)
 
     def make_policy(self, networks: RandomNetworks, evaluation: bool = False) -> RandomPolicy:
         return RandomPolicy(networks.action_spec)
 
-    def make_tables(self, spec: Any) -> list[Any]:
+    def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         config = self.config
         limiter = replay.rate_limiters.SampleToInsertRatio(
             config.samples_per_insert,
@@ -129,13 +130,13 @@ class RandomActions(core.Agent):
             )
         ]
 
-    def make_adder(self, client: Any, spec: Any) -> Any:
+    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
         return adders.NStepTransitionAdder(client, 1, 1.0, frame_stack=specs.frame_stack(spec.observations))
 
-    def make_dataset(self, client: Any) -> Any:
+    def make_dataset(self, client: Client) -> Dataset:
         return Dataset(client, adders.REPLAY_TABLE, self.config.batch_size)
 
-    def make_learner(self, networks: RandomNetworks, spec: Any) -> CountingLearner:
+    def make_learner(self, networks: RandomNetworks, spec: specs.EnvironmentSpec) -> CountingLearner:
         return CountingLearner()
 
 

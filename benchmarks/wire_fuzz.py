@@ -35,6 +35,43 @@ PATIENCE = 30.0  # seconds in which a legitimate call must be answered
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # of ZMTP 3
 
 
+# The messages of replay, and values that no field expects.
+MESSAGES: dict[str, dict[str, Any]] = {
+    "hello": {"protocol": replay_wire.PROTOCOL, "pid": os.getpid()},
+    "lease": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}, "n": 4},
+    "insert": {
+        "layouts": [[0, [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]]],
+        "write": [["s", np.arange(2), {"x": np.arange(2)}]],
+        "items": [["t", 0, np.array([[0]]), None, np.array([1], np.uint64), None, None]],
+        "release": [["s", np.arange(1)]],
+        "lease": {"s": 3},
+    },
+    "sample": {"table": "t", "n": 3, "timeout": 0.1, "local": False, "hold": True, "pad": False},
+    "give_back": {"deliveries": [1]},
+    "update": {"table": "t", "keys": np.arange(2), "priorities": np.ones(2), "deletes": np.arange(0)},
+    "can_sample": {"table": "t", "n": 1},
+    "can_insert": {"table": "t", "n": 1},
+    "weight": {"table": "t"},
+    "info": {},
+    "sync": {},
+    "cancel": {},
+}
+ODD: list[Any] = [
+    *(None, True, -1, 1 << 40, float("nan"), float("inf"), 1e17, 1e300),
+    *("", "t", b"\0", [], [[1]], {}, {"t": 1}),
+    *(np.zeros(0), np.arange(3), np.array(np.nan), np.array([1 << 62], np.uint64), np.zeros((2, 2))),
+]
+
+
+def replay_message(random: np.random.Generator) -> dict[str, Any]:
+    """A message of replay's protocol, mostly with an odd value in one of its fields."""
+    op = "hello" if random.integers(3) == 0 else list(MESSAGES)[random.integers(len(MESSAGES))]
+    message = {"op": op, "id": int(random.integers(9)), "done": [], **MESSAGES[op]}
+    if random.integers(4):
+        message[list(message)[random.integers(len(message))]] = ODD[random.integers(len(ODD))]
+    return message
+
+
 class Echo:
     def echo(self, x: Any) -> Any:
         return x
@@ -101,14 +138,15 @@ def with_the_key(
     random: np.random.Generator,
     pickled: tuple[int, int] | None = None,
 ) -> Callable[[], None]:
-    """Sends a few mutations of ``message()`` over a connection of its own."""
+    """Sends ``message()`` a few times over a connection of its own, every other time mutated."""
 
     def act() -> None:
         peer = sockets.make_client_socket(address, keys)
         peer.sndtimeo = 1000
         try:
             for _ in range(20):
-                peer.send_multipart(mutated(message(), random, pickled))
+                frames = message()
+                peer.send_multipart(mutated(frames, random, pickled) if random.integers(2) else frames)
             while peer.poll(5):
                 peer.recv_multipart()
         except zmq.Again:
@@ -185,10 +223,7 @@ def run(seconds: float, seed: int) -> int:
             return [wire.head(wire.CALL, 1, len(buffers)) + data, *[bytes(b.raw()) for b in buffers]]
 
         def hello() -> list[bytes]:
-            message = {"op": "hello", "protocol": 1, "pid": os.getpid(), "id": 1}
-            if random.integers(2):
-                message = {"op": "sample", "table": "t", "n": 3, "local": False, "id": 2, "timeout": 0.0}
-            return [bytes(frame) for frame in replay_wire.encode(message)]
+            return [bytes(frame) for frame in replay_wire.encode(replay_message(random))]
 
         random = next(generators)
         peers = [

@@ -15,20 +15,20 @@ import launch as lp
 
 
 class Producer:
-    """A service: it has no ``run``, so it only answers."""
+    """A service: it has no `run`, so it only answers."""
 
     def __init__(self, seed: int) -> None:
         self._next = seed
 
     def produce(self, count: int) -> list[int]:
-        """The next ``count`` numbers."""
+        """The next `count` numbers."""
         numbers = list(range(self._next, self._next + count))
         self._next += count
         return numbers
 
 
 class Consumer:
-    """A worker: its ``run`` is called, or ``step`` again and again where there is one thread only."""
+    """A worker: its `run` is called, or `step` again and again where there is one thread only."""
 
     def __init__(self, producers: list[Any], enough: int) -> None:
         self._producers = producers  # handles outside, clients in here
@@ -37,7 +37,7 @@ class Consumer:
         self._count = 0
 
     def ready(self) -> bool:
-        """Whether ``step`` would go through without blocking: producers always answer."""
+        """Whether `step` would go through without blocking: producers always answer."""
         return True
 
     def step(self) -> None:

@@ -1,19 +1,21 @@
 """The contracts: what every actor, learner, worker and agent promises to the rest.
 
-One iteration of acting and one of learning, in the order in which the calls are made::
+One iteration of acting and one of learning, in the order in which the calls are made:
 
-    timestep = environment.reset()                      # [B, ...], every env FIRST
-    actor.observe_first(timestep)
-    while True:
-        action = actor.select_action(timestep.observation)
-        timestep = environment.step(action)
-        actor.observe(action, timestep)
-        actor.update()
+```python
+timestep = environment.reset()                      # [B, ...], every env FIRST
+actor.observe_first(timestep)
+while True:
+    action = actor.select_action(timestep.observation)
+    timestep = environment.step(action)
+    actor.observe(action, timestep)
+    actor.update()
 
-    for sample in dataset:                              # ReplaySample, batch first
-        result = learner.step(sample)
-        if result.priorities is not None:
-            client.update_priorities(table, sample.info.key, result.priorities)
+for sample in dataset:                              # ReplaySample, batch first
+    result = learner.step(sample)
+    if result.priorities is not None:
+        client.update_priorities(table, sample.info.key, result.priorities)
+```
 
 Actors and learners know nothing of each other: they meet through replay and a variable source only.
 """
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from framework.datasets import Dataset
     from framework.learners.distributed import LearnerGroup
     from framework.replay import ReplaySample, Table
+    from framework.replay.contracts import Client
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
@@ -47,23 +50,23 @@ class Actor(abc.ABC):
 
     @abc.abstractmethod
     def select_action(self, observation: Nest) -> Nest:
-        """Chooses one action per env: nest of ``[B, ...]`` to nest of ``[B, ...]``."""
+        """Chooses one action per env: nest of `[B, ...]` to nest of `[B, ...]`."""
 
     @abc.abstractmethod
     def observe_first(self, timestep: dm_env.TimeStep) -> None:
-        """Takes the time step of ``environment.reset()``; every env is FIRST."""
+        """Takes the time step of `environment.reset()`; every env is FIRST."""
 
     @abc.abstractmethod
     def observe(self, action: Nest, next_timestep: dm_env.TimeStep) -> None:
-        """Takes what the environment answered to ``action``.
+        """Takes what the environment answered to `action`.
 
-        Envs whose ``next_timestep`` is FIRST have just been reset: their action was ignored by the
+        Envs whose `next_timestep` is FIRST have just been reset: their action was ignored by the
         environment and is no transition.
         """
 
     @abc.abstractmethod
     def update(self, wait: bool = False) -> None:
-        """Pulls newer parameters if there are any; with ``wait``, not before the source answered."""
+        """Pulls newer parameters if there are any; with `wait`, not before the source answered."""
 
 
 class Progress(NamedTuple):
@@ -91,7 +94,7 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Nest:
-        """The recurrent state of ``batch_size`` envs at the start of an episode; ``()`` if none.
+        """The recurrent state of `batch_size` envs at the start of an episode; `()` if none.
 
         Row i is that of env i of these. An inference server acts for envs of several actors at once, so
         what sets an env apart (its share of exploration, say) belongs in here, not in its place in a batch.
@@ -99,7 +102,7 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        """``(observation [B, ...], state)`` to ``(action [B, ...], extras [B, ...], next state)``.
+        """`(observation [B, ...], state)` to `(action [B, ...], extras [B, ...], next state)`.
 
         Observations, actions and extras are numpy; the state is what the policy likes best. The networks
         may be on another device than the CPU.
@@ -110,11 +113,11 @@ class Policy(abc.ABC):
         return None
 
     def save(self) -> Any:
-        """The state of the policy's random choices, for ``restore``; None if it makes none."""
+        """The state of the policy's random choices, for `restore`; None if it makes none."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Goes on with the random choices of ``save``."""
+        """Goes on with the random choices of `save`."""
         return None
 
 
@@ -127,7 +130,7 @@ class Saveable(abc.ABC, Generic[State]):
 
     @abc.abstractmethod
     def restore(self, state: State) -> None:
-        """Continues from what ``save`` returned, here or in another process."""
+        """Continues from what `save` returned, here or in another process."""
 
 
 class Learner(Saveable):
@@ -141,7 +144,7 @@ class Learner(Saveable):
 
     @abc.abstractmethod
     def step(self, batch: ReplaySample) -> StepResult:
-        """One update from a ``ReplaySample`` whose leaves are ``[N, ...]`` or ``[N, T, ...]``."""
+        """One update from a `ReplaySample` whose leaves are `[N, ...]` or `[N, T, ...]`."""
 
     @abc.abstractmethod
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -151,7 +154,7 @@ class Learner(Saveable):
         """
 
     def distribute(self, group: LearnerGroup) -> None:
-        """Learns together with the other processes of a ``framework.learners.LearnerGroup`` from now on."""
+        """Learns together with the other processes of a `framework.learners.LearnerGroup` from now on."""
         raise NotImplementedError(
             f"{type(self).__name__} cannot learn in several processes; use num_learners=1."
         )
@@ -161,7 +164,7 @@ class Worker(abc.ABC):
     """What sits in a node of a program and does its work one step at a time."""
 
     def ready(self) -> bool:
-        """Whether ``step()`` would go through without blocking. The serial engine asks this."""
+        """Whether `step()` would go through without blocking. The serial engine asks this."""
         return True
 
     @abc.abstractmethod
@@ -176,18 +179,20 @@ class Worker(abc.ABC):
 
 
 class Agent(abc.ABC):
-    """How the parts of one agent are made. ``framework.programs`` wires them into a graph.
+    """How the parts of one agent are made. `framework.programs` wires them into a graph.
 
-    Every method is called in the process that uses the part, on every engine::
+    Every method is called in the process that uses the part, on every engine:
 
-        environment = environments.make(name, wrappers=agent.environment_wrappers())
-        spec = specs.make_environment_spec(environment)
-        networks = agent.make_networks(spec)
-        tables = agent.make_tables(spec)                # in the replay node
-        adder = agent.make_adder(client, spec)          # in each actor
-        policy = agent.make_policy(networks)
-        dataset = agent.make_dataset(client)            # in the learner
-        learner = agent.make_learner(networks, spec)
+    ```python
+    environment = environments.make(name, wrappers=agent.environment_wrappers())
+    spec = specs.make_environment_spec(environment)
+    networks = agent.make_networks(spec)
+    tables = agent.make_tables(spec)                # in the replay node
+    adder = agent.make_adder(client, spec)          # in each actor
+    policy = agent.make_policy(networks)
+    dataset = agent.make_dataset(client)            # in the learner
+    learner = agent.make_learner(networks, spec)
+    ```
     """
 
     num_envs: int = 1  # of the whole program
@@ -200,23 +205,23 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def make_policy(self, networks: Any, evaluation: bool = False) -> Policy:
-        """The policy that acts with ``networks``: exploring, or greedy if ``evaluation``."""
+        """The policy that acts with `networks`: exploring, or greedy if `evaluation`."""
 
     @abc.abstractmethod
     def make_tables(self, spec: EnvironmentSpec) -> list[Table]:
-        """The ``replay.Table``s of this agent; their rate limiters set the replay ratio."""
+        """The `replay.Table`s of this agent; their rate limiters set the replay ratio."""
 
     @abc.abstractmethod
-    def make_adder(self, client: Any, spec: EnvironmentSpec) -> Adder:
+    def make_adder(self, client: Client, spec: EnvironmentSpec) -> Adder:
         """What turns the experience of B envs into items of the tables."""
 
     @abc.abstractmethod
-    def make_dataset(self, client: Any) -> Dataset:
-        """An iterator of ``ReplaySample`` on the learner's device."""
+    def make_dataset(self, client: Client) -> Dataset:
+        """An iterator of `ReplaySample` on the learner's device."""
 
     @abc.abstractmethod
     def make_learner(self, networks: Any, spec: EnvironmentSpec) -> Learner:
-        """The learner that updates ``networks``."""
+        """The learner that updates `networks`."""
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
         """A copy that knows the program it is in; `make_program` and the learners call this.
@@ -243,7 +248,7 @@ class Agent(abc.ABC):
         )
 
     def environment_wrappers(self) -> Sequence[Any]:
-        """What this agent puts around its environment, innermost first; see ``environments.make``."""
+        """What this agent puts around its environment, innermost first; see `environments.make`."""
         return ()
 
     @property
@@ -251,12 +256,14 @@ class Agent(abc.ABC):
         """Learner steps by which the parameters of an actor may be old; None lets actors run ahead.
 
         With a lag, an actor makes unroll k (k = 0, 1, …) of `unroll_length` steps of all envs with one
-        version of the parameters, and does not begin it before the learner has made k - lag steps::
+        version of the parameters, and does not begin it before the learner has made k - lag steps:
 
-            lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
-                     learner |........|step 1 |........|step 2 |........|
-            lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one step behind, both busy
-                     learner |........|step 1  |step 2  |step 3  |
+        ```text
+        lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy
+                 learner |........|step 1 |........|step 2 |........|
+        lag 1    actor   |unroll 0|unroll 1|unroll 2|unroll 3|             one step behind, both busy
+                 learner |........|step 1  |step 2  |step 3  |
+        ```
         """
         return None
 

@@ -1,10 +1,12 @@
 """Nests: dicts, lists, tuples and named tuples with anything else at their leaves.
 
-One order everywhere, dm-tree's: the keys of a dict sorted, the elements of a sequence as they stand::
+One order everywhere, dm-tree's: the keys of a dict sorted, the elements of a sequence as they stand:
 
-    leaves, structure = flatten({"b": x, "a": (y, z)})      # [y, z, x]
-    paths(structure)                                        # ["a/0", "a/1", "b"]
-    packer(structure)([1, 2, 3])                            # {"a": (1, 2), "b": 3}
+```python
+leaves, structure = flatten({"b": x, "a": (y, z)})      # [y, z, x]
+paths(structure)                                        # ["a/0", "a/1", "b"]
+packer(structure)([1, 2, 3])                            # {"a": (1, 2), "b": 3}
+```
 
 A *structure* holds lists, strings and numbers only, so that it can be sent as JSON or MessagePack; `freeze`
 makes it hashable. `flattener` and `unflattener` are the fast forms for many nests like one template.

@@ -1,11 +1,13 @@
 """Specs: the shape, dtype and range of everything that goes into and comes out of ONE env of an environment.
 
-Specs are ``dm_env.specs`` (``Array``, ``BoundedArray``, ``DiscreteArray``) in nests of dicts and tuples::
+Specs are `dm_env.specs` (`Array`, `BoundedArray`, `DiscreteArray`) in nests of dicts and tuples:
 
-    environment = environments.make("gymnasium:CartPole-v1", num_envs=8)
-    spec = specs.make_environment_spec(environment)
-    spec.observations          # BoundedArray(shape=(4,), dtype=float32, ...): no env dimension
-    spec.actions.num_values    # 2
+```python
+environment = environments.make("gymnasium:CartPole-v1", num_envs=8)
+spec = specs.make_environment_spec(environment)
+spec.observations          # BoundedArray(shape=(4,), dtype=float32, ...): no env dimension
+spec.actions.num_values    # 2
+```
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Path = tuple[Any, ...]
 
 
 class EnvironmentSpec(NamedTuple):
-    """What one env of an environment gives and takes; each field is a nest of ``dm_env.specs.Array``."""
+    """What one env of an environment gives and takes; each field is a nest of `dm_env.specs.Array`."""
 
     observations: Nest
     actions: Nest
@@ -36,7 +38,7 @@ class UnsupportedSpaceError(TypeError):
 
 
 class _Stacked:
-    """What ``StackedArray`` and ``StackedBoundedArray`` share."""
+    """What `StackedArray` and `StackedBoundedArray` share."""
 
     __slots__ = ()
 
@@ -47,11 +49,11 @@ class _Stacked:
 
 
 class StackedArray(_Stacked, Array):
-    """An observation ``[num_frames, ...]`` made of the newest frames, oldest first: each time step that is
+    """An observation `[num_frames, ...]` made of the newest frames, oldest first: each time step that is
     not FIRST drops the oldest, moves the others by one and puts a new one at the end. What is at the places
     before an episode's start is up to the environment.
 
-    It is a promise of the environment, so that replay can store each frame once: see ``frame_stack``. A
+    It is a promise of the environment, so that replay can store each frame once: see `frame_stack`. A
     wrapper that changes observations in any other way gives another spec.
     """
 
@@ -62,7 +64,7 @@ class StackedArray(_Stacked, Array):
 
 
 class StackedBoundedArray(_Stacked, BoundedArray):
-    """A ``StackedArray`` with bounds."""
+    """A `StackedArray` with bounds."""
 
     __slots__ = ()
 
@@ -77,7 +79,7 @@ def frame_stack(observation_spec: Nest) -> int | None:
 
 
 def unstacked(observation_spec: Nest) -> Nest:
-    """The same shapes and bounds without the promise of ``StackedArray``."""
+    """The same shapes and bounds without the promise of `StackedArray`."""
 
     def plain(leaf: Array) -> Array:
         if isinstance(leaf, StackedBoundedArray):
@@ -88,7 +90,7 @@ def unstacked(observation_spec: Nest) -> Nest:
 
 
 def make_environment_spec(environment: Any) -> EnvironmentSpec:
-    """The spec of anything with dm_env's four ``*_spec()`` methods, batched or not."""
+    """The spec of anything with dm_env's four `*_spec()` methods, batched or not."""
     return EnvironmentSpec(
         observations=environment.observation_spec(),
         actions=environment.action_spec(),
@@ -100,10 +102,10 @@ def make_environment_spec(environment: Any) -> EnvironmentSpec:
 def from_space(space: Any, name: str = "observation") -> Nest:
     """Translates a gymnasium space to a nest of specs.
 
-    Box becomes a ``BoundedArray`` (an ``Array`` where no bound is finite), Discrete a ``DiscreteArray``,
-    MultiDiscrete and MultiBinary a ``BoundedArray`` of integers, Dict a dict, Tuple a tuple. A Discrete
+    Box becomes a `BoundedArray` (an `Array` where no bound is finite), Discrete a `DiscreteArray`,
+    MultiDiscrete and MultiBinary a `BoundedArray` of integers, Dict a dict, Tuple a tuple. A Discrete
     space that starts at k != 0 becomes values 0 ... n-1: the environments add and subtract k (see
-    ``discrete_offsets``), so that networks and one-hot codes need not know of it.
+    `discrete_offsets`), so that networks and one-hot codes need not know of it.
 
     Bounds may be one number for all elements: broadcast them.
 
@@ -153,7 +155,7 @@ def from_spaces(observation_space: Any, action_space: Any) -> EnvironmentSpec:
 
 
 def discrete_offsets(space: Any) -> list[int]:
-    """The ``start`` of each leaf of ``from_space(space)``, in the order of ``tree.flatten``; 0 where none."""
+    """The `start` of each leaf of `from_space(space)`, in the order of `tree.flatten`; 0 where none."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -165,17 +167,17 @@ def discrete_offsets(space: Any) -> list[int]:
 
 
 def leaves(spec: Nest) -> list[tuple[Path, Array]]:
-    """``(path, spec)`` of each leaf, in the order of ``tree.flatten``."""
+    """`(path, spec)` of each leaf, in the order of `tree.flatten`."""
     return [(tuple(path), leaf) for path, leaf in tree.flatten_with_path(spec)]
 
 
 def path_name(field: str, path: Path) -> str:
-    """``observation/camera/0``: how errors name a leaf."""
+    """`observation/camera/0`: how errors name a leaf."""
     return "/".join([field, *(str(key) for key in path)])
 
 
 def pick(nest: Nest, path: Path) -> Any:
-    """The value at ``path``; named tuples by field name, other tuples and dicts by index or key."""
+    """The value at `path`; named tuples by field name, other tuples and dicts by index or key."""
     for key in path:
         is_field = isinstance(key, str) and not isinstance(nest, dict) and hasattr(nest, key)
         nest = getattr(nest, key) if is_field else nest[key]
@@ -183,7 +185,7 @@ def pick(nest: Nest, path: Path) -> Any:
 
 
 def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
-    """A nest of zeros of ``[*batch_shape, *shape]`` in the specs' dtypes (not necessarily within bounds)."""
+    """A nest of zeros of `[*batch_shape, *shape]` in the specs' dtypes (not necessarily within bounds)."""
     return tree.map_structure(lambda leaf: np.zeros((*batch_shape, *leaf.shape), leaf.dtype), spec)
 
 

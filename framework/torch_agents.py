@@ -1,14 +1,16 @@
-"""Base classes of agents in PyTorch. A new agent is a config, networks, a policy and a loss::
+"""Base classes of agents in PyTorch. A new agent is a config, networks, a policy and a loss:
 
-    class MyConfig(OffPolicyConfig): ...                # settings beside those that every such agent has
+```python
+class MyConfig(OffPolicyConfig): ...                # settings beside those that every such agent has
 
-    class MyPolicy(TorchPolicy):
-        def act(self, observation, state): ...          # tensors to drawn actions, extras, next state
+class MyPolicy(TorchPolicy):
+    def act(self, observation, state): ...          # tensors to drawn actions, extras, next state
 
-    class MyAgent(OffPolicyAgent):
-        def make_networks(self, spec): ...
-        def make_policy(self, networks, evaluation=False): ...
-        def loss(self, networks, batch, context): ...   # a batch to a LossOutput
+class MyAgent(OffPolicyAgent):
+    def make_networks(self, spec): ...
+    def make_policy(self, networks, evaluation=False): ...
+    def loss(self, networks, batch, context): ...   # a batch to a LossOutput
+```
 
 `OffPolicyAgent` learns from a replay of n-step transitions, `OnPolicyAgent` from each unroll once. They make
 tables, adder, dataset and learner from the fields of the config; an agent overrides a method only where it
@@ -29,6 +31,7 @@ from framework import config_checks as check
 from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import Actions, as_numpy, as_tensors
+from framework.replay.contracts import Client
 from framework.types import Nest
 
 
@@ -39,13 +42,13 @@ class AgentConfig:
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm",)  # for the check of types
 
     discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
-    learning_rate: float = 1e-3  # Of Adam.
-    learning_rate_decay: int | None = None  # Env steps over which it falls; None keeps it.
-    learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
+    learning_rate: float = 1e-3  # Initial learning rate of Adam.
+    learning_rate_decay: int | None = None  # Env steps over which the learning rate falls. None keeps it.
+    learning_rate_end: float = 0.0  # Final learning rate, as a fraction of the initial one.
     adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
-    device: str = "cpu"  # Of the learner.
-    compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
+    device: str = "cpu"  # Device of the learner.
+    compile_loss: bool = False  # Uses torch.compile: faster for large networks on a GPU.
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
     def __post_init__(self) -> None:
@@ -62,12 +65,14 @@ class OffPolicyConfig(AgentConfig):
     """Settings of agents that learn from replay. An *item* is one n-step transition."""
 
     n_step: int = 1  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
-    max_replay_size: int = 100_000  # Items kept; the oldest go first.
-    min_replay_size: int = 1_000  # Items there before learning begins.
+    max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
+    min_replay_size: int = 1_000  # Items in replay before learning begins.
     batch_size: int = 128  # Items per learner step.
-    # Times an item is drawn on average: learner steps per item, times batch.
+    # Times an item is drawn on average. Divided by `batch_size`: learner steps per env step.
     samples_per_insert: float = 16.0
-    insert_burst: int = 256  # Items that actors may be ahead or behind of it; each has as many on its way.
+    insert_burst: int = (
+        256  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+    )
     target_update_period: int = 1  # Learner steps between updates of the target networks.
     target_update_rate: float = 0.02  # 1 copies the online networks, less moves towards them.
 
@@ -115,7 +120,7 @@ class TorchPolicy(core.Policy):
 
     @abc.abstractmethod
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
-        """``(observation [B, ...], state)`` to ``(drawn actions [B, ...], extras [B, ...], next state)``.
+        """`(observation [B, ...], state)` to `(drawn actions [B, ...], extras [B, ...], next state)`.
 
         All are tensors on `device`; no gradients are recorded.
         """
@@ -145,7 +150,7 @@ class TorchAgent(core.Agent):
 
     @abc.abstractmethod
     def loss(self, networks: Any, batch: Any, context: LossContext) -> LossOutput:
-        """The loss of `networks` on a `ReplaySample` of tensors, a mean over its items."""
+        """The loss of `networks` on a `ReplaySample` of tensors (or a minibatch), a mean over its items."""
 
     def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
         """Adam for all parameters that need a gradient."""
@@ -205,7 +210,7 @@ class OffPolicyAgent(TorchAgent):
         """The selector that draws items; uniform."""
         return replay.selectors.Uniform()
 
-    def make_tables(self, spec: specs.EnvironmentSpec) -> list[Any]:
+    def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         config = self.config
         limiter = replay.rate_limiters.SampleToInsertRatio(
             config.samples_per_insert,
@@ -223,7 +228,7 @@ class OffPolicyAgent(TorchAgent):
             )
         ]
 
-    def make_adder(self, client: Any, spec: specs.EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
         return adders.NStepTransitionAdder(
             client,
             self.config.n_step,
@@ -232,7 +237,7 @@ class OffPolicyAgent(TorchAgent):
             frame_stack=specs.frame_stack(spec.observations),
         )
 
-    def make_dataset(self, client: Any) -> Any:
+    def make_dataset(self, client: Client) -> Dataset:
         size = self.config.batch_size // self.num_learners
         return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
 
@@ -277,15 +282,15 @@ class OnPolicyAgent(TorchAgent):
         """Batches that a learner fetches ahead: none if the only one that there is has to do for several."""
         return 1 if self.num_learners == 1 else 0
 
-    def make_tables(self, spec: specs.EnvironmentSpec) -> list[Any]:
+    def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         # Each item is learned from once.
         return [replay.Table.queue(adders.QUEUE_TABLE, self.queue_batches * self.items_per_step)]
 
-    def make_adder(self, client: Any, spec: specs.EnvironmentSpec) -> adders.Adder:
+    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
         return adders.UnrollAdder(
             client, self.config.unroll_length, extras_of_first_row=self.extras_of_first_row
         )
 
-    def make_dataset(self, client: Any) -> Any:
+    def make_dataset(self, client: Client) -> Dataset:
         size = self.items_per_step // self.num_learners
         return Dataset(client, adders.QUEUE_TABLE, size, device=self.device, prefetch=self.prefetch_batches)

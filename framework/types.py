@@ -17,10 +17,10 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 class Transition(NamedTuple):
-    """One n-step transition, or a batch of them with a leading ``[N]``.
+    """One n-step transition, or a batch of them with a leading `[N]`.
 
-    ``reward`` is the discounted n-step sum and ``discount`` carries one factor fewer than it has steps, so
-    that a learner bootstraps with ``reward + gamma * discount * value(next_observation)``.
+    `reward` is the discounted n-step sum and `discount` carries one factor fewer than it has steps, so
+    that a learner bootstraps with `reward + gamma * discount * value(next_observation)`.
     """
 
     observation: Nest
@@ -32,10 +32,10 @@ class Transition(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Rows of an episode: ``[T, ...]`` in an item, ``[N, T, ...]`` in a batch.
+    """Rows of an episode: `[T, ...]` in an item, `[N, T, ...]` in a batch.
 
-    ``reward`` and ``discount`` are those that resulted from ``action``; ``extras`` belong to the time of
-    ``observation``. ``mask`` (float32) is 1 on real transitions, 0 on padding and on the closing row, which
+    `reward` and `discount` are those that resulted from `action`; `extras` belong to the time of
+    `observation`. `mask` (float32) is 1 on real transitions, 0 on padding and on the closing row, which
     holds the last observation of an episode with zero action, reward and discount.
     """
 
@@ -53,7 +53,7 @@ class StepResult(NamedTuple):
 
     Attributes:
       metrics: name to scalar; may be tensors still on the device, read only when logged.
-      priorities: ``[N]`` new priorities of the batch's items, or None.
+      priorities: `[N]` new priorities of the batch's items, or None.
     """
 
     metrics: Mapping[str, SupportsFloat]

@@ -28,11 +28,7 @@ class Cacher:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in ("run", "step", "ready", "close"):
             raise AttributeError(name)
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return self._ask(name, args, kwargs)
-
-        return method
+        return lambda *args, **kwargs: self._ask(name, args, kwargs)
 
     def _ask(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self._timeless:

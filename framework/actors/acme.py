@@ -1,10 +1,10 @@
 """One of our actors as an `acme.core.Actor`, so that an Acme `EnvironmentLoop` can drive it.
 
-::
-
-    actor = PolicyActor(agent.make_policy(networks), adder=adder, num_envs=1)
-    loop = acme.EnvironmentLoop(dm_environment, AcmeActor(actor))
-    loop.run(num_episodes=10)
+```python
+actor = PolicyActor(agent.make_policy(networks), adder=adder, num_envs=1)
+loop = acme.EnvironmentLoop(dm_environment, AcmeActor(actor))
+loop.run(num_episodes=10)
+```
 
 Acme drives one environment, without a batch dimension; our actors act for B envs. So everything gets a
 leading axis of one on the way in, and loses it on the way out. Nothing of Acme is imported: its loop asks

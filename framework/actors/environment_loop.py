@@ -35,12 +35,12 @@ class Logger(Protocol):
 class EnvironmentLoop:
     """Steps an environment with an actor, and keeps the score of every env.
 
-    ::
-
-        loop = EnvironmentLoop(environment, actor, counter, logger)
-        loop.run(num_steps=50_000)         # exactly that many; goes on where the last call stopped
-        loop.run(num_episodes=20)          # whole episodes, from a reset
-        finished = loop.step()             # one batched step, for a caller that drives the loop itself
+    ```python
+    loop = EnvironmentLoop(environment, actor, counter, logger)
+    loop.run(num_steps=50_000)         # exactly that many; goes on where the last call stopped
+    loop.run(num_episodes=20)          # whole episodes, from a reset
+    finished = loop.step()             # one batched step, for a caller that drives the loop itself
+    ```
 
     A *step* is one transition of one env. The call that begins an env's next episode is no transition
     and is not counted.

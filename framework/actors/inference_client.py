@@ -1,10 +1,12 @@
 """Actors that ask for their actions: of an inference server, or of a policy on a thread beside them.
 
-An `InferenceActor` asks through one of these *ports*, which all look the same to it::
+An `InferenceActor` asks through one of these *ports*, which all look the same to it:
 
-    port.request(observation, first)        # begins to compute; ``first`` bool[B]: an episode begins here
-    action, extras = port.answer()          # waits for it
-    port.update(wait)                       # newer parameters, if the port has any of its own
+```python
+port.request(observation, first)        # begins to compute; `first` bool[B]: an episode begins here
+action, extras = port.answer()          # waits for it
+port.update(wait)                       # newer parameters, if the port has any of its own
+```
 
 - `LocalPort`: the policy in this process, at once or on a thread.
 - `ServerPort`: an `InferenceServer` in the same thread or by messages.
@@ -51,14 +53,14 @@ class Port(abc.ABC):
 
     @abc.abstractmethod
     def request(self, observation: Nest, first: np.ndarray) -> None:
-        """Has actions computed for ``observation``, which stays as it is until the answer is there."""
+        """Has actions computed for `observation`, which stays as it is until the answer is there."""
 
     @abc.abstractmethod
     def answer(self) -> tuple[Nest, Nest]:
-        """``(action, extras)`` of the request, intact until the next one."""
+        """`(action, extras)` of the request, intact until the next one."""
 
     def update(self, wait: bool = False) -> None:
-        """Takes newer parameters over before the next request, now with ``wait``."""
+        """Takes newer parameters over before the next request, now with `wait`."""
         return None
 
     def save(self) -> Any:
@@ -66,7 +68,7 @@ class Port(abc.ABC):
         return None
 
     def restore(self, state: Any) -> None:
-        """Goes on with what ``save`` returned."""
+        """Goes on with what `save` returned."""
         return None
 
     def close(self) -> None:
@@ -75,14 +77,16 @@ class Port(abc.ABC):
 
 
 class InferenceActor(core.Actor, core.Saveable):
-    """Acts for ``num_envs`` envs with actions that come from a port.
+    """Acts for `num_envs` envs with actions that come from a port.
 
-    It can ask early: when it has the observation, and before the action is needed::
+    It can ask early: when it has the observation, and before the action is needed:
 
-        actor.observe(action, timestep)
-        actor.request()                     # the port is at work from here …
-        other_loop.step()
-        loop.step()                         # … until ``select_action`` waits for it
+    ```python
+    actor.observe(action, timestep)
+    actor.request()                     # the port is at work from here …
+    other_loop.step()
+    loop.step()                         # … until `select_action` waits for it
+    ```
 
     Args:
       port: where actions come from.
@@ -92,7 +96,7 @@ class InferenceActor(core.Actor, core.Saveable):
 
     def __init__(self, port: Port, adder: Any = None, num_envs: int = 1):
         if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
+            raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.port = port
         self.num_envs = num_envs
         self.adder = adder
@@ -157,13 +161,13 @@ class InferenceActor(core.Actor, core.Saveable):
 class LocalPort(Port):
     """A policy in this process, for some of the envs of an actor.
 
-    Several ports may share policy and parameters if they share ``run``, which must do one thing at a time.
+    Several ports may share policy and parameters if they share `run`, which must do one thing at a time.
 
     Args:
       policy: acts.
       state: its initial recurrent state for the envs of this port.
-      variables: a ``VariableClient``; None leaves parameters alone.
-      run: ``run(fn, *args) -> Future``; at once on this thread if None.
+      variables: a `VariableClient`; None leaves parameters alone.
+      run: `run(fn, *args) -> Future`; at once on this thread if None.
     """
 
     def __init__(
@@ -275,8 +279,8 @@ class SharedMemoryPort(Port):
     Args:
       server: a client of its node.
       name: of this client.
-      spec: the ``EnvironmentSpec`` of one env.
-      connection: what ``server.connect`` answered.
+      spec: the `EnvironmentSpec` of one env.
+      connection: what `server.connect` answered.
       timeout: seconds without an answer that are an error.
     """
 
@@ -369,7 +373,7 @@ def connect(
     total: int | None = None,
     messages: bool = False,
 ) -> Port:
-    """A port of ``server``: through shared memory where its columns can be reached, else by messages."""
+    """A port of `server`: through shared memory where its columns can be reached, else by messages."""
     if not messages:
         connection = server.connect(name, envs, offset, total)
         if connection.columns is not None:
@@ -388,7 +392,7 @@ def _silent(name: str, timeout: float) -> str:
 
 
 def run_now(function: Callable[..., Any], *args: Any) -> Future:
-    """Calls ``function`` and returns a future that is done."""
+    """Calls `function` and returns a future that is done."""
     future: Future = Future()
     try:
         future.set_result(function(*args))

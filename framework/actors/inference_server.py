@@ -2,24 +2,24 @@
 
 A batch is fired
 
-- at once, when ``max_batch`` rows wait, or all connected clients wait;
-- ``timeout`` seconds after its first request, if ``min_batch`` rows wait;
-- ``PATIENCE`` seconds after its first request in any case, so that a dead client does not stop the others.
+- at once, when `max_batch` rows wait, or all connected clients wait;
+- `timeout` seconds after its first request, if `min_batch` rows wait;
+- `PATIENCE` seconds after its first request in any case, so that a dead client does not stop the others.
 
-No step of the policy is for more than ``max_batch`` rows: a client that has more is acted for in several.
+No step of the policy is for more than `max_batch` rows: a client that has more is acted for in several.
 
-::
-
-    time      0 ms          1 ms          2 ms
-    actor a   |request                    |request
-    actor b       |request
-    actor c                   |request
-    batches       .           |a b        |a c   all that are connected and not waiting for an environment
+```text
+time      0 ms          1 ms          2 ms
+actor a   |request                    |request
+actor b       |request
+actor c                   |request
+batches       .           |a b        |a c   all that are connected and not waiting for an environment
+```
 
 Three ways to a client, the same for it (see `framework.actors.inference_client`):
 
-- *direct* (engine ``serial``): a call acts, for the caller's envs alone. No thread, no clock.
-- *shared memory* (engine ``processes``): observations and answers stay in the columns of `Slots`; one byte to
+- *direct* (engine `serial`): a call acts, for the caller's envs alone. No thread, no clock.
+- *shared memory* (engine `processes`): observations and answers stay in the columns of `Slots`; one byte to
   the server's unix datagram socket says that a request is there, a short datagram that its answer is. Each
   connection has an address of its own, so what an earlier life of a client has sent is not mistaken for new.
 - *messages* (everywhere else, and on request): a call of the node's `act`, arrays in the message.
@@ -78,7 +78,7 @@ class Connection(NamedTuple):
 
 
 class _Client:
-    """One connection: by the socket at ``address``, or by messages (None)."""
+    """One connection: by the socket at `address`, or by messages (None)."""
 
     def __init__(self, name: str, rows: Rows, address: str | None):
         self.name, self.rows, self.address = name, rows, address
@@ -89,12 +89,12 @@ class InferenceServer:
     """See the module. Methods may be called from any thread; the batches are made on one.
 
     Args:
-      policy: acts; its parameters are what ``variables`` keeps fresh.
-      spec: the ``EnvironmentSpec`` of one env.
+      policy: acts; its parameters are what `variables` keeps fresh.
+      spec: the `EnvironmentSpec` of one env.
       capacity: envs of all clients together.
-      variables: a ``VariableClient`` of the policy's networks; None leaves them alone.
+      variables: a `VariableClient` of the policy's networks; None leaves them alone.
       updates: ask for newer parameters after batches; False only in `update_variables`.
-      min_batch: rows that are worth a batch once ``timeout`` has passed.
+      min_batch: rows that are worth a batch once `timeout` has passed.
       max_batch: rows that are a full batch, the most that one step of the policy is for; None is all.
       timeout: seconds that the first request of a batch waits for others.
       concurrent: False makes no thread: each call acts by itself.
@@ -119,10 +119,10 @@ class InferenceServer:
     ):
         if min_batch < 1 or (max_batch is not None and max_batch < min_batch):
             raise ValueError(
-                f"min_batch is {min_batch} and max_batch {max_batch}; expected 1 <= min_batch <= max_batch."
+                f"min_batch: got {min_batch} with max_batch {max_batch}, expected 1 to max_batch."
             )
         if timeout < 0:
-            raise ValueError(f"timeout is {timeout}; expected seconds >= 0.")
+            raise ValueError(f"timeout: got {timeout}, expected at least 0 seconds.")
         self._memory: Any = None
         self._columns: list[Column] | None = None
         allocate = None
@@ -163,7 +163,7 @@ class InferenceServer:
     def connect(
         self, name: str, envs: int, offset: int = 0, total: int | None = None, messages: bool = False
     ) -> Connection:
-        """Gives client ``name`` its rows, see `Slots.connect`; with ``messages``, no shared memory."""
+        """Gives client `name` its rows, see `Slots.connect`; with `messages`, no shared memory."""
         with self._acting:
             rows = self.slots.connect(name, envs, offset, total)
         shared = self._path is not None and not messages
@@ -186,7 +186,7 @@ class InferenceServer:
         )
 
     def disconnect(self, name: str) -> None:
-        """Stops waiting for ``name``; its rows stay its own, should it come back."""
+        """Stops waiting for `name`; its rows stay its own, should it come back."""
         with self._lock:
             self._forget(name)
         self._wake()
@@ -228,7 +228,7 @@ class InferenceServer:
             self._memory.close()
 
     def _submit(self, name: str, observation: Nest, first: np.ndarray) -> Future:
-        """A request by message; the future gives ``(action, extras, version)``."""
+        """A request by message; the future gives `(action, extras, version)`."""
         future: Future = Future()
         client = self._clients.get(name)
         if client is None:
@@ -309,7 +309,7 @@ class InferenceServer:
             return batch
 
     def _enqueue(self, client: _Client) -> bool:
-        """Has ``client`` acted for in a coming batch; False if there will be none."""
+        """Has `client` acted for in a coming batch; False if there will be none."""
         with self._lock:
             if self._over:
                 return False

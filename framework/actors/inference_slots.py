@@ -2,15 +2,17 @@
 
 As in SEED (Espeholt et al., 2020) a batch is never put together by concatenating requests: a client writes
 its observations into the rows it was given when it connected, and reads its actions there. Rows of clients
-that are next to each other make a batch without a copy; others are gathered by one indexing per leaf::
+that are next to each other make a batch without a copy; others are gathered by one indexing per leaf:
 
-    row            0    1    2    3    4    5    6    7
-    client         a    a    a    b    b    b    c    c
-    observation  [ .............................. ]      written by the clients
-    first        [ .............................. ]      written by the clients: a new episode begins here
-    state        [ .............................. ]      the policy's recurrent state; never leaves the server
-    action       [ .............................. ]      written by the server
-    extras       [ .............................. ]      written by the server
+```text
+row            0    1    2    3    4    5    6    7
+client         a    a    a    b    b    b    c    c
+observation  [ .............................. ]      written by the clients
+first        [ .............................. ]      written by the clients: a new episode begins here
+state        [ .............................. ]      the policy's recurrent state; never leaves the server
+action       [ .............................. ]      written by the server
+extras       [ .............................. ]      written by the server
+```
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
 
 
 class Rows(NamedTuple):
-    """The rows ``[begin, end)`` of one client."""
+    """The rows `[begin, end)` of one client."""
 
     begin: int
     end: int
@@ -45,15 +47,15 @@ class Rows(NamedTuple):
 
 
 class Slots:
-    """Columns of ``capacity`` rows, and the policy that turns observations in them into actions.
+    """Columns of `capacity` rows, and the policy that turns observations in them into actions.
 
     Not thread-safe: one thread acts, clients touch only rows for which no answer is due.
 
     Args:
       policy: a pure step; its parameters are kept fresh elsewhere.
-      spec: the ``EnvironmentSpec`` of one env.
+      spec: the `EnvironmentSpec` of one env.
       capacity: rows, which is envs of all clients together.
-      allocate: ``(name, shape, dtype)`` to a zeroed array; private memory if None.
+      allocate: `(name, shape, dtype)` to a zeroed array; private memory if None.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Slots:
         allocate: Allocate | None = None,
     ):
         if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; expected at least 1 env.")
+            raise ValueError(f"capacity: got {capacity}, expected at least 1 env.")
         allocate = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
         self.policy = policy
         self.capacity = capacity
@@ -89,30 +91,32 @@ class Slots:
         self._state = [_empty_like(leaf, capacity) for leaf in fresh]
 
     def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> Rows:
-        """The rows of client ``name``: the same ones if it was here before (an actor that was restarted).
+        """The rows of client `name`: the same ones if it was here before (an actor that was restarted).
 
         Args:
           name: of the client.
           envs: rows it needs.
           offset: which env of its actor its first one is; policies may treat envs differently.
-          total: envs of its actor; ``envs`` if None.
+          total: envs of its actor; `envs` if None.
 
         Raises:
           ValueError: no rows are left, or the client comes back with another number of envs.
         """
         if envs < 1:
-            raise ValueError(f"client {name!r} asks for {envs} envs; expected at least 1.")
+            raise ValueError(f"envs: got {envs} from client {name!r}, expected at least 1.")
         rows = self._clients.get(name)
         if rows is not None and rows.envs != envs:
             raise ValueError(
-                f"client {name!r} had {rows.envs} envs and comes back with {envs}; use another name."
+                f"envs: got {envs} from client {name!r}, expected {rows.envs} as when it first connected. "
+                "Use another name for a client with another number of envs."
             )
         if rows is None:
             begin = max((rows.end for rows in self._clients.values()), default=0)
             if begin + envs > self.capacity:
                 raise ValueError(
-                    f"client {name!r} asks for {envs} envs; {self.capacity - begin} of the "
-                    f"{self.capacity} that this inference server was made for are left."
+                    f"envs: got {envs} from client {name!r}, expected at most {self.capacity - begin}: the "
+                    f"other clients hold the rest of the {self.capacity} rows. Make the server with a larger "
+                    "capacity."
                 )
             rows = self._clients[name] = Rows(begin, begin + envs)
         initial = tree.flatten(self.policy.initial_state(offset + envs if total is None else total))
@@ -127,16 +131,16 @@ class Slots:
         self.first[rows.slice] = first
 
     def read(self, rows: Rows) -> tuple[Nest, Nest]:
-        """``(action, extras)`` of one client: copies, nests of ``[envs, ...]``."""
+        """`(action, extras)` of one client: copies, nests of `[envs, ...]`."""
         actions = [column[rows.slice].copy() for column in self.actions]
         extras = [column[rows.slice].copy() for column in self.extras]
         return build_nest(self.action_nest, actions), build_nest(self.extras_nest, extras)
 
     def act(self, clients: Sequence[Rows], limit: int | None = None) -> list[int]:
-        """Acts for the rows of ``clients``, at most ``limit`` (None: all) in one step of the policy.
+        """Acts for the rows of `clients`, at most `limit` (None: all) in one step of the policy.
 
         Returns:
-          How many rows each of the steps was for: one number, unless there are more than ``limit``.
+          How many rows each of the steps was for: one number, unless there are more than `limit`.
         """
         rows, count = _join(clients)
         if limit is None or count <= limit:
@@ -152,7 +156,7 @@ class Slots:
         return sizes
 
     def _step(self, rows: Any, count: int) -> None:
-        """One step of the policy for ``count`` rows: a slice, or their indices."""
+        """One step of the policy for `count` rows: a slice, or their indices."""
         observation = self._build_observation([column[rows] for column in self.observations])
         state = [leaf[rows] for leaf in self._state]
         if state and self.first[rows].any():
@@ -169,15 +173,15 @@ class Slots:
         leaves = [nest] if isinstance(nest, np.ndarray) else tree.flatten(nest)
         if len(leaves) != len(columns):
             raise ValueError(
-                f"the policy gave {len(leaves)} arrays of {field}, and {len(columns)} at its first step; "
-                "their structure must not change."
+                f"{field}: got {len(leaves)} arrays from the policy, expected {len(columns)} as at its first "
+                "step. Return the same structure at every step."
             )
         for column, leaf in zip(columns, leaves, strict=True):
             leaf = np.asarray(leaf)
             if leaf.shape != (count, *column.shape[1:]) or leaf.dtype != column.dtype:
                 raise ValueError(
-                    f"the policy gave {field} of shape {leaf.shape} and dtype {leaf.dtype} for {count} "
-                    f"envs; expected {(count, *column.shape[1:])} and {column.dtype}, as at first."
+                    f"{field}: got shape {leaf.shape} and dtype {leaf.dtype} from the policy for {count} "
+                    f"envs, expected {(count, *column.shape[1:])} and {column.dtype}. Return one row per env."
                 )
             column[rows] = leaf
 
@@ -185,20 +189,20 @@ class Slots:
 def write_observation(
     columns: Sequence[np.ndarray], paths: Sequence[specs.Path], rows: Any, observation: Nest
 ) -> None:
-    """Copies a nest of ``[envs, ...]`` into ``rows`` of one column per leaf."""
+    """Copies a nest of `[envs, ...]` into `rows` of one column per leaf."""
     for column, path in zip(columns, paths, strict=True):
         leaf = specs.pick(observation, path) if path else observation
         into = column[rows]
         if np.shape(leaf) != into.shape:
             raise ValueError(
-                f"{specs.path_name('observation', path)} has shape {np.shape(leaf)}; the inference server "
-                f"expects {into.shape}."
+                f"{specs.path_name('observation', path)}: got shape {np.shape(leaf)}, expected {into.shape}, "
+                "one row for each env of the client."
             )
         np.copyto(into, leaf, casting="same_kind")
 
 
 def build_nest(numbered: Nest, leaves: Sequence[Any]) -> Nest:
-    """A nest like ``numbered`` (whose leaves are indices) with ``leaves`` in place of the indices."""
+    """A nest like `numbered` (whose leaves are indices) with `leaves` in place of the indices."""
     if isinstance(numbered, int):
         return leaves[numbered]
     return tree.map_structure(lambda index: leaves[index], numbered)
@@ -215,14 +219,14 @@ def _columns(field: str, nest: Nest, capacity: int, allocate: Allocate) -> list[
         leaf = np.asarray(leaf)
         if leaf.ndim == 0 or leaf.shape[0] != 1:
             raise ValueError(
-                f"the policy gave {field} of shape {leaf.shape} for 1 env; expected a leading axis of 1."
+                f"{field}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
             )
         columns.append(allocate(f"{field}/{index}", (capacity, *leaf.shape[1:]), leaf.dtype))
     return columns
 
 
 def _empty_like(leaf: Any, capacity: int) -> Any:
-    """Zeros ``[capacity, ...]`` of a leaf's kind: numpy, or torch on its device."""
+    """Zeros `[capacity, ...]` of a leaf's kind: numpy, or torch on its device."""
     shape = (capacity, *leaf.shape[1:])
     return leaf.new_zeros(shape) if hasattr(leaf, "new_zeros") else np.zeros(shape, leaf.dtype)
 

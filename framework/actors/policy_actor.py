@@ -13,16 +13,18 @@ from framework.types import FIRST, Nest
 
 
 class PolicyActor(core.Actor, core.Saveable):
-    """Acts for ``num_envs`` envs by ``policy``, hands what happens to ``adder``, refreshes parameters.
+    """Acts for `num_envs` envs by `policy`, hands what happens to `adder`, refreshes parameters.
 
     Each env's recurrent state starts anew when its episode does. The extras that the policy gave with an
-    action are stored in the row of that action. Calls come in the order that ``framework.core`` shows::
+    action are stored in the row of that action. Calls come in the order that `framework.core` shows:
 
-        actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_envs=4, seed=1)
-        actor.observe_first(timestep)
-        action = actor.select_action(timestep.observation)
-        actor.observe(action, environment.step(action))
-        actor.update()
+    ```python
+    actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_envs=4, seed=1)
+    actor.observe_first(timestep)
+    action = actor.select_action(timestep.observation)
+    actor.observe(action, environment.step(action))
+    actor.update()
+    ```
 
     Args:
       policy: chooses actions; a pure step.
@@ -42,7 +44,7 @@ class PolicyActor(core.Actor, core.Saveable):
         seed: int | None = None,
     ):
         if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
+            raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.policy = policy
         self.num_envs = num_envs
         self.adder = adder
@@ -54,7 +56,7 @@ class PolicyActor(core.Actor, core.Saveable):
             policy.seed(seed)
 
     def ready(self) -> bool:
-        """Whether the next ``observe`` would go through without waiting for room in replay."""
+        """Whether the next `observe` would go through without waiting for room in replay."""
         return self.adder is None or self.adder.ready()
 
     def observe_first(self, timestep: Any) -> None:

@@ -22,27 +22,29 @@ class EnvironmentFault(RuntimeError):
 
 
 class BatchedEnvironment(dm_env.Environment):
-    """B environments ("envs") behind dm_env's interface, every array with a leading ``[B]``.
+    """B environments ("envs") behind dm_env's interface, every array with a leading `[B]`.
 
-    ::
+    ```python
+    timestep = environment.reset()                   # all envs FIRST
+    while True:
+        timestep = environment.step(action)          # action: nest of [B, ...]
+        timestep.step_type                           # int64[B]: 0 FIRST, 1 MID, 2 LAST
+        timestep.reward, timestep.discount           # float32[B]; on FIRST 0 and 1, never None
+        timestep.observation                         # nest of [B, ...]
+    ```
 
-        timestep = environment.reset()                   # all envs FIRST
-        while True:
-            timestep = environment.step(action)          # action: nest of [B, ...]
-            timestep.step_type                           # int64[B]: 0 FIRST, 1 MID, 2 LAST
-            timestep.reward, timestep.discount           # float32[B]; on FIRST 0 and 1, never None
-            timestep.observation                         # nest of [B, ...]
+    How one env's episode ends and the next begins (an env's action is ignored at `*`):
 
-    How one env's episode ends and the next begins (an env's action is ignored at ``*``)::
+    ```text
+    step_type   FIRST  MID   MID   LAST  FIRST*  MID
+    reward        0     r     r     r      0      r
+    discount      1     1     1     d      1      1       d = 0: terminated; d > 0: truncated
+    ```
 
-        step_type   FIRST  MID   MID   LAST  FIRST*  MID
-        reward        0     r     r     r      0      r
-        discount      1     1     1     d      1      1       d = 0: terminated; d > 0: truncated
-
-    The observation of LAST is the one the episode ended in. Specs describe ONE env, without ``[B]``.
+    The observation of LAST is the one the episode ended in. Specs describe ONE env, without `[B]`.
 
     Returned arrays may be buffers that the environment uses again: a time step is intact until the
-    second ``step`` after it, so copy what is kept for longer. One thread may use an environment at a time.
+    second `step` after it, so copy what is kept for longer. One thread may use an environment at a time.
     """
 
     #: What errors call this environment.
@@ -51,9 +53,9 @@ class BatchedEnvironment(dm_env.Environment):
     num_envs: int = 1
     #: Of one env; the four methods below read it, unless a subclass defines them itself.
     spec: specs.EnvironmentSpec
-    #: Whether ``step_envs`` works.
+    #: Whether `step_envs` works.
     can_step_envs: bool = False
-    #: Whether ``end_episodes`` works.
+    #: Whether `end_episodes` works.
     can_end_episodes: bool = False
 
     @abc.abstractmethod
@@ -66,18 +68,18 @@ class BatchedEnvironment(dm_env.Environment):
 
         Raises:
           EnvironmentFault: an environment raised, or gave NaN, a wrong shape or dtype; or the action does
-            not fit ``action_spec()``. The environment must then be reset or closed.
+            not fit `action_spec()`. The environment must then be reset or closed.
         """
 
     def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        """Like ``step`` where ``active`` (bool[B]) is set; the other envs keep their last values."""
+        """Like `step` where `active` (bool[B]) is set; the other envs keep their last values."""
         raise NotImplementedError(
             f"{self.name}: {type(self).__name__} cannot step some envs only, which action repeat needs. "
             "Make the environment with stepping='inline' or 'processes' and put ActionRepeat innermost."
         )
 
     def end_episodes(self, envs: np.ndarray) -> None:
-        """Makes the next ``step`` start a new episode in ``envs`` (bool[B]), as after LAST."""
+        """Makes the next `step` start a new episode in `envs` (bool[B]), as after LAST."""
         raise NotImplementedError(
             f"{self.name}: {type(self).__name__} cannot end the episodes of some envs, which a step limit "
             "needs. Make the environment with stepping='inline' or 'processes'; gymnasium's environments "
@@ -97,7 +99,7 @@ class BatchedEnvironment(dm_env.Environment):
         return self.spec.discounts
 
     def render(self, env: int = 0) -> np.ndarray:
-        """A picture uint8[height, width, 3] of one env; make the environment with ``render_mode``."""
+        """A picture uint8[height, width, 3] of one env; make the environment with `render_mode`."""
         raise NotImplementedError(
             f"{self.name}: {type(self).__name__} cannot render; make the environment with "
             "render_mode='rgb_array' and stepping='inline'."
@@ -110,14 +112,14 @@ class Buffers:
     Two slots are filled in turn, so that the previous time step is intact while the next one is made.
 
     Attributes:
-      observations: per slot, per leaf of the observation spec, ``[B, *shape]``.
+      observations: per slot, per leaf of the observation spec, `[B, *shape]`.
       step_types, rewards, discounts: per slot; rewards and discounts per leaf of their specs.
     """
 
     SLOTS = 2
 
     def __init__(self, spec: specs.EnvironmentSpec, num_envs: int, allocate: Any = None):
-        """``allocate(shape, dtype)`` makes one array; ``numpy.zeros`` if not given."""
+        """`allocate(shape, dtype)` makes one array; `numpy.zeros` if not given."""
         allocate = allocate or np.zeros
 
         def columns(nest: Nest) -> list[np.ndarray]:
@@ -150,7 +152,7 @@ class Buffers:
 
 
 class ActionChecker:
-    """Turns what a policy gave into arrays ``[B, *shape]`` of the action spec's dtypes, or says why not."""
+    """Turns what a policy gave into arrays `[B, *shape]` of the action spec's dtypes, or says why not."""
 
     def __init__(self, name: str, spec: Nest, num_envs: int):
         self._name = name
@@ -166,7 +168,7 @@ class ActionChecker:
         ]
 
     def __call__(self, action: Nest) -> list[np.ndarray]:
-        """One array per leaf of the spec, in the order of ``tree.flatten``; possibly the caller's own."""
+        """One array per leaf of the spec, in the order of `tree.flatten`; possibly the caller's own."""
         if self._single:
             return [self._leaf(action, 0)]
         try:
@@ -227,7 +229,7 @@ def _first_bad_env(array: np.ndarray) -> int:
 
 
 def check_finite(name: str, field: str, path: specs.Path, array: np.ndarray, first_env: int = 0) -> None:
-    """Raises if a float array ``[B, ...]`` holds NaN or infinity, naming the env."""
+    """Raises if a float array `[B, ...]` holds NaN or infinity, naming the env."""
     if array.dtype.kind != "f" or all_finite(array):
         return
     env = _first_bad_env(array)

@@ -1,4 +1,4 @@
-"""``check_environment``: steps an environment and reports how it breaks its contract, and how to fix it."""
+"""`check_environment`: steps an environment and reports how it breaks its contract, and how to fix it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Violation(NamedTuple):
     """One way in which an environment breaks its contract.
 
     Attributes:
-      where: the call and field, such as ``step().observation/camera``.
+      where: the call and field, such as `step().observation/camera`.
       what: what was found and what was expected.
       fix: what to change.
     """
@@ -41,13 +41,13 @@ def check_environment(
 ) -> list[Violation]:
     """Plays random actions and returns every violation found; an empty list means that all is well.
 
-    ::
-
-        for violation in check_environment(MyEnvironment):
-            print(violation)
+    ```python
+    for violation in check_environment(MyEnvironment):
+        print(violation)
+    ```
 
     Args:
-      environment: a name or a factory, as for ``make``. Two environments are built, to compare them.
+      environment: a name or a factory, as for `make`. Two environments are built, to compare them.
       num_steps: how many steps to play.
       seed: of the actions, and of both environments.
       options: keyword arguments of the factory.

@@ -1,4 +1,4 @@
-"""The child process of ``ProcessEnvironment``: steps its group of envs until told to stop."""
+"""The child process of `ProcessEnvironment`: steps its group of envs until told to stop."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CLOSE_GRACE = 2.0
 
 
 def main(connection_fd: int, lifeline_fd: int) -> None:
-    """Serves the parent at the other end of ``connection_fd``.
+    """Serves the parent at the other end of `connection_fd`.
 
-    ``lifeline_fd`` is a pipe that the parent holds open: when it closes, the parent is gone or done.
+    `lifeline_fd` is a pipe that the parent holds open: when it closes, the parent is gone or done.
     """
     connection = socket.socket(fileno=connection_fd)
     finished = threading.Event()

@@ -1,4 +1,4 @@
-"""``make``: from a name or a callable to a batched environment."""
+"""`make`: from a name or a callable to a batched environment."""
 
 from __future__ import annotations
 
@@ -29,43 +29,46 @@ def make(
     wrappers: Sequence[Wrapper] = (),
     render_mode: str | None = None,
 ) -> BatchedEnvironment:
-    """Makes ``num_envs`` environments and puts them behind one batched dm_env interface.
+    """Makes `num_envs` environments and puts them behind one batched dm_env interface.
 
-    ::
-
-        make("gymnasium:CartPole-v1", num_envs=64, seed=1)
-        make("dm_control:cartpole/balance", wrappers=[wrappers.SinglePrecision, wrappers.Flatten])
-        make("atari:Pong", num_envs=8, options={"sticky_actions": 0.0}, stepping="processes")
-        make(MyEnvironment, num_envs=4, options={"size": 9})
+    ```python
+    make("gymnasium:CartPole-v1", num_envs=64, seed=1)
+    make("dm_control:cartpole/balance", wrappers=[wrappers.SinglePrecision, wrappers.Flatten])
+    make("atari:Pong", num_envs=8, options={"sticky_actions": 0.0}, stepping="processes")
+    make(MyEnvironment, num_envs=4, options={"size": 9})
+    ```
 
     Args:
-      environment: ``gymnasium:ID``, ``dm_control:DOMAIN/TASK``, ``atari:GAME``, ``minatar:GAME``,
-        ``testing:NAME``; or a callable that returns a new ``dm_env.Environment``, ``gymnasium.Env`` or (all
-        envs at once) a ``gymnasium.vector.VectorEnv`` or a batched environment of this package. A callable
-        with a parameter ``seed`` is given the env's seed there. One with a parameter ``num_envs`` is called
+      environment: `gymnasium:ID`, `dm_control:DOMAIN/TASK`, `atari:GAME`, `minatar:GAME`,
+        `testing:NAME`; or a callable that returns a new `dm_env.Environment`, `gymnasium.Env` or (all
+        envs at once) a `gymnasium.vector.VectorEnv` or a batched environment of this package. A callable
+        with a parameter `seed` is given the env's seed there. One with a parameter `num_envs` is called
         once and returns all envs; without it, it is called once for each env.
       num_envs: B.
       seed: of all envs; each gets its own from it. None: different at every run.
-      stepping: how the envs are stepped. ``inline``: one after the other in this thread. ``vector``: by
+      stepping: how the envs are stepped. `inline`: one after the other in this thread. `vector`: by
         gymnasium's vector environment, computed together where the environment has such an implementation.
-        ``processes``: by ``num_processes`` children, for slow environments. ``auto``: ``vector`` if there is
+        `processes`: by `num_processes` children, for slow environments. `auto`: `vector` if there is
         an implementation for all envs together, with the same specs, num_envs > 1 and no wrapper that
-        treats envs apart (``ActionRepeat``, ``StepLimit``); else ``inline``.
-      num_processes: with ``processes``: how many, by default one per CPU core but at most one per env.
-      options: keyword arguments of the environment's constructor (for Atari: of ``AtariOptions``).
+        treats envs apart (`ActionRepeat`, `StepLimit`); else `inline`.
+      num_processes: with `processes`: how many, by default one per CPU core but at most one per env.
+      options: keyword arguments of the environment's constructor (for Atari: of `AtariOptions`).
       wrappers: applied in this order to the batched environment, the first innermost.
-      render_mode: for ``render()``: ``rgb_array`` where the environment draws only on request.
+      render_mode: for `render()`: `rgb_array` where the environment draws only on request.
 
     Raises:
       ValueError: an unknown name, or arguments that do not go together.
       ImportError: the package that the environment needs is not installed; says which extra installs it.
     """
     if num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs}, expected at least 1")
+        raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
     if stepping not in STEPPING:
-        raise ValueError(f"stepping is {stepping!r}, expected one of {', '.join(STEPPING)}")
+        raise ValueError(f"stepping: got {stepping!r}, expected one of {', '.join(STEPPING)}.")
     if num_processes is not None and stepping != "processes":
-        raise ValueError(f"num_processes={num_processes} needs stepping='processes', got {stepping!r}")
+        raise ValueError(
+            f"num_processes: got {num_processes} with stepping={stepping!r}, expected None. "
+            "Use stepping='processes'."
+        )
     source = suites.find(environment, dict(options or {}), render_mode)
     batched: BatchedEnvironment | None = None
     if stepping == "auto" and source.has_fast_vector and num_envs > 1:
@@ -88,7 +91,7 @@ def _batch(
         if source.make_vector is None:
             raise ValueError(
                 f"{source.name}: stepping='vector' needs a gymnasium environment known by its id, or a "
-                "callable that returns a gymnasium.vector.VectorEnv; use 'inline' or 'processes'."
+                "callable that returns a gymnasium.vector.VectorEnv. Use stepping='inline' or 'processes'."
             )
         return VectorEnvironment(source.name, source.make_vector(num_envs), seed)
     seeds = env_seeds(seed, num_envs)
@@ -155,5 +158,5 @@ def _adopt(name: str, environment: Any, num_envs: int, seed: int | None) -> Batc
 
 
 def build_env(source: suites.Source, seed: int | None) -> SingleEnv:
-    """One env of ``source``."""
+    """One env of `source`."""
     return make_env(call_factory(source.make_one, seed, source.options), seed)

@@ -86,7 +86,7 @@ class SharedArrays:
 
 
 def shared_size(spec: specs.EnvironmentSpec, num_envs: int) -> int:
-    """How many bytes ``SharedArrays`` and ``Buffers`` take."""
+    """How many bytes `SharedArrays` and `Buffers` take."""
     arena = Arena(None)
     SharedArrays(spec, num_envs, arena)
     Buffers(spec, num_envs, arena.allocate)
@@ -94,7 +94,7 @@ def shared_size(spec: specs.EnvironmentSpec, num_envs: int) -> int:
 
 
 def make_memory(size: int) -> int:
-    """A descriptor of ``size`` bytes of memory without a name; OSError if there is not enough."""
+    """A descriptor of `size` bytes of memory without a name; OSError if there is not enough."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("repertory-environments")
     else:

@@ -1,4 +1,4 @@
-"""Where environments come from: a name or a callable becomes a ``Source``."""
+"""Where environments come from: a name or a callable becomes a `Source`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Source:
 
     Attributes:
       name: for errors and logs.
-      make_one: ``make_one(**options)`` gives one dm_env or gymnasium environment.
-      options: keyword arguments of ``make_one``.
-      make_vector: ``make_vector(num_envs)`` gives a gymnasium vector environment; None if there is none.
+      make_one: `make_one(**options)` gives one dm_env or gymnasium environment.
+      options: keyword arguments of `make_one`.
+      make_vector: `make_vector(num_envs)` gives a gymnasium vector environment; None if there is none.
       has_fast_vector: that one computes all envs together instead of looping over them.
     """
 
@@ -30,7 +30,7 @@ class Source:
 
 
 def find(environment: str | Callable[..., Any], options: dict[str, Any], render_mode: str | None) -> Source:
-    """The source that ``make``'s first argument names; ValueError if there is none."""
+    """The source that `make`'s first argument names; ValueError if there is none."""
     if callable(environment):
         if render_mode is not None:
             options = {**options, "render_mode": render_mode}
@@ -38,8 +38,8 @@ def find(environment: str | Callable[..., Any], options: dict[str, Any], render_
         return Source(name, environment, options)
     if not isinstance(environment, str):
         raise TypeError(
-            f"environment is {environment!r}, expected a name such as 'gymnasium:CartPole-v1' or a callable "
-            "that makes an environment (pass the class or a function, not the instance)"
+            f"environment: got {environment!r}, expected a name such as 'gymnasium:CartPole-v1' or a "
+            "callable that makes an environment. Pass the class or a function, not the instance."
         )
     suite, separator, name = environment.partition(":")
     if separator and suite in SUITES and name:

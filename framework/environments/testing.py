@@ -1,6 +1,6 @@
 """Small deterministic environments for tests: of users' agents as well as of this library.
 
-All are dm_env environments of one env; ``environments.make(EchoEnvironment, num_envs=8)`` batches them.
+All are dm_env environments of one env; `environments.make(EchoEnvironment, num_envs=8)` batches them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def make_spec(
 
 
 def draw(spec: specs.Array, rng: np.random.Generator, batch_shape: tuple[int, ...] = ()) -> np.ndarray:
-    """A random value ``[*batch_shape, *shape]`` within the spec; infinite bounds count as -1 and 1."""
+    """A random value `[*batch_shape, *shape]` within the spec; infinite bounds count as -1 and 1."""
     shape = (*batch_shape, *spec.shape)
     if spec.dtype.kind in "iub":
         bounds = np.iinfo(spec.dtype) if spec.dtype.kind != "b" else None
@@ -115,14 +115,14 @@ def draw(spec: specs.Array, rng: np.random.Generator, batch_shape: tuple[int, ..
 
 
 def draw_action(spec: Nest, rng: np.random.Generator, num_envs: int) -> Nest:
-    """Random actions ``[B, ...]`` for an action spec."""
+    """Random actions `[B, ...]` for an action spec."""
     return tree.map_structure(lambda leaf: draw(leaf, rng, (num_envs,)), spec)
 
 
 class EchoEnvironment(dm_env.Environment):
-    """Its reward tells which observation and action it answers: ``reward = 100 * observation + action``.
+    """Its reward tells which observation and action it answers: `reward = 100 * observation + action`.
 
-    The observation, float32[1], counts from ``first`` the time steps (resets too) since the environment
+    The observation, float32[1], counts from `first` the time steps (resets too) since the environment
     was made, so no two are alike. A transition that reached replay with anything mixed up shows it.
     """
 
@@ -162,7 +162,7 @@ class EchoEnvironment(dm_env.Environment):
 
 
 class MemoryEnvironment(dm_env.Environment):
-    """Recall: a cue is shown at the first of ``length`` steps and must be named at the last.
+    """Recall: a cue is shown at the first of `length` steps and must be named at the last.
 
     Observation float32[num_cues + 1]: the cue as one-hot code at the first time step, zeros later, and
     the elapsed share of the episode. Reward 1 if the last action is the cue, else 0: without a memory a
@@ -206,15 +206,15 @@ class MemoryEnvironment(dm_env.Environment):
 
 
 class FaultyEnvironment(EchoEnvironment):
-    """Breaks at transition ``at`` (counted from 1, over episodes) in the manner of ``fault``."""
+    """Breaks at transition `at` (counted from 1, over episodes) in the manner of `fault`."""
 
     FAULTS = ("raise", "nan_observation", "nan_reward", "shape", "dtype", "exit", "hang")
 
     def __init__(self, fault: str, at: int = 3, episode_length: int = 5):
-        """``exit`` ends the process, ``hang`` never returns: both are for environments in processes."""
+        """`exit` ends the process, `hang` never returns: both are for environments in processes."""
         super().__init__(episode_length=episode_length)
         if fault not in self.FAULTS:
-            raise ValueError(f"fault is {fault!r}, expected one of {', '.join(self.FAULTS)}")
+            raise ValueError(f"fault: got {fault!r}, expected one of {', '.join(self.FAULTS)}.")
         self._fault = fault
         self._countdown = at
 

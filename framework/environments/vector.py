@@ -23,14 +23,14 @@ from framework.types import Nest
 
 
 class VectorEnvironment(BatchedEnvironment):
-    """A ``gymnasium.vector.VectorEnv`` in ``NEXT_STEP`` autoreset mode.
+    """A `gymnasium.vector.VectorEnv` in `NEXT_STEP` autoreset mode.
 
     All envs may share one random generator (CartPole's do): then env i's episodes depend on how many
     envs there are, unlike with the other ways to step.
     """
 
     def __init__(self, name: str, environment: Any, seed: int | None):
-        """Takes over ``environment``, which must not have been reset yet.
+        """Takes over `environment`, which must not have been reset yet.
 
         Raises:
           ValueError: the environment resets in another mode than NEXT_STEP.
@@ -128,6 +128,6 @@ class VectorEnvironment(BatchedEnvironment):
 
 
 def autoreset_mode(environment: Any) -> str | None:
-    """``NextStep``, ``SameStep`` or ``Disabled`` as a gymnasium vector environment declares it, or None."""
+    """`NextStep`, `SameStep` or `Disabled` as a gymnasium vector environment declares it, or None."""
     mode = (getattr(environment, "metadata", None) or {}).get("autoreset_mode")
     return getattr(mode, "value", mode)

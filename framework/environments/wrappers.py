@@ -1,12 +1,12 @@
 """Wrappers: batched environments around batched environments, vectorised over the envs.
 
-::
-
-    environment = environments.make(
-        "gymnasium:HalfCheetah-v5",
-        num_envs=8,
-        wrappers=[wrappers.RescaleAction, functools.partial(wrappers.FrameStack, num_frames=4)],
-    )
+```python
+environment = environments.make(
+    "gymnasium:HalfCheetah-v5",
+    num_envs=8,
+    wrappers=[wrappers.RescaleAction, functools.partial(wrappers.FrameStack, num_frames=4)],
+)
+```
 
 The first of a list is the innermost: its time steps are what the next one sees.
 """
@@ -28,7 +28,7 @@ from framework.types import Nest
 class EnvironmentWrapper(BatchedEnvironment):
     """Does what the wrapped environment does; subclasses change some of it."""
 
-    #: Whether ``make`` must choose a way to step that can treat envs apart.
+    #: Whether `make` must choose a way to step that can treat envs apart.
     needs_envs = False
 
     def __init__(self, environment: BatchedEnvironment):
@@ -71,7 +71,7 @@ class EnvironmentWrapper(BatchedEnvironment):
 
 
 class ActionRepeat(EnvironmentWrapper):
-    """Gives the same action ``num_repeats`` times: rewards summed, discounts multiplied.
+    """Gives the same action `num_repeats` times: rewards summed, discounts multiplied.
 
     An env whose episode ends in between stops there. With rewards r_i and discounts d_i of the inner steps:
     reward = Σ_i (Π_{j<i} d_j) r_i and discount = Π_i d_i.
@@ -82,12 +82,14 @@ class ActionRepeat(EnvironmentWrapper):
     def __init__(self, environment: BatchedEnvironment, num_repeats: int):
         super().__init__(environment)
         if num_repeats < 1:
-            raise ValueError(f"num_repeats is {num_repeats}, expected at least 1")
+            raise ValueError(f"num_repeats: got {num_repeats}, expected at least 1.")
         if not environment.can_step_envs:
             environment.step_envs(None, np.zeros(0, bool))  # raises, and says what to do
         for field, spec in (("reward", environment.reward_spec()), ("discount", environment.discount_spec())):
             if tree.is_nested(spec) or spec.shape != ():
-                raise ValueError(f"{self.name}: ActionRepeat needs a scalar {field}, got the spec {spec}")
+                raise ValueError(
+                    f"{self.name}: {field}: got the spec {spec}, expected a scalar for ActionRepeat."
+                )
         self._num_repeats = num_repeats
 
     def observation_spec(self) -> Nest:
@@ -111,14 +113,14 @@ class ActionRepeat(EnvironmentWrapper):
 
 
 class StepLimit(EnvironmentWrapper):
-    """Truncates episodes after ``limit`` steps: LAST with the environment's own discount."""
+    """Truncates episodes after `limit` steps: LAST with the environment's own discount."""
 
     needs_envs = True
 
     def __init__(self, environment: BatchedEnvironment, limit: int):
         super().__init__(environment)
         if limit < 1:
-            raise ValueError(f"limit is {limit}, expected at least 1")
+            raise ValueError(f"limit: got {limit}, expected at least 1 step.")
         if not environment.can_end_episodes:
             environment.end_episodes(np.zeros(0, bool))  # raises, and says what to do
         self._limit = limit
@@ -159,7 +161,7 @@ def _clip(spec: specs.Array, value: Any) -> Any:
 class RescaleAction(EnvironmentWrapper):
     """Continuous actions in [-1, 1], mapped linearly to the environment's bounds.
 
-    Args of the constructor: ``clip``: whether actions outside of [-1, 1] are clipped before.
+    Args of the constructor: `clip`: whether actions outside of [-1, 1] are clipped before.
     """
 
     def __init__(self, environment: BatchedEnvironment, clip: bool = False):
@@ -200,7 +202,7 @@ def _unit_spec(spec: specs.Array) -> specs.Array:
 
 
 class _ObservationWrapper(EnvironmentWrapper):
-    """Changes each observation by ``_transform(timestep)``."""
+    """Changes each observation by `_transform(timestep)`."""
 
     def reset(self) -> dm_env.TimeStep:
         timestep = self._environment.reset()
@@ -215,12 +217,12 @@ class _ObservationWrapper(EnvironmentWrapper):
 
 
 class FrameStack(_ObservationWrapper):
-    """The last ``num_frames`` observations along a new first axis, oldest first; zeros before a FIRST."""
+    """The last `num_frames` observations along a new first axis, oldest first; zeros before a FIRST."""
 
     def __init__(self, environment: BatchedEnvironment, num_frames: int):
         super().__init__(environment)
         if num_frames < 1:
-            raise ValueError(f"num_frames is {num_frames}, expected at least 1")
+            raise ValueError(f"num_frames: got {num_frames}, expected at least 1.")
         self._num_frames = num_frames
         inner = environment.observation_spec()
         self._spec = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
@@ -258,17 +260,17 @@ def _stacked_spec(spec: specs.Array, num_frames: int) -> specs.Array:
 
 
 class ObservationActionReward(EnvironmentWrapper):
-    """Observations become dicts of ``observation``, the ``action`` before it and the ``reward`` of that.
+    """Observations become dicts of `observation`, the `action` before it and the `reward` of that.
 
     At the first step of an episode action and reward are zeros. So a policy knows what it did and what came
     of it, and replay holds exactly what the policy saw.
     """
 
     def __init__(self, environment: BatchedEnvironment, reward_clip: float | None = None):
-        """``reward_clip``: the reward is clipped to +- this, in the observation only; None keeps it."""
+        """`reward_clip`: the reward is clipped to +- this, in the observation only; None keeps it."""
         super().__init__(environment)
         if reward_clip is not None and not reward_clip > 0:
-            raise ValueError(f"reward_clip is {reward_clip}, expected more than 0, or None")
+            raise ValueError(f"reward_clip: got {reward_clip}, expected more than 0, or None.")
         self._clip = reward_clip
         self._spec = {
             "observation": environment.observation_spec(),
@@ -332,7 +334,7 @@ def _single_spec(spec: specs.Array) -> specs.Array:
 class Flatten(_ObservationWrapper):
     """Nested observations as one float32[n] vector per env; discrete scalars as one-hot codes.
 
-    Parts stand in the order of ``tree.flatten``: keys of dicts sorted.
+    Parts stand in the order of `tree.flatten`: keys of dicts sorted.
     """
 
     def __init__(self, environment: BatchedEnvironment):

@@ -1,15 +1,15 @@
 """Learning in several processes: each has a shard of every batch, and their gradients are averaged.
 
-::
+```python
+store = host_store(size)                                    # in the process of rank 0
+group = LearnerGroup(rank, size, store.port, learner.device)  # in each process; waits for the others
+learner.distribute(group)
+while True:
+    learner.step(shard)                                     # in all of them, the same number of times
+group.close()
+```
 
-    store = host_store(size)                                    # in the process of rank 0
-    group = LearnerGroup(rank, size, store.port, learner.device)  # in each process; waits for the others
-    learner.distribute(group)
-    while True:
-        learner.step(shard)                                     # in all of them, the same number of times
-    group.close()
-
-All begin with the same parameters, optimizer and count of steps (``learner.restore(first.save())``) and, as
+All begin with the same parameters, optimizer and count of steps (`learner.restore(first.save())`) and, as
 they apply the same averaged gradients, stay the same.
 """
 
@@ -48,13 +48,13 @@ def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
 class LearnerGroup:
     """One process's place among the learners of a program, which are on one machine.
 
-    Making it waits until all are there; making one ends in an error after ``timeout_s``. Data goes over
+    Making it waits until all are there; making one ends in an error after `timeout_s`. Data goes over
     loopback, with gloo on the CPU and NCCL on GPUs, one GPU for each learner.
 
     Args:
-      rank: 0 to ``size - 1``.
+      rank: 0 to `size - 1`.
       size: how many learners.
-      port: of ``host_store``.
+      port: of `host_store`.
       device: of the learner; tells the backend.
       timeout_s: seconds that one exchange may take, the wait for the slowest learner's step included.
     """
@@ -83,9 +83,9 @@ class LearnerGroup:
     def averaged(
         self, networks: nn.Module, loss_fn: Callable[..., Any], partial_gradients: bool = False
     ) -> Callable[..., Any]:
-        """``loss_fn(networks, batch, context)`` whose backward pass averages gradients over the group.
+        """`loss_fn(networks, batch, context)` whose backward pass averages gradients over the group.
 
-        Buffers of the networks become rank 0's at each call. ``partial_gradients`` allows for a loss that
+        Buffers of the networks become rank 0's at each call. `partial_gradients` allows for a loss that
         leaves some parameters out at some steps, the same in all learners.
         """
         module = nn.parallel.DistributedDataParallel(

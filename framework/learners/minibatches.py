@@ -19,7 +19,7 @@ class Prepared(NamedTuple):
     """A batch made ready for its epochs.
 
     Attributes:
-      data: nest of tensors ``[M, ...]``, shuffled and cut along M: rows, or envs of a recurrent agent.
+      data: nest of tensors `[M, ...]`, shuffled and cut along M: rows, or envs of a recurrent agent.
       rows: how many rows count in it; less than M times T where some are masked.
       metrics: what is known before the first minibatch, for the logs.
     """
@@ -34,28 +34,30 @@ FinishFn = Callable[[Any, ReplaySample, Prepared, LossContext], dict[str, torch.
 
 
 class MinibatchLearner(SGDLearner):
-    """One step is ``epochs`` passes over one batch in shuffled minibatches of equal size (but for one)::
+    """One step is `epochs` passes over one batch in shuffled minibatches of equal size (but for one):
 
-        prepared = prepare_fn(networks, batch, context)         # advantages, once; no gradient
-        for each epoch, for each minibatch:
-            loss_fn(networks, minibatch, context)               # one optimizer step
-        metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
+    ```text
+    prepared = prepare_fn(networks, batch, context)         # advantages, once; no gradient
+    for each epoch, for each minibatch:
+        loss_fn(networks, minibatch, context)               # one optimizer step
+    metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
+    ```
 
     Every row is used once per epoch. Metrics of the loss function are means over the last epoch, the only one
-    in which ``context.wants_metrics`` is True. A learner step is a batch.
+    in which `context.wants_metrics` is True. A learner step is a batch.
 
     Args:
-      networks: as in ``SGDLearner``.
-      prepare_fn: a ``ReplaySample`` of tensors on the device to ``Prepared``.
-      loss_fn: as in ``SGDLearner``, of one minibatch of ``Prepared.data``.
-      optimizer_fn: as in ``SGDLearner``.
+      networks: as in `SGDLearner`.
+      prepare_fn: a `ReplaySample` of tensors on the device to `Prepared`.
+      loss_fn: as in `SGDLearner`, of one minibatch of `Prepared.data`.
+      optimizer_fn: as in `SGDLearner`.
       epochs: passes over a batch.
       minibatch_size: rows of a minibatch; the number of parts of a batch is the one that comes closest to it.
         Several learners shuffle the rows of all alike and cut them as one would; each has those of a
         minibatch that are in its shard. That may be none: the loss must then be finite, its weight 0.
       finish_fn: called after the last epoch; what it returns joins the metrics. None for nothing.
 
-    Other arguments as in ``SGDLearner``.
+    Other arguments as in `SGDLearner`.
     """
 
     def __init__(
@@ -96,8 +98,8 @@ class MinibatchLearner(SGDLearner):
     def step(self, batch: ReplaySample) -> StepResult:
         """All epochs over `batch`, whose data are tensors on the learner's device; it gets no priorities.
 
-        Metrics hold what the three functions gave, and ``loss``, ``gradient_norm`` (before clipping; both of
-        the last minibatch), ``learning_rate`` and ``rows``.
+        Metrics hold what the three functions gave, and `loss`, `gradient_norm` (before clipping; both of
+        the last minibatch), `learning_rate` and `rows`.
         """
         context = self._begin_step()
         with torch.no_grad():
@@ -136,9 +138,9 @@ class MinibatchLearner(SGDLearner):
         return StepResult(metrics)
 
     def _shuffled(self, data: Nest, parts: int, count: int, before: int) -> Any:
-        """Sizes and minibatches: ``count`` elements in a new order, in ``parts`` that differ by one at most.
+        """Sizes and minibatches: `count` elements in a new order, in `parts` that differ by one at most.
 
-        ``data`` has those from ``before`` on, and all of them if there is one learner.
+        `data` has those from `before` on, and all of them if there is one learner.
         """
         leaves = tree.flatten(data)
         order = torch.randperm(count, generator=self._generator, device=self.device)

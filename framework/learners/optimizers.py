@@ -10,17 +10,19 @@ _ONE = torch.tensor(1.0)
 
 
 class Adam(torch.optim.Adam):
-    """``torch.optim.Adam(..., fused=True)``, bit by bit, with less around it (Kingma and Ba, 2015)::
+    """`torch.optim.Adam(..., fused=True)`, bit by bit, with less around it (Kingma and Ba, 2015):
 
-        optimizer_fn = functools.partial(Adam, lr=1e-3, eps=1e-5)
+    ```python
+    optimizer_fn = functools.partial(Adam, lr=1e-3, eps=1e-5)
+    ```
 
     torch's optimizers load its compiler when the first of them is made (two CPU-seconds, and 100 MB in each
     process) so that they can be compiled, and look after that at each step. This one cannot be compiled.
     The state is the same, so that checkpoints fit either. No closure, no hooks.
 
     Args:
-      parameters: tensors, or groups of them, as in ``torch.optim``.
-      lr, betas, eps, weight_decay: as in ``torch.optim.Adam``.
+      parameters: tensors, or groups of them, as in `torch.optim`.
+      lr, betas, eps, weight_decay: as in `torch.optim.Adam`.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Adam(torch.optim.Adam):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step along the gradients that are there; parameters without one stay."""
         if closure is not None:
-            raise ValueError("step() got a closure; compute the loss before, and call step() without.")
+            raise ValueError(
+                "closure: got a function, expected None. Compute the loss and its gradients before step()."
+            )
         for group in self.param_groups:
             parameters: list[torch.Tensor] = []
             gradients: list[torch.Tensor] = []
@@ -85,7 +89,7 @@ class Adam(torch.optim.Adam):
 
 
 def _plain(method: Any) -> Any:
-    """``method`` without the wrapper that loads the compiler at its first call."""
+    """`method` without the wrapper that loads the compiler at its first call."""
     return getattr(method, "__wrapped__", method)
 
 

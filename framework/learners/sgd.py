@@ -27,7 +27,7 @@ class LossOutput(NamedTuple):
     Attributes:
       loss: scalar to minimise.
       metrics: name to scalar tensor, for the logs. They stay on the device until a row is logged.
-      priorities: ``[N]`` new priorities of the items of the batch, or None.
+      priorities: `[N]` new priorities of the items of the batch, or None.
       weight: how many elements the loss is the mean of, where the parts of a batch that several learners
         have may differ in that; None if it is the same for all of them.
     """
@@ -72,7 +72,7 @@ class LossContext(NamedTuple):
         return None if self.group is None else self.group.largest
 
     def normal_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Standard normals in the shape ``[N, ...]``, dtype and device of `tensor`, whose rows are items.
+        """Standard normals in the shape `[N, ...]`, dtype and device of `tensor`, whose rows are items.
 
         Each of several learners draws those of the whole batch and takes its part, so that together they have
         what one would draw.
@@ -89,7 +89,7 @@ LossFn = Callable[[Any, Any, LossContext], LossOutput]
 
 
 class SGDLearner(core.Learner):
-    """Minimises ``loss_fn(networks, batch, context)``, one optimizer step per batch.
+    """Minimises `loss_fn(networks, batch, context)`, one optimizer step per batch.
 
     A loss or gradient that is not finite is a FloatingPointError that names the step and the metrics. On the
     CPU it comes before the parameters change. On a GPU looking would stall the device, so it comes with the
@@ -97,18 +97,18 @@ class SGDLearner(core.Learner):
 
     Args:
       networks: holds all parameters; moved to `device`. A child is a variable of that name.
-      loss_fn: ``(networks, batch, context) -> LossOutput``. The batch is the one given to `step`.
-      optimizer_fn: parameters to optimizer, as ``functools.partial(Adam, lr=1e-3)``.
+      loss_fn: `(networks, batch, context) -> LossOutput`. The batch is the one given to `step`.
+      optimizer_fn: parameters to optimizer, as `functools.partial(Adam, lr=1e-3)`.
       learning_rate_schedule: env steps of the program to a factor on the optimizer's learning rates.
       max_gradient_norm: gradients whose global norm is larger are scaled down to it; None leaves them.
       target_names: children of `networks` that have a target network.
       target_update_period: learner steps between two updates of the target networks.
       target_update_rate: how far they move: 1 copies (DQN), less averages (Polyak; SAC's 0.005).
       device: "cpu", "cuda", "cuda:1" …
-      seed: of ``context.generator``.
-      autocast_dtype: runs the loss in mixed precision: ``torch.bfloat16``, or ``torch.float16`` (GPU only;
+      seed: of `context.generator`.
+      autocast_dtype: runs the loss in mixed precision: `torch.bfloat16`, or `torch.float16` (GPU only;
         with a gradient scaler). None computes in the parameters' precision.
-      compile_loss: compiles the loss function with ``torch.compile``; the first steps take long.
+      compile_loss: compiles the loss function with `torch.compile`; the first steps take long.
       check_period: steps between looks for non-finite values on a GPU.
       partial_gradients: the loss leaves some parameters out at some steps. Several learners must know.
 
@@ -182,8 +182,8 @@ class SGDLearner(core.Learner):
     def step(self, batch: ReplaySample) -> StepResult:
         """One optimizer step on `batch`, whose data are tensors on the learner's device.
 
-        Metrics hold what the loss function gave, and ``loss``, ``gradient_norm`` (before clipping) and
-        ``learning_rate``. They stay on the device, so that a step waits for nothing; priorities come to the
+        Metrics hold what the loss function gave, and `loss`, `gradient_norm` (before clipping) and
+        `learning_rate`. They stay on the device, so that a step waits for nothing; priorities come to the
         CPU.
         """
         context = self._begin_step()
@@ -231,7 +231,7 @@ class SGDLearner(core.Learner):
 
         All must be in the same state, and then make the same steps, each on its shard of the batch and with
         the same `env_steps`. The loss must be a mean over the items, so that the mean over the shards is that
-        over the batch; where shards differ in what counts, ``LossOutput.weight`` says how much each has.
+        over the batch; where shards differ in what counts, `LossOutput.weight` says how much each has.
         Buffers of the networks (statistics of data) are rank 0's.
         """
         self._group = group
@@ -247,7 +247,7 @@ class SGDLearner(core.Learner):
         return LossContext(self.targets, steps, env_steps, self._generator, group=self._group)
 
     def _descend(self, output: LossOutput) -> torch.Tensor:
-        """One optimizer step against ``output.loss``; returns the norm of the gradient before clipping."""
+        """One optimizer step against `output.loss`; returns the norm of the gradient before clipping."""
         for parameter in self._parameters:
             parameter.grad = None  # optimizer.zero_grad, without its hooks for profilers.
         self._scaler.scale(output.loss).backward()

@@ -1,6 +1,6 @@
 """Losses and their targets: pure functions of tensors, each named after its publication.
 
-Sequences are batch-major ``[N, T]`` rows with a mask; ``framework.losses.returns`` shows how the end of an
+Sequences are batch-major `[N, T]` rows with a mask; `framework.losses.returns` shows how the end of an
 episode is treated, wherever in a sequence it lies.
 """
 

@@ -16,9 +16,9 @@ ILLEGAL_LOGIT = -1e9
 
 
 def mask_logits(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Logits ``[..., A]`` with those of illegal actions (``legal`` 0 or False) at ``ILLEGAL_LOGIT``.
+    """Logits `[..., A]` with those of illegal actions (`legal` 0 or False) at `ILLEGAL_LOGIT`.
 
-    ``legal`` has the logits' shape or, for all rows alike, that of their last axes; ValueError if not. In a
+    `legal` has the logits' shape or, for all rows alike, that of their last axes; ValueError if not. In a
     dtype without such numbers (float16) illegal logits are at half of the least one.
     """
     if legal is None:
@@ -33,7 +33,7 @@ def mask_logits(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tenso
 
 
 def expectation(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Sum of probability times value: ``[..., A]`` to ``[...]``.
+    """Sum of probability times value: `[..., A]` to `[...]`.
 
     What can not happen does not count, whatever its value, even NaN or inf: 0 log 0 is 0.
     """
@@ -42,7 +42,7 @@ def expectation(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def categorical_entropy(logits: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
-    """Entropy of softmax(logits): ``[..., A]`` to ``[...]``, over the legal actions only."""
+    """Entropy of softmax(logits): `[..., A]` to `[...]`, over the legal actions only."""
     log_probs = mask_logits(logits, legal).log_softmax(-1)
     return -expectation(log_probs, log_probs)
 
@@ -50,7 +50,7 @@ def categorical_entropy(logits: torch.Tensor, legal: torch.Tensor | None = None)
 def categorical_kl(
     logits: torch.Tensor, other_logits: torch.Tensor, legal: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """KL(softmax(logits) || softmax(other_logits)): ``[..., A]`` to ``[...]``.
+    """KL(softmax(logits) || softmax(other_logits)): `[..., A]` to `[...]`.
 
     +inf where the other one rules out an action that this one takes.
     """
@@ -62,31 +62,31 @@ def categorical_kl(
 def multi_discrete_entropy(
     logits: torch.Tensor, sizes: Sequence[int], legal: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Sum of the entropies of independent choices: ``[..., sum(sizes)]`` to ``[...]``."""
+    """Sum of the entropies of independent choices: `[..., sum(sizes)]` to `[...]`."""
     parts = mask_logits(logits, legal).split(list(sizes), -1)
     return torch.stack([categorical_entropy(part) for part in parts]).sum(0)
 
 
 def gaussian_entropy(log_std: torch.Tensor) -> torch.Tensor:
-    """Entropy of a diagonal Gaussian: log standard deviations ``[..., D]`` to ``[...]``."""
+    """Entropy of a diagonal Gaussian: log standard deviations `[..., D]` to `[...]`."""
     return (log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1)
 
 
 def gaussian_kl(
     mean: torch.Tensor, log_std: torch.Tensor, other_mean: torch.Tensor, other_log_std: torch.Tensor
 ) -> torch.Tensor:
-    """KL(this || other) of diagonal Gaussians: ``[..., D]`` to ``[...]``."""
+    """KL(this || other) of diagonal Gaussians: `[..., D]` to `[...]`."""
     ratio = (2.0 * (log_std - other_log_std)).exp()
     distance = ((mean - other_mean) / other_log_std.exp()) ** 2
     return 0.5 * (ratio + distance - 1.0 - 2.0 * (log_std - other_log_std)).sum(-1)
 
 
 def squashed_gaussian_entropy(mean: torch.Tensor, log_std: torch.Tensor, nodes: int = 128) -> torch.Tensor:
-    """Entropy of tanh of a diagonal Gaussian: ``[..., D]`` to ``[...]``.
+    """Entropy of tanh of a diagonal Gaussian: `[..., D]` to `[...]`.
 
     H = H(Gaussian) + E[log(1 - tanh(x)^2)]. The expectation has no closed form; the trapezoidal rule gives it
     without the noise of a sampled estimate. Its error per dimension, in float64 with 128 nodes, is below 1e-6
-    nats up to ``log_std`` 2, 1e-3 at 3 and 0.03 at 4, where the integrand bends too sharply; twice the nodes
+    nats up to `log_std` 2, 1e-3 at 3 and 0.03 at 4, where the integrand bends too sharply; twice the nodes
     move that by 0.7. (Gauss-Hermite's nodes lie farther apart: 64 of them are 0.02 off at 2, 0.2 at 3.)
     """
     points, weights = _normal_grid(nodes)
@@ -96,7 +96,7 @@ def squashed_gaussian_entropy(mean: torch.Tensor, log_std: torch.Tensor, nodes: 
 
 
 def log_one_minus_tanh_squared(x: torch.Tensor) -> torch.Tensor:
-    """log(1 - tanh(x)^2) without cancellation at large ``|x|``: 2 (log 2 - x - softplus(-2 x))."""
+    """log(1 - tanh(x)^2) without cancellation at large `|x|`: 2 (log 2 - x - softplus(-2 x))."""
     return 2.0 * (math.log(2.0) - x - torch.nn.functional.softplus(-2.0 * x))
 
 

@@ -1,6 +1,6 @@
-"""Losses of policies and state values. All are masked means over ``[N, T]`` (or any shape) to a scalar.
+"""Losses of policies and state values. All are masked means over `[N, T]` (or any shape) to a scalar.
 
-``mask`` is 1 where the element counts (``returns.transition_mask`` for sequences); None counts all. What an
+`mask` is 1 where the element counts (`returns.transition_mask` for sequences); None counts all. What an
 element that does not count holds does not matter, not even NaN or inf, neither to a loss nor to its gradient.
 Arguments of one value per element must have one shape; ValueError if they do not.
 """
@@ -40,7 +40,7 @@ def normalize_advantages(
 ) -> torch.Tensor:
     """Zero mean and unit variance over the elements that count; the others become 0.
 
-    ``total`` sums a tensor over the learners that have a part of the batch each; None if one has it all.
+    `total` sums a tensor over the learners that have a part of the batch each; None if one has it all.
     """
     check_alike(mask, advantages=advantages)
     weights = torch.ones_like(advantages) if mask is None else mask.to(advantages.dtype)
@@ -96,7 +96,7 @@ def clipped_surrogate(
       advantages: held constant.
       mask: 1 where the element counts.
       epsilon: the ratio is clipped to 1 +- this.
-      statistics: whether to compute ``kl`` and ``clip_fraction``; they are NaN if not.
+      statistics: whether to compute `kl` and `clip_fraction`; they are NaN if not.
     """
     check_alike(mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     log_ratios = where_counted(log_probs - old_log_probs.detach(), mask)
@@ -125,7 +125,7 @@ class _ClippedLosses(torch.autograd.Function):
         return torch.minimum(free, clipped).neg_()
 
     @staticmethod
-    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         log_ratios, advantages, free, clipped = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a second derivative: what forward() computed has no graph
             free, clipped = _gains(log_ratios, advantages, ctx.epsilon)
@@ -160,13 +160,13 @@ def kl_penalty_surrogate(
 
     Args:
       kl: divergence of the new policy from the old one, elementwise, with its gradient.
-      coefficient: weight of the penalty; ``adapt_kl_coefficient`` moves it.
+      coefficient: weight of the penalty; `adapt_kl_coefficient` moves it.
       target_kl: what the divergence should be after an update.
       cutoff_factor: times the target, beyond which the quadratic penalty sets in.
       cutoff_coefficient: weight of that penalty.
-      total: as in ``normalize_advantages``: the penalty is about the mean of the whole batch.
+      total: as in `normalize_advantages`: the penalty is about the mean of the whole batch.
 
-    Other arguments as in ``clipped_surrogate``.
+    Other arguments as in `clipped_surrogate`.
     """
     check_alike(mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages, kl=kl)
     ratios = where_counted(log_probs - old_log_probs.detach(), mask).exp()

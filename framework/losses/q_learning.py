@@ -16,15 +16,15 @@ def q_learning_errors(
     discounts: torch.Tensor,
     next_values: torch.Tensor,
 ) -> torch.Tensor:
-    """Q-learning (Watkins, 1989): ``r + d * max_a q'(a) - q(action)``, ``[N]``, no gradient in the target.
+    """Q-learning (Watkins, 1989): `r + d * max_a q'(a) - q(action)`, `[N]`, no gradient in the target.
 
     Args:
-      values: ``[N, A]`` values of the actions in the first state.
-      actions: ``[N]`` integers, the actions that were taken.
-      rewards: ``[N]`` sums of discounted rewards up to the next state.
-      discounts: ``[N]`` what the value of the next state counts: 0 after a termination, where that value
+      values: `[N, A]` values of the actions in the first state.
+      actions: `[N]` integers, the actions that were taken.
+      rewards: `[N]` sums of discounted rewards up to the next state.
+      discounts: `[N]` what the value of the next state counts: 0 after a termination, where that value
         may be anything, even NaN.
-      next_values: ``[N, A]`` values of the actions in the next state, usually of a target network.
+      next_values: `[N, A]` values of the actions in the next state, usually of a target network.
     """
     return double_q_errors(values, actions, rewards, discounts, next_values, next_values)
 
@@ -39,9 +39,9 @@ def double_q_errors(
 ) -> torch.Tensor:
     """Double Q-learning (van Hasselt et al., 2016): one network chooses the next action, another rates it.
 
-    ``r + d * q'(argmax_a selector(a)) - q(action)``, ``[N]``. Arguments as in ``q_learning_errors``, and
+    `r + d * q'(argmax_a selector(a)) - q(action)`, `[N]`. Arguments as in `q_learning_errors`, and
 
-      next_selector: ``[N, A]`` values of the online network in the next state, which choose the action.
+      next_selector: `[N, A]` values of the online network in the next state, which choose the action.
     """
     check_alike(actions=actions, rewards=rewards, discounts=discounts)
     check_alike(values=values, next_values=next_values, next_selector=next_selector)
@@ -58,7 +58,7 @@ def double_q_errors(
 
 
 def huber(errors: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
-    """Huber's loss (1964), elementwise: quadratic (``e**2 / 2``) up to ``delta``, linear beyond."""
+    """Huber's loss (1964), elementwise: quadratic (`e**2 / 2`) up to `delta`, linear beyond."""
     size = errors.abs()
     quadratic = size.clamp(max=delta)
     return 0.5 * quadratic**2 + delta * (size - quadratic)
@@ -70,11 +70,11 @@ def importance_weights(
     exponent: torch.Tensor | float,
     largest: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Weights ``(1 / (size * p)) ** exponent`` divided by the batch's largest (Schaul et al., 2016, 3.4).
+    """Weights `(1 / (size * p)) ** exponent` divided by the batch's largest (Schaul et al., 2016, 3.4).
 
     Args:
-      probabilities: ``[N]`` chance with which each item was drawn.
-      table_size: ``[N]`` or scalar, items in the table at that time. It cancels unless it differs
+      probabilities: `[N]` chance with which each item was drawn.
+      table_size: `[N]` or scalar, items in the table at that time. It cancels unless it differs
         between the items of the batch.
       exponent: 0 gives no correction, 1 the full one.
       largest: the maximum of a tensor over the learners that have a part of the batch each; None if one

@@ -1,21 +1,23 @@
 """Returns and advantages over sequences of rows.
 
-Every function takes batch-major ``[N, T]`` rows as a sequence adder writes them, closing rows among them::
+Every function takes batch-major `[N, T]` rows as a sequence adder writes them, closing rows among them:
 
-    row              0      1      2        3      4
-    observation      o_0    o_1    o_2      o'_0   o'_1      an episode of two steps, then the next one
-    reward           r_1    r_2    0        r'_1   …
-    discounts        d_1    d_2    0        d'_1   …         gamma times the environment's discount
-    mask             1      1      0        1      1
-    values           V_0    V_1    V_2      V'_0   V'_1
+```text
+row              0      1      2        3      4
+observation      o_0    o_1    o_2      o'_0   o'_1      an episode of two steps, then the next one
+reward           r_1    r_2    0        r'_1   …
+discounts        d_1    d_2    0        d'_1   …         gamma times the environment's discount
+mask             1      1      0        1      1
+values           V_0    V_1    V_2      V'_0   V'_1
+```
 
 Row t is a transition if its mask is 1 and there is a row t + 1 that says where it led. After a truncation
 that next row is the closing row (mask 0), whose value is what the last step bootstraps from; after a
 termination the discount is 0 and the closing row's value does not count, nor do the numbers in padding: they
 may be NaN or inf. Traces never run over a closing row. The last row of a sequence is only there to
 bootstrap from. So the end of an episode may lie anywhere in a sequence, followed by anything. Results are
-``[N, T]`` and 0 (advantages) or the value that came in (targets) where there is no transition;
-``transition_mask`` says where.
+`[N, T]` and 0 (advantages) or the value that came in (targets) where there is no transition;
+`transition_mask` says where.
 
 Nothing here carries a gradient: targets are constants to the losses that use them.
 """
@@ -30,9 +32,9 @@ from framework.losses.masking import discounted, where_counted
 
 
 def transition_mask(mask: torch.Tensor) -> torch.Tensor:
-    """``[N, T]`` float: 1 where the row is a transition that can be learned from.
+    """`[N, T]` float: 1 where the row is a transition that can be learned from.
 
-    That is ``mask`` without its last column, whose next observation lies beyond the sequence.
+    That is `mask` without its last column, whose next observation lies beyond the sequence.
     """
     usable = mask.float().clone()
     usable[:, -1:] = 0.0
@@ -46,15 +48,15 @@ def generalized_advantages(
     mask: torch.Tensor,
     lambda_: float,
 ) -> torch.Tensor:
-    """Generalized advantage estimation (Schulman et al., 2016, equation 16), ``[N, T]``.
+    """Generalized advantage estimation (Schulman et al., 2016, equation 16), `[N, T]`.
 
     A_t = delta_t + d_t lambda A_{t+1}, with delta_t = r_t + d_t V_{t+1} - V_t.
 
     Args:
-      rewards: ``[N, T]`` reward that resulted from each row's action.
-      discounts: ``[N, T]`` gamma times the environment's discount.
-      values: ``[N, T]`` value of each row's observation, closing rows included.
-      mask: ``[N, T]`` 1 on real transitions, 0 on closing rows and padding.
+      rewards: `[N, T]` reward that resulted from each row's action.
+      discounts: `[N, T]` gamma times the environment's discount.
+      values: `[N, T]` value of each row's observation, closing rows included.
+      mask: `[N, T]` 1 on real transitions, 0 on closing rows and padding.
       lambda_: 0 gives one-step errors, 1 Monte-Carlo returns minus values.
     """
     with torch.no_grad():
@@ -71,9 +73,9 @@ def lambda_returns(
     mask: torch.Tensor,
     lambda_: float,
 ) -> torch.Tensor:
-    """Lambda-returns (Sutton, 1988), ``[N, T]``: G_t = r_t + d_t ((1 - lambda) V_{t+1} + lambda G_{t+1}).
+    """Lambda-returns (Sutton, 1988), `[N, T]`: G_t = r_t + d_t ((1 - lambda) V_{t+1} + lambda G_{t+1}).
 
-    Arguments as in ``generalized_advantages``, of which this is the sum with the values.
+    Arguments as in `generalized_advantages`, of which this is the sum with the values.
     """
     return values.detach() + generalized_advantages(rewards, discounts, values, mask, lambda_)
 
@@ -85,9 +87,9 @@ def n_step_returns(
     mask: torch.Tensor,
     n: int,
 ) -> torch.Tensor:
-    """n-step returns (Watkins, 1989), ``[N, T]``: n rewards, then the value of the n-th next row.
+    """n-step returns (Watkins, 1989), `[N, T]`: n rewards, then the value of the n-th next row.
 
-    Fewer rewards where the episode or the sequence ends sooner. Arguments as in ``generalized_advantages``.
+    Fewer rewards where the episode or the sequence ends sooner. Arguments as in `generalized_advantages`.
     """
     if n < 1:
         raise ValueError(f"n: got {n}, expected at least 1 step.")
@@ -102,12 +104,12 @@ def n_step_returns(
 
 
 class VTrace(NamedTuple):
-    """What ``vtrace`` gives; all ``[N, T]``.
+    """What `vtrace` gives; all `[N, T]`.
 
     Attributes:
       targets: of the values; the value itself where there is no transition.
       advantages: for the policy gradient, the clipped importance weight included.
-      clipped: 1 where the importance weight was larger than ``clip_rho``, for the logs.
+      clipped: 1 where the importance weight was larger than `clip_rho`, for the logs.
     """
 
     targets: torch.Tensor
@@ -133,12 +135,12 @@ def vtrace(
     and the paper's for lambda = 1.
 
     Args:
-      log_rhos: ``[N, T]`` log pi(a|o) - log mu(a|o), of the learner's policy and the one that acted.
+      log_rhos: `[N, T]` log pi(a|o) - log mu(a|o), of the learner's policy and the one that acted.
       lambda_: 1 is the paper's; less cuts variance and adds bias.
       clip_rho: rho-bar: sets what is converged to; infinity gives the value of pi itself.
       clip_c: c-bar: sets the speed only.
 
-    Other arguments as in ``generalized_advantages``.
+    Other arguments as in `generalized_advantages`.
     """
     with torch.no_grad():
         _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, values=values, mask=mask)
@@ -164,16 +166,16 @@ def retrace(
     mask: torch.Tensor,
     lambda_: float = 1.0,
 ) -> torch.Tensor:
-    """Retrace(lambda) targets of action values (Munos et al., 2016), ``[N, T]``.
+    """Retrace(lambda) targets of action values (Munos et al., 2016), `[N, T]`.
 
     G_t = r_t + d_t (E_pi Q(o_{t+1}, .) + c_{t+1} (G_{t+1} - Q(o_{t+1}, a_{t+1}))), c = lambda min(1, pi/mu).
 
     Args:
-      log_rhos: ``[N, T]`` log pi(a|o) - log mu(a|o) of each row's action.
-      action_values: ``[N, T]`` value of each row's action, of the target network.
-      expected_values: ``[N, T]`` mean over pi of the values of each row, closing rows included.
+      log_rhos: `[N, T]` log pi(a|o) - log mu(a|o) of each row's action.
+      action_values: `[N, T]` value of each row's action, of the target network.
+      expected_values: `[N, T]` mean over pi of the values of each row, closing rows included.
 
-    Other arguments as in ``generalized_advantages``. Rows that are no transition get ``action_values``.
+    Other arguments as in `generalized_advantages`. Rows that are no transition get `action_values`.
     """
     with torch.no_grad():
         _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, mask=mask)
@@ -192,13 +194,13 @@ def watkins_q_lambda(
     mask: torch.Tensor,
     lambda_: float,
 ) -> torch.Tensor:
-    """Watkins' Q(lambda) (1989): traces are cut at the first action that is not greedy, ``[N, T]``.
+    """Watkins' Q(lambda) (1989): traces are cut at the first action that is not greedy, `[N, T]`.
 
     Args:
-      action_values: ``[N, T]`` value of each row's action, of the target network.
-      best_values: ``[N, T]`` largest value of each row, closing rows included.
+      action_values: `[N, T]` value of each row's action, of the target network.
+      best_values: `[N, T]` largest value of each row, closing rows included.
 
-    Other arguments as in ``generalized_advantages``.
+    Other arguments as in `generalized_advantages`.
     """
     with torch.no_grad():
         _check(rewards=rewards, discounts=discounts, mask=mask)
@@ -217,9 +219,9 @@ def peng_q_lambda(
     mask: torch.Tensor,
     lambda_: float,
 ) -> torch.Tensor:
-    """Peng and Williams' Q(lambda) (1994), ``[N, T]``: lambda-returns over the largest values.
+    """Peng and Williams' Q(lambda) (1994), `[N, T]`: lambda-returns over the largest values.
 
-    Faster than Watkins' and biased where actions explore. Arguments as in ``watkins_q_lambda``.
+    Faster than Watkins' and biased where actions explore. Arguments as in `watkins_q_lambda`.
     """
     with torch.no_grad():
         _check(rewards=rewards, action_values=action_values)
@@ -241,7 +243,7 @@ def _off_policy_targets(
 
 
 def _check(**tensors: torch.Tensor) -> None:
-    """All must be ``[N, T]`` alike: a stray axis would broadcast into nonsense without a word."""
+    """All must be `[N, T]` alike: a stray axis would broadcast into nonsense without a word."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 2:
         raise ValueError(f"shapes: got {shapes}, expected [N, T], the same for all.")

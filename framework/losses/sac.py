@@ -1,7 +1,7 @@
 """Losses of soft actor-critic (Haarnoja et al., 2018; discrete: Christodoulou, 2019).
 
-Each is a masked mean over any shape, ``[N]`` transitions as well as ``[N, T]`` rows; see
-``policy.masked_mean``. A truncated step has a discount greater than 0 and so bootstraps from the
+Each is a masked mean over any shape, `[N]` transitions as well as `[N, T]` rows; see
+`policy.masked_mean`. A truncated step has a discount greater than 0 and so bootstraps from the
 observation behind it; a terminated one does not, whatever the value of that is.
 """
 
@@ -31,7 +31,7 @@ def soft_value(
 def discrete_soft_value(
     action_values: torch.Tensor, logits: torch.Tensor, temperature: torch.Tensor | float
 ) -> torch.Tensor:
-    """Value of an observation, exact over all actions: ``[..., A]`` to ``[...]``."""
+    """Value of an observation, exact over all actions: `[..., A]` to `[...]`."""
     check_alike(action_values=action_values, logits=logits)
     log_probs = logits.log_softmax(-1)
     return expectation(log_probs, action_values - temperature * log_probs)
@@ -47,16 +47,16 @@ def sac_critic_loss(
     """Half the mean squared error to r + d V(o'), summed over the critics.
 
     Args:
-      action_values: ``[C, ...]`` of C critics for the action that was taken.
-      rewards: ``[...]``.
-      discounts: ``[...]`` gamma times the environment's discount.
-      next_soft_values: ``[...]`` ``soft_value`` of the next observation, held constant.
-      mask: ``[...]`` 1 where the element counts.
+      action_values: `[C, ...]` of C critics for the action that was taken.
+      rewards: `[...]`.
+      discounts: `[...]` gamma times the environment's discount.
+      next_soft_values: `[...]` `soft_value` of the next observation, held constant.
+      mask: `[...]` 1 where the element counts.
     """
     if action_values.shape[1:] != rewards.shape:
         raise ValueError(
-            f"action_values: got shape {tuple(action_values.shape)}, expected [critics, *rewards], and "
-            f"rewards has {tuple(rewards.shape)}."
+            f"action_values: got shape {tuple(action_values.shape)}, expected [critics, *rewards], where "
+            f"rewards has shape {tuple(rewards.shape)}."
         )
     check_alike(mask, rewards=rewards, discounts=discounts, next_soft_values=next_soft_values)
     targets = (rewards + discounted(discounts, next_soft_values)).detach()
@@ -92,8 +92,8 @@ def sac_discrete_actor_loss(
     """The same, exact over all actions: the mean over pi of temperature log pi - Q.
 
     Args:
-      logits: ``[..., A]``.
-      action_values: ``[..., A]``, held constant.
+      logits: `[..., A]`.
+      action_values: `[..., A]`, held constant.
     """
     check_alike(logits=logits, action_values=action_values)
     rows = None if mask is None else mask.unsqueeze(-1)

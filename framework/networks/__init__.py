@@ -1,6 +1,6 @@
 """Torch modules: encoders of observations, recurrent cores, heads, and distributions over actions.
 
-Importing this package imports torch; ``import framework`` does not.
+Importing this package imports torch; `import framework` does not.
 """
 
 from framework.networks.actions import Actions

@@ -69,7 +69,7 @@ class Actions:
             self._scale = np.where(ranged, (np.where(ranged, high, 1) - np.where(ranged, low, -1)) / 2, 1.0)
 
     def to_environment(self, drawn: np.ndarray) -> np.ndarray:
-        """``[B]`` or ``[B, D]`` as drawn to what the environment takes, ``[B, *shape]``."""
+        """`[B]` or `[B, D]` as drawn to what the environment takes, `[B, *shape]`."""
         if self._single:
             return drawn.astype(self._dtype, copy=False)
         if self._squash and len(self._free) < len(self._low):
@@ -82,9 +82,9 @@ class Actions:
         return values.astype(self._dtype).reshape(len(drawn), *self._shape)
 
     def drawn(self, data: Any) -> torch.Tensor:
-        """The actions of a batch of transitions ``[N]`` or rows ``[N, T]``, as they were drawn.
+        """The actions of a batch of transitions `[N]` or rows `[N, T]`, as they were drawn.
 
-        Actions that may leave their range are in the extras, as ``action``.
+        Actions that may leave their range are in the extras, as `action`.
         """
         if self.continuous and not self._squash:
             return data.extras["action"]
@@ -110,7 +110,7 @@ class Actions:
         return {"logits": torch.cat([part.logits for part in distribution.parts], -1)}
 
     def distribution(self, parameters: dict[str, torch.Tensor]) -> Any:
-        """The distribution with these ``parameters``."""
+        """The distribution with these `parameters`."""
         if self.continuous:
             return DiagonalGaussian(parameters["mean"], parameters["log_std"])
         if self._single:

@@ -1,7 +1,7 @@
-"""Networks for images: ``[..., C, H, W]`` (or channels last) of uint8 or float to ``[..., output_size]``.
+"""Networks for images: `[..., C, H, W]` (or channels last) of uint8 or float to `[..., output_size]`.
 
 uint8 is divided by 255. The axis with the fewest entries is taken for the channels, so that both
-``[4, 84, 84]`` and ``[84, 84, 4]`` work. All have ``output_size``.
+`[4, 84, 84]` and `[84, 84, 4]` work. All have `output_size`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RELU_GAIN = nn.init.calculate_gain("relu")
 
 
 class _Images(nn.Module):
-    """Brings images of any layout to ``[M, C, H, W]`` float, and the features back to the leading axes."""
+    """Brings images of any layout to `[M, C, H, W]` float, and the features back to the leading axes."""
 
     output_size: int
 
@@ -51,12 +51,12 @@ class _Images(nn.Module):
         return self.features(images).reshape(*leading, self.output_size)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """``[M, C, H, W]`` float to ``[M, output_size]``."""
+        """`[M, C, H, W]` float to `[M, output_size]`."""
         raise NotImplementedError
 
 
 class _Stack(_Images):
-    """Convolutions ``(filters, size, stride)`` with ReLU, then one fully connected layer with ReLU.
+    """Convolutions `(filters, size, stride)` with ReLU, then one fully connected layer with ReLU.
 
     MinAtar's 10 x 10 and other small images would vanish under large strides: they get the network of Young
     and Tian (2019) instead, 16 filters of 3 x 3 and a layer of 128.
@@ -112,7 +112,7 @@ class ShallowConv(_Stack):
 class ResidualConv(_Images):
     """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3, right).
 
-    For each entry of ``filters``: a 3 x 3 convolution, a 3 x 3 max-pooling that halves the image, and two
+    For each entry of `filters`: a 3 x 3 convolution, a 3 x 3 max-pooling that halves the image, and two
     residual blocks of two 3 x 3 convolutions; then one fully connected layer.
     """
 

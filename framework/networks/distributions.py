@@ -1,12 +1,12 @@
 """Distributions over actions, as the heads of policies give them.
 
 torch.distributions takes no generator and validates at every construction; these are small, take a generator,
-so that a run repeats exactly, and keep to the formulas of ``framework.losses.entropy``. All have
+so that a run repeats exactly, and keep to the formulas of `framework.losses.entropy`. All have
 
     sample(generator=None) -> actions           log_prob(actions) -> [...]
     mode() -> actions                           entropy() -> [...]       kl(other) -> [...]
 
-and those over real numbers ``rsample(generator)``, which passes gradients on to the parameters.
+and those over real numbers `rsample(generator)`, which passes gradients on to the parameters.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from framework.losses import entropy as entropies
 
 
 class Categorical:
-    """One of A actions: ``logits [..., A]``, actions int64 ``[...]``.
+    """One of A actions: `logits [..., A]`, actions int64 `[...]`.
 
     Args:
       logits: unnormalised log probabilities.
-      legal: ``[..., A]`` 1 where the action may be taken; None allows all. Illegal actions are never drawn.
+      legal: `[..., A]` 1 where the action may be taken; None allows all. Illegal actions are never drawn.
     """
 
     def __init__(self, logits: torch.Tensor, legal: torch.Tensor | None = None):
@@ -64,7 +64,7 @@ class Categorical:
 
 
 class MultiCategorical:
-    """Independent choices: ``logits [..., sum(sizes)]``, actions int64 ``[..., len(sizes)]``."""
+    """Independent choices: `logits [..., sum(sizes)]`, actions int64 `[..., len(sizes)]`."""
 
     def __init__(self, logits: torch.Tensor, sizes: Sequence[int], legal: torch.Tensor | None = None):
         if logits.shape[-1] != sum(sizes):
@@ -91,7 +91,7 @@ class MultiCategorical:
 
 
 class DiagonalGaussian:
-    """Independent normals: mean and log standard deviation ``[..., D]``, actions ``[..., D]``."""
+    """Independent normals: mean and log standard deviation `[..., D]`, actions `[..., D]`."""
 
     def __init__(self, mean: torch.Tensor, log_std: torch.Tensor):
         self.mean = mean
@@ -100,7 +100,7 @@ class DiagonalGaussian:
     def rsample(
         self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Actions with a gradient; ``noise [..., D]``: the standard normals to make them of, None draws."""
+        """Actions with a gradient; `noise [..., D]`: the standard normals to make them of, None draws."""
         if noise is None:
             noise = torch.empty_like(self.mean).normal_(generator=generator)
         return self.mean + self.log_std.exp() * noise
@@ -126,8 +126,8 @@ class SquashedGaussian:
     """tanh of a diagonal Gaussian, stretched to the action's bounds.
 
     Args:
-      mean, log_std: ``[..., D]`` of the Gaussian before tanh.
-      low, high: ``[D]`` bounds of the actions, the one below the other.
+      mean, log_std: `[..., D]` of the Gaussian before tanh.
+      low, high: `[D]` bounds of the actions, the one below the other.
     """
 
     # Actions at the very bounds have no finite preimage; they are pulled in by this much before atanh.
@@ -148,9 +148,9 @@ class SquashedGaussian:
     def rsample_with_log_prob(
         self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """An action and its log density, exact near the bounds, where ``log_prob`` must invert tanh.
+        """An action and its log density, exact near the bounds, where `log_prob` must invert tanh.
 
-        ``noise`` as in ``DiagonalGaussian.rsample``.
+        `noise` as in `DiagonalGaussian.rsample`.
         """
         x = self.base.rsample(generator, noise)
         return self._squash(x), self._log_prob_of_preimage(x)

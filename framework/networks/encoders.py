@@ -17,17 +17,17 @@ from framework.types import Nest
 
 
 class ObservationEncoder(nn.Module):
-    """Any nest of observations, with any leading axes, to one vector of features ``[..., output_size]``.
+    """Any nest of observations, with any leading axes, to one vector of features `[..., output_size]`.
 
-    Leaves with three axes go through ``make_convolution``; integers of a ``DiscreteArray`` become one-hot
-    vectors; all other leaves are flattened. What comes out is concatenated and, if ``hidden_sizes`` is not
+    Leaves with three axes go through `make_convolution`; integers of a `DiscreteArray` become one-hot
+    vectors; all other leaves are flattened. What comes out is concatenated and, if `hidden_sizes` is not
     empty and there is anything but images, sent through an MLP.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
       hidden_sizes: hidden layers behind the concatenation of the leaves that are no images.
       activation: of those hidden layers.
-      make_convolution: shape of an image to a module with ``output_size``; see ``convolutions``.
+      make_convolution: shape of an image to a module with `output_size`; see `convolutions`.
     """
 
     def __init__(

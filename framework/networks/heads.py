@@ -17,7 +17,7 @@ _GAIN = 0.01
 
 
 class CategoricalHead(nn.Module):
-    """``[..., input_size]`` to a ``Categorical`` over ``num_actions``."""
+    """`[..., input_size]` to a `Categorical` over `num_actions`."""
 
     def __init__(self, input_size: int, num_actions: int):
         super().__init__()
@@ -29,7 +29,7 @@ class CategoricalHead(nn.Module):
 
 
 class MultiCategoricalHead(nn.Module):
-    """``[..., input_size]`` to a ``MultiCategorical`` over choices of ``sizes``."""
+    """`[..., input_size]` to a `MultiCategorical` over choices of `sizes`."""
 
     def __init__(self, input_size: int, sizes: tuple[int, ...]):
         super().__init__()
@@ -44,7 +44,7 @@ class MultiCategoricalHead(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """``[..., input_size]`` to a ``DiagonalGaussian``, the same standard deviation everywhere.
+    """`[..., input_size]` to a `DiagonalGaussian`, the same standard deviation everywhere.
 
     Args:
       input_size: width of the features.
@@ -63,9 +63,9 @@ class GaussianHead(nn.Module):
 
 
 class SquashedGaussianHead(nn.Module):
-    """``[..., input_size]`` to a ``SquashedGaussian`` between the bounds of a spec (Haarnoja et al., 2018).
+    """`[..., input_size]` to a `SquashedGaussian` between the bounds of a spec (Haarnoja et al., 2018).
 
-    Mean and log standard deviation both depend on the features; the latter is kept in ``log_std_range`` by a
+    Mean and log standard deviation both depend on the features; the latter is kept in `log_std_range` by a
     tanh, which unlike a clamp lets gradients through everywhere.
     """
 
@@ -104,8 +104,8 @@ class SquashedGaussianHead(nn.Module):
 def make_policy_head(input_size: int, action_spec: Any, squash: bool = False) -> nn.Module:
     """The head that fits one action spec of one env.
 
-    DiscreteArray: ``CategoricalHead``. Bounded integers that start at 0: ``MultiCategoricalHead``. Floats
-    with one axis: ``SquashedGaussianHead`` with ``squash``, else ``GaussianHead``, whose actions go beyond
+    DiscreteArray: `CategoricalHead`. Bounded integers that start at 0: `MultiCategoricalHead`. Floats
+    with one axis: `SquashedGaussianHead` with `squash`, else `GaussianHead`, whose actions go beyond
     the bounds: the environment has to clip them.
     """
     if isinstance(action_spec, dm_specs.DiscreteArray):

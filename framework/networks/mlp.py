@@ -16,7 +16,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def make_activation(name: str) -> nn.Module:
-    """The activation module called ``name``: relu, tanh, elu or silu."""
+    """The activation module called `name`: relu, tanh, elu or silu."""
     if name not in ACTIVATIONS:
         raise ValueError(f"activation: got {name!r}, expected one of {sorted(ACTIVATIONS)}.")
     return ACTIVATIONS[name]()
@@ -30,7 +30,7 @@ def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:
 
 
 class MLP(nn.Module):
-    """``[..., input_size]`` to ``[..., output_size]`` through hidden layers with an activation after each.
+    """`[..., input_size]` to `[..., output_size]` through hidden layers with an activation after each.
 
     Args:
       input_size: width of the last axis of what comes in.

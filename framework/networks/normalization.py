@@ -1,6 +1,6 @@
 """Normalisation by statistics that are variables: a learner updates them, actors get them with the rest.
 
-The wrappers of ``framework.environments`` count what one actor sees. These count what is learned from, and
+The wrappers of `framework.environments` count what one actor sees. These count what is learned from, and
 change only between learner steps: what acted and what learns see the same numbers.
 """
 
@@ -32,9 +32,9 @@ class Moments(nn.Module):
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
 
     def update(self, values: torch.Tensor, total: Total | None = None) -> None:
-        """Takes in ``[n, *shape]``, n at least 1 in all.
+        """Takes in `[n, *shape]`, n at least 1 in all.
 
-        ``total`` sums a tensor over the learners that have a part of the values each; None for one learner.
+        `total` sums a tensor over the learners that have a part of the values each; None for one learner.
         """
         values = values.double()
         add = total or (lambda tensor: tensor)
@@ -48,12 +48,12 @@ class Moments(nn.Module):
         self.count.copy_(count)
 
     def std(self) -> torch.Tensor:
-        """float32 ``[*shape]``; 1 before there are two values."""
+        """float32 `[*shape]`; 1 before there are two values."""
         variance = self.squares / self.count.clamp(min=1.0)
         return torch.where(self.count > 1, variance + 1e-8, torch.ones_like(variance)).sqrt().float()
 
     def normalize(self, values: torch.Tensor) -> torch.Tensor:
-        """float32 ``[..., *shape]`` in standard deviations from the mean, clipped at +-10."""
+        """float32 `[..., *shape]` in standard deviations from the mean, clipped at +-10."""
         return ((values - self.mean.float()) / self.std()).clamp(-10.0, 10.0)
 
 
@@ -77,7 +77,7 @@ class ObservationNormalizer(nn.Module):
         return tree.unflatten_as(observation, leaves)
 
     def update(self, observation: Any, rows: torch.Tensor, total: Total | None = None) -> None:
-        """Takes in the rows ``rows`` (bool ``[N, T]``) of observations ``[N, T, ...]``."""
+        """Takes in the rows `rows` (bool `[N, T]`) of observations `[N, T, ...]`."""
         leaves = tree.flatten(observation)
         for index, moments in zip(self._indices, self._moments, strict=True):
             moments.update(leaves[index][rows], total)
@@ -101,7 +101,7 @@ class RewardScale(nn.Module):
         gamma: float,
         total: Total | None = None,
     ) -> None:
-        """Takes in the returns so far of the unrolls ``[N, T]``, each begun at the unroll or its episode."""
+        """Takes in the returns so far of the unrolls `[N, T]`, each begun at the unroll or its episode."""
         so_far = torch.zeros_like(rewards[:, 0])
         returns = []
         # Rows that do not count may hold NaN, which a product with 0 would let through.

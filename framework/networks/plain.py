@@ -23,7 +23,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[[Any], Any]] = {
 
 
 def plain(module: nn.Module) -> Callable[[Any], Any]:
-    """What ``module(inputs)`` gives, without the calls of modules in between where it is known how.
+    """What `module(inputs)` gives, without the calls of modules in between where it is known how.
 
     Known are MLPs and what they consist of, encoders of one vector, and categorical heads; anything else, and
     what has hooks, is called as it is. The function reads the module's own parameters, so it follows changes

@@ -10,7 +10,7 @@ from framework.types import Nest
 
 
 def as_tensors(nest: Nest, device: str | torch.device = "cpu") -> Nest:
-    """Arrays to tensors on ``device``, without a copy where memory can be shared."""
+    """Arrays to tensors on `device`, without a copy where memory can be shared."""
     if isinstance(nest, np.ndarray):
         # torch warns about, and cannot protect, memory that must not be written.
         return torch.from_numpy(nest if nest.flags.writeable else nest.copy()).to(device)

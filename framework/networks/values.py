@@ -13,15 +13,15 @@ from framework.types import Nest
 
 
 class QNetwork(nn.Module):
-    """Values of all discrete actions: observation ``[..., *]`` to ``[..., num_actions]``.
+    """Values of all discrete actions: observation `[..., *]` to `[..., num_actions]`.
 
-    With ``dueling``, Q = V + A - mean(A) with two streams of equal hidden sizes (Wang et al., 2016, equation
+    With `dueling`, Q = V + A - mean(A) with two streams of equal hidden sizes (Wang et al., 2016, equation
     9). Images are encoded first, vectors go straight into the hidden layers.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
       num_actions: how many actions there are.
-      hidden_sizes: hidden layers; with ``dueling``, the last one is there once per stream.
+      hidden_sizes: hidden layers; with `dueling`, the last one is there once per stream.
       dueling: whether values and advantages have a stream of their own.
       layer_norm: normalises each hidden layer before its activation.
     """
@@ -57,14 +57,14 @@ class QNetwork(nn.Module):
 
 
 class Critics(nn.Module):
-    """Several estimates of the value of an action: observation and action to ``[count, ...]``.
+    """Several estimates of the value of an action: observation and action to `[count, ...]`.
 
     Twin critics are what SAC and TD3 take the smaller of (Fujimoto et al., 2018). Each has its own
     parameters, encoder included.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
-      action_size: D, width of the action ``[..., D]``.
+      action_size: D, width of the action `[..., D]`.
       hidden_sizes: hidden layers of each.
       count: how many.
       layer_norm: normalises each hidden layer before its activation.

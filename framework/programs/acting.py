@@ -1,10 +1,10 @@
 """What an actor node acts with, for each way of inference: all envs at once, or two halves that alternate.
 
-::
-
-    half 0     |env|adder|  ....  |env|adder|  ....  |env|adder|        ....  waits for its turn
-    half 1        ....  |env|adder|  ....  |env|adder|
-    inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of the half that does not step
+```text
+half 0     |env|adder|  ....  |env|adder|  ....  |env|adder|        ....  waits for its turn
+half 1        ....  |env|adder|  ....  |env|adder|
+inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of the half that does not step
+```
 
 Each half is an environment, an adder and a loop of its own, as if it were a smaller actor; what they share
 is where their actions come from. It pays where inference does not need the time that stepping needs: an
@@ -61,7 +61,7 @@ class Acting:
 
     Args:
       halves: two, or one with all envs. With two, the actors are `InferenceActor`s.
-      versioned: its ``version`` is that of the parameters that acted last; None without parameters. An
+      versioned: its `version` is that of the parameters that acted last; None without parameters. An
         attribute, too.
       hold_period: actions are not computed ahead for the step with this number and each multiple of it. (An
         unroll begins there, for which parameters may have to be awaited.) None always computes ahead.
@@ -92,7 +92,7 @@ class Acting:
         """One batched step of the half whose turn it is.
 
         Returns:
-          The transitions made, and what ``EnvironmentLoop.step`` returns.
+          The transitions made, and what `EnvironmentLoop.step` returns.
         """
         half = self._next
         if len(self._askers) > 1:
@@ -111,7 +111,7 @@ class Acting:
             half.actor.update(wait=True)
 
     def flush(self, timeout: float | None) -> None:
-        """Waits until the tables have all items, ``timeout`` seconds for each half."""
+        """Waits until the tables have all items, `timeout` seconds for each half."""
         for adder in self._adders():
             adder.flush(timeout=timeout)
 
@@ -131,7 +131,7 @@ class Acting:
         return [half.actor.adder for half in self.halves if half.actor.adder is not None]
 
     def take_seconds(self) -> dict[str, float]:
-        """See ``EnvironmentLoop.take_seconds``; with halves, ``select_action`` is time spent waiting."""
+        """See `EnvironmentLoop.take_seconds`; with halves, `select_action` is time spent waiting."""
         parts = [half.loop.take_seconds() for half in self.halves]
         return {key: sum(part[key] for part in parts) for key in parts[0]}
 
@@ -164,7 +164,7 @@ def make_acting(
     seed: int,
     make_adder: Callable[[], Any],
 ) -> Acting:
-    """Makes the parts for ``config.inference``; the arguments are those of `ActorWorker`."""
+    """Makes the parts for `config.inference`; the arguments are those of `ActorWorker`."""
     envs = config.envs_per_actor
     alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
     sizes = [envs - envs // 2, envs // 2] if alternates else [envs]

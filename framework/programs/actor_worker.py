@@ -24,13 +24,13 @@ _FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 64
 class ActorWorker(ProgramWorker):
     """Acts for the B envs of one environment until the counter hands out no more steps.
 
-    One ``step()`` is one step of all envs. The steps that all actors of a program may make are handed
-    out by the counter in small grants, so that a program makes exactly ``max_env_steps`` of them.
+    One `step()` is one step of all envs. The steps that all actors of a program may make are handed
+    out by the counter in small grants, so that a program makes exactly `max_env_steps` of them.
 
     Args:
       agent: makes the networks, the policy and the adder.
-      make_environment: ``(num_envs, seed) -> BatchedEnvironment``.
-      spec: the ``EnvironmentSpec`` of one env.
+      make_environment: `(num_envs, seed) -> BatchedEnvironment`.
+      spec: the `EnvironmentSpec` of one env.
       config: the run's settings.
       replay: the replay client that the adder writes to; None for an agent that stores nothing.
       learner: the variable source to pull parameters from; None for an agent without parameters.
@@ -170,7 +170,7 @@ class ActorWorker(ProgramWorker):
         return True
 
     def _report(self, ask: bool) -> None:
-        """Counts the steps made of the last grant and, if ``ask``, asks for the next grant."""
+        """Counts the steps made of the last grant and, if `ask`, asks for the next grant."""
         envs, wanted = self._config.envs_per_actor, 0
         if ask:
             wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs

@@ -1,12 +1,14 @@
 """The counts of a program, and its budget of env steps.
 
 An actor asks for steps before it takes them, so that the actors of all processes together stop at exactly
-``max_steps``::
+`max_steps`:
 
-    granted = counter.grant("actor-0", 256)
-    while granted:
-        ...                                               # take `granted` env steps
-        granted = counter.grant("actor-0", 256, spent=granted)
+```python
+granted = counter.grant("actor-0", 256)
+while granted:
+    ...                                               # take `granted` env steps
+    granted = counter.grant("actor-0", 256, spent=granted)
+```
 """
 
 from __future__ import annotations
@@ -50,21 +52,21 @@ class Counter(Saveable[dict[str, Any]]):
             return dict(self._counts)
 
     def grant(self, who: str, n: int, spent: int = 0, **counts: Count) -> int:
-        """Hands ``who`` up to ``n`` more steps of the budget; 0 when all of it is spent or handed out.
+        """Hands `who` up to `n` more steps of the budget; 0 when all of it is spent or handed out.
 
-        The sum of all ``spent`` never exceeds ``max_steps``. ``grant(who, 0, spent)`` only reports.
+        The sum of all `spent` never exceeds `max_steps`. `grant(who, 0, spent)` only reports.
 
         Args:
           who: the name of the actor, the same after a restart.
           n: steps asked for.
-          spent: steps taken out of the last grant. What ``who`` was granted before and did not spend goes
+          spent: steps taken out of the last grant. What `who` was granted before and did not spend goes
             back to the budget, so an actor that died in the middle of a grant simply asks again. The first
-            report of each ``who`` after `restore` is taken as it comes, up to the budget: its grant was made
+            report of each `who` after `restore` is taken as it comes, up to the budget: its grant was made
             before the counter was restarted.
           counts: what else to add, as `increment` does; saves a call.
         """
         if n < 0 or spent < 0:
-            raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected both at least 0.")
+            raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected at least 0 for both.")
         with self._changed:
             held = self._grants.get(who, 0)
             if self._settled is not None and who not in self._settled:
@@ -93,10 +95,10 @@ class Counter(Saveable[dict[str, Any]]):
             return None if self._max_steps is None else self._left() + sum(self._grants.values())
 
     def wait_for(self, name: str, value: Count, timeout: float | None = None) -> bool:
-        """Blocks until the count ``name`` is at least ``value``.
+        """Blocks until the count `name` is at least `value`.
 
         Returns:
-          True if it is; False after ``timeout`` seconds (None: no limit) or after `interrupt`.
+          True if it is; False after `timeout` seconds (None: no limit) or after `interrupt`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._interrupted or self._counts.get(name, 0) >= value, timeout)

@@ -17,14 +17,14 @@ from framework.variables import VariableClient
 class Evaluator(ProgramWorker):
     """Evaluates every `evaluate_period` env steps, and ends the program at its goal or at its last step.
 
-    One ``step()`` plays ``num_evaluation_episodes`` episodes, one in each of as many envs, so that no
+    One `step()` plays `num_evaluation_episodes` episodes, one in each of as many envs, so that no
     episode is counted because it happened to be short.
 
     Args:
-      agent: makes the networks and the policy (with ``evaluation=True``).
-      make_environment: ``(num_envs, seed) -> BatchedEnvironment``; the evaluator has its own.
-      spec: the ``EnvironmentSpec`` of one env.
-      config: the run's settings; ``evaluate_period`` is not None.
+      agent: makes the networks and the policy (with `evaluation=True`).
+      make_environment: `(num_envs, seed) -> BatchedEnvironment`; the evaluator has its own.
+      spec: the `EnvironmentSpec` of one env.
+      config: the run's settings; `evaluate_period` is not None.
       learner: the variable source.
       counter: says how many env steps were made.
       monitor: takes the rows of metrics; it ends the program.
@@ -109,7 +109,7 @@ class Evaluator(ProgramWorker):
         return due if self._max_env_steps is None else min(due, self._max_env_steps)
 
     def _keep_if_best(self, row: dict[str, Any]) -> None:
-        """Puts the parameters of the best evaluation so far into the run's checkpoints, as part ``best``."""
+        """Puts the parameters of the best evaluation so far into the run's checkpoints, as part `best`."""
         if self._checkpointer is None or self._variables is None:
             return
         if self._best is None:

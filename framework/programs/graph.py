@@ -31,13 +31,13 @@ _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.
 
 
 class Graph:
-    """Adds nodes to ``program``. Each node gets handles to those that were added before it.
+    """Adds nodes to `program`. Each node gets handles to those that were added before it.
 
     Args:
       program: gets the nodes.
       agent: makes their parts.
-      make_environment: ``(num_envs, seed) -> BatchedEnvironment``.
-      spec: the ``EnvironmentSpec`` of one env.
+      make_environment: `(num_envs, seed) -> BatchedEnvironment`.
+      spec: the `EnvironmentSpec` of one env.
       config: the run's settings, which every worker gets.
     """
 

@@ -20,9 +20,9 @@ class InferenceWorker(InferenceServer):
 
     Args:
       agent: makes the networks and the policy.
-      spec: the ``EnvironmentSpec`` of one env.
+      spec: the `EnvironmentSpec` of one env.
       config: the run's settings. An agent that follows the learner in step does not use its
-        ``update_period``: its actors say when newer parameters are due.
+        `update_period`: its actors say when newer parameters are due.
       learner: the variable source; None for an agent without parameters.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random choices; None keeps nothing.

@@ -15,7 +15,7 @@ from framework.programs.worker import ProgramWorker
 
 
 class Barrier:
-    """Where ``size`` learners wait for each other before each step.
+    """Where `size` learners wait for each other before each step.
 
     A learner that waits for the gradient of another cannot be stopped. So each comes here first, when it has
     its data: if one is told to make the step, all are.
@@ -74,7 +74,7 @@ class FirstLearner:
         launch.register_stop_handler(self.barrier.close)
 
     def meeting(self) -> tuple[int, dict[str, Any]]:
-        """``(port of the store, state to begin with)`` for a learner that joins."""
+        """`(port of the store, state to begin with)` for a learner that joins."""
         if self.barrier.started:
             raise RuntimeError(
                 "The learners have begun, and one of them was restarted, which works for all together only. "
@@ -101,7 +101,7 @@ class LearnerReplica(ProgramWorker):
 
     Args:
       agent: makes the networks, the dataset and the learner.
-      spec: the ``EnvironmentSpec`` of one env.
+      spec: the `EnvironmentSpec` of one env.
       config: the run's settings.
       replay: the replay client to sample from and to write priorities to.
       first: the learner of rank 0.
@@ -155,7 +155,7 @@ class LearnerReplica(ProgramWorker):
 
 
 def join(learner: Any, rank: int, size: int, port: int) -> Any:
-    """Makes ``learner`` one of a group of ``size``; returns the group."""
+    """Makes `learner` one of a group of `size`; returns the group."""
     from framework.learners import LearnerGroup
 
     group = LearnerGroup(rank, size, port, learner.device)
@@ -168,6 +168,6 @@ def check_engine(num_learners: int) -> None:
     context = launch.get_node_context()
     if context.engine in ("serial", "threads"):
         raise ValueError(
-            f"num_learners is {num_learners}, and the engine {context.engine!r} has one process for all "
-            "nodes; use num_learners=1, or engine 'processes'."
+            f"num_learners: got {num_learners} on engine {context.engine!r}, which has one process for all "
+            "nodes, expected 1. Use engine 'processes'."
         )

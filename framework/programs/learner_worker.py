@@ -25,15 +25,15 @@ _LOG = logging.getLogger(__name__)
 class LearnerWorker(ProgramWorker):
     """Drives a learner: takes batches, writes priorities back, publishes, logs and checkpoints.
 
-    One ``step()`` is one batch. The node is also the program's source of variables. Their version is the
+    One `step()` is one batch. The node is also the program's source of variables. Their version is the
     number of learner steps made in this run; steps that were lost with a killed learner stay counted.
 
     Args:
       agent: makes the networks, the dataset and the learner.
-      spec: the ``EnvironmentSpec`` of one env.
+      spec: the `EnvironmentSpec` of one env.
       config: the run's settings.
       replay: the replay client to sample from and to write priorities to.
-      counter: counts ``learner_steps``.
+      counter: counts `learner_steps`.
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state; it is restored from there on construction. None keeps nothing.
       seed: of this worker.
@@ -83,9 +83,9 @@ class LearnerWorker(ProgramWorker):
         return self._block.get_variables(names, newer_than)
 
     def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:
-        """Blocks until ``version`` or a newer one is published; False after ``timeout`` seconds without.
+        """Blocks until `version` or a newer one is published; False after `timeout` seconds without.
 
-        An ``actor`` that says its name waits for nothing else. If all do, and this learner waits for their
+        An `actor` that says its name waits for nothing else. If all do, and this learner waits for their
         data, some of it is lost: then the same parameters are published again, for other data.
         """
         with self._published:
@@ -113,7 +113,7 @@ class LearnerWorker(ProgramWorker):
             return not self._waits_for_data
 
     def meet_learners(self) -> tuple[int, dict[str, Any]]:
-        """For the other learners: see ``FirstLearner.meeting``."""
+        """For the other learners: see `FirstLearner.meeting`."""
         return self._together().meeting()
 
     def arrive(self) -> int | None:

@@ -18,12 +18,12 @@ from framework.programs.run_folder import RunError, RunFolder
 class LoadedPolicy:
     """What a run has learned, acting greedily.
 
-    ::
-
-        policy = load_policy("runs/cartpole")
-        environment = policy.make_environment(num_envs=1, seed=0)
-        timestep = environment.reset()
-        action = policy(timestep.observation)               # [B, ...] to [B, ...]
+    ```python
+    policy = load_policy("runs/cartpole")
+    environment = policy.make_environment(num_envs=1, seed=0)
+    timestep = environment.reset()
+    action = policy(timestep.observation)               # [B, ...] to [B, ...]
+    ```
 
     Attributes:
       agent: as it was configured.
@@ -54,7 +54,7 @@ class LoadedPolicy:
         self._envs = 0
 
     def __call__(self, observation: Any) -> Any:
-        """The actions for a nest of ``[B, ...]``. Recurrent ones remember until ``reset``.
+        """The actions for a nest of `[B, ...]`. Recurrent ones remember until `reset`.
 
         ValueError if a leaf has another shape than its spec says, behind the same B for all.
         """
@@ -69,7 +69,7 @@ class LoadedPolicy:
         self._state = None
 
     def make_actor(self, num_envs: int, seed: int = 0) -> Any:
-        """A ``PolicyActor`` that stores nothing."""
+        """A `PolicyActor` that stores nothing."""
         return PolicyActor(self._policy, num_envs=num_envs, seed=seed)
 
     def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
@@ -95,7 +95,7 @@ class LoadedPolicy:
 
 
 def _envs(observation: Any, observation_spec: Any) -> int:
-    """B of a nest of ``[B, ...]`` that fits the spec."""
+    """B of a nest of `[B, ...]` that fits the spec."""
     shapes = [tuple(np.shape(leaf)) for leaf in tree.flatten(observation)]
     expected = [tuple(spec.shape) for spec in tree.flatten(observation_spec)]
     envs = {shape[:1] for shape in shapes}
@@ -120,7 +120,7 @@ def _envs(observation: Any, observation_spec: Any) -> int:
 def load_policy(
     run: str | os.PathLike[str], checkpoint: str | int | os.PathLike[str] | None = None
 ) -> LoadedPolicy:
-    """What the run in the folder ``run`` has learned, ready to act: ``action = policy(observation)``.
+    """What the run in the folder `run` has learned, ready to act: `action = policy(observation)`.
 
     Args:
       run: the folder of the run.

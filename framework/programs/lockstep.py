@@ -19,8 +19,8 @@ _LOG = logging.getLogger(__name__)
 class Lockstep:
     """Says when the next unroll may begin, and waits for that.
 
-    Unroll k (k = 0, 1, …) of ``unroll_length`` steps is made with version ``first + max(0, k - lag)`` or a
-    newer one, where ``first`` is the version at the start.
+    Unroll k (k = 0, 1, …) of `unroll_length` steps is made with version `first + max(0, k - lag)` or a
+    newer one, where `first` is the version at the start.
 
     Args:
       name: of the actor.
@@ -38,11 +38,11 @@ class Lockstep:
         self._said_at = 0.0
 
     def start(self, version: int) -> None:
-        """Counts unrolls from ``version``, which the actor has now."""
+        """Counts unrolls from `version`, which the actor has now."""
         self._first = version
 
     def needed_version(self, steps: int) -> int | None:
-        """The least version for the step after ``steps`` steps; None inside of an unroll."""
+        """The least version for the step after `steps` steps; None inside of an unroll."""
         unroll, begun = divmod(steps, self._unroll_length)
         return None if begun or self._first is None else self._first + max(0, unroll - self._lag)
 
@@ -51,14 +51,14 @@ class Lockstep:
         return self._unroll_length - steps % self._unroll_length
 
     def may_step(self, steps: int, version: int) -> bool:
-        """Whether ``version``, or the learner's newest, is enough after ``steps`` steps; does not wait."""
+        """Whether `version`, or the learner's newest, is enough after `steps` steps; does not wait."""
         needed = self.needed_version(steps)
         return needed is None or version >= needed or self._is_available(needed, 0.0, None)
 
     def wait(self, needed: int, version: int, flush: Callable[[], None]) -> bool:
-        """Waits half a second for version ``needed``; returns whether the step may be made.
+        """Waits half a second for version `needed`; returns whether the step may be made.
 
-        The version is made of what this actor has sent. So a wait that goes on calls ``flush``, which raises
+        The version is made of what this actor has sent. So a wait that goes on calls `flush`, which raises
         what went wrong with that, and logs once a minute.
         """
         if version >= needed or self._is_available(needed, _WAIT_S, self._name):

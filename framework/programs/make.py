@@ -23,22 +23,24 @@ def make_program(
     on_write: Callable[[dict[str, Any]], None] | None = None,
     name: str | None = None,
 ) -> launch.Program:
-    """Makes the program graph of ``agent``, ready for any engine::
+    """Makes the program graph of `agent`, ready for any engine:
 
-        program = make_program(DQN(DQNConfig()), "gymnasium:CartPole-v1", RunConfig(max_env_steps=50_000))
-        result = launch.launch(program, engine="serial")
+    ```python
+    program = make_program(DQN(DQNConfig()), "gymnasium:CartPole-v1", RunConfig(max_env_steps=50_000))
+    result = launch.launch(program, engine="serial")
+    ```
 
-    Nodes: ``replay``, ``counter``, ``monitor``, ``checkpointer`` (with a ``directory``), ``learner``,
-    ``inference`` (where it is a server), ``actor`` (``num_actors`` of them) and ``evaluator``. The
+    Nodes: `replay`, `counter`, `monitor`, `checkpointer` (with a `directory`), `learner`,
+    `inference` (where it is a server), `actor` (`num_actors` of them) and `evaluator`. The
     environment is made here once, to read its specs, and then in each node that steps it.
 
     Args:
       agent: makes the parts. An agent without tables runs without replay and learner.
-      environment_factory: a name for ``environments.make``, or a callable that returns an environment.
-      config: how many nodes, how long, what is written; None is ``RunConfig()``.
-      logger_factory: returns the logger of all rows; None writes what ``config`` says to its directory.
+      environment_factory: a name for `environments.make`, or a callable that returns an environment.
+      config: how many nodes, how long, what is written; None is `RunConfig()`.
+      logger_factory: returns the logger of all rows; None writes what `config` says to its directory.
       on_write: called with the monitor's snapshot after every row, in the monitor's process. An exception
-        from it ends the program; it is the ``__cause__`` of the `launch.NodeError`.
+        from it ends the program; it is the `__cause__` of the `launch.NodeError`.
       name: of the program; the agent's class name if None.
 
     Raises:
@@ -73,7 +75,7 @@ def make_program(
 def environment_spec(
     agent: core.Agent, factory: str | Callable[..., Any], config: RunConfig
 ) -> specs.EnvironmentSpec:
-    """The spec of one env as ``agent`` sees it; makes the environment and closes it."""
+    """The spec of one env as `agent` sees it; makes the environment and closes it."""
     environment = make_environment(agent, factory, config, 1, config.seed)
     try:
         return specs.make_environment_spec(environment)
@@ -89,7 +91,7 @@ def make_environment(
     seed: int,
     render_mode: str | None = None,
 ) -> Any:
-    """The environment of ``num_envs`` envs with the agent's wrappers."""
+    """The environment of `num_envs` envs with the agent's wrappers."""
     return environments.make(
         factory,
         num_envs=num_envs,

@@ -11,8 +11,8 @@ class Monitor:
     """Writes every node's rows to the loggers, derives rates, and keeps the newest rows to look at.
 
     Args:
-      logger: an object with ``write(dict)`` and ``close()``; None keeps the rows in memory only.
-      on_write: called with ``snapshot()`` after every row, in the node's process.
+      logger: an object with `write(dict)` and `close()`; None keeps the rows in memory only.
+      on_write: called with `snapshot()` after every row, in the node's process.
       replay: a replay client; its counters are added to the learner's rows. None if there is none.
       counter: its counts are added to the learner's rows.
     """
@@ -27,7 +27,7 @@ class Monitor:
         self._result: dict[str, Any] | None = None
 
     def write(self, label: str, row: dict[str, Any]) -> None:
-        """Takes one row of ``label`` (``"actor-0"``, ``"learner"``, …): names to scalars."""
+        """Takes one row of `label` (`"actor-0"`, `"learner"`, …): names to scalars."""
         row = dict(row)
         if label == "learner":
             row.update(self._shared_numbers(row))
@@ -39,7 +39,7 @@ class Monitor:
             self._on_write(self.snapshot())
 
     def snapshot(self) -> dict[str, Any]:
-        """The newest value of everything: ``{"labels": {label: row}, "counts": …, "result": …}``."""
+        """The newest value of everything: `{"labels": {label: row}, "counts": …, "result": …}`."""
         with self._lock:
             labels = {k: dict(v) for k, v in self._latest.items()}
         counts = self._counter.get_counts() if self._counter is not None else {}
@@ -51,7 +51,7 @@ class Monitor:
         }
 
     def finish(self, reason: str, numbers: dict[str, Any]) -> None:
-        """Ends the program: its result is ``{"reason": reason, **numbers}``; the first call wins."""
+        """Ends the program: its result is `{"reason": reason, **numbers}`; the first call wins."""
         import launch
 
         with self._lock:
@@ -86,10 +86,10 @@ class Monitor:
 
 
 def replay_numbers(info: dict[str, Any]) -> dict[str, Any]:
-    """Counters of each table of a ``server_info``, all since its beginning.
+    """Counters of each table of a `server_info`, all since its beginning.
 
-    ``size``, ``inserted``, ``sampled``, ``samples_per_insert``; ``sample_age``, how many items on average had
-    been inserted since a sampled one was; ``time/…_blocked_s``, how long inserts and samples waited for the
+    `size`, `inserted`, `sampled`, `samples_per_insert`; `sample_age`, how many items on average had
+    been inserted since a sampled one was; `time/…_blocked_s`, how long inserts and samples waited for the
     rate limiter. A back end without the last two leaves them out.
     """
     numbers: dict[str, Any] = {}

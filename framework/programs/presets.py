@@ -1,6 +1,6 @@
 """Settings that are known to work, for an agent in an environment.
 
-They stand at the end of an agent's own file, as ``PRESETS``, by the environment's name. `repertory train`
+They stand at the end of an agent's own file, as `PRESETS`, by the environment's name. `repertory train`
 starts from the one of its agent and environment; flags override its values.
 """
 
@@ -26,5 +26,5 @@ class Preset:
 
 
 def presets_of(agent_class: type) -> Mapping[str, Preset]:
-    """The presets of an agent by environment: ``PRESETS`` of its module, none if there is no such name."""
+    """The presets of an agent by environment: `PRESETS` of its module, none if there is no such name."""
     return getattr(sys.modules[agent_class.__module__], "PRESETS", {})

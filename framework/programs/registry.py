@@ -1,11 +1,11 @@
-"""Agents by name: entry points of the group ``repertory.agents``, and ``module:Class``.
+"""Agents by name: entry points of the group `repertory.agents`, and `module:Class`.
 
-::
+```python
+agent = make_agent("dqn", learning_rate=3e-4)         # from a name and fields of its config
+agent = make_agent("my_agents.soft_q:SoftQ")          # a class that no package declares
+```
 
-    agent = make_agent("dqn", learning_rate=3e-4)         # from a name and fields of its config
-    agent = make_agent("my_agents.soft_q:SoftQ")          # a class that no package declares
-
-An agent that is found by name is a class that takes one argument, ``config``: a frozen dataclass with a
+An agent that is found by name is a class that takes one argument, `config`: a frozen dataclass with a
 default for every field, or nothing for the defaults.
 """
 
@@ -31,7 +31,7 @@ class AgentEntry:
 
     Attributes:
       name: on the command line and in the files of a run.
-      target: ``module:Class``.
+      target: `module:Class`.
     """
 
     name: str
@@ -69,7 +69,7 @@ def agent_names() -> list[str]:
 
 
 def find_agent(name: str) -> AgentEntry:
-    """The agent called ``name`` (``-`` and ``_`` are the same), or ``module:Class``; ValueError if none."""
+    """The agent called `name` (`-` and `_` are the same), or `module:Class`; ValueError if none."""
     if ":" in name:
         return AgentEntry(name, name)
     known = _entry_points()
@@ -88,7 +88,7 @@ def find_agent(name: str) -> AgentEntry:
 
 
 def make_agent(name: str, /, **fields: Any) -> core.Agent:
-    """The agent called ``name``, or ``module:Class``, with these fields of its config."""
+    """The agent called `name`, or `module:Class`, with these fields of its config."""
     entry = find_agent(name)
     agent: Any = entry.load()
     return agent(entry.make_config(**fields)) if fields else agent()

@@ -18,13 +18,13 @@ _REPLAY = "replay"  # the part that the replay server writes
 class RunCheckpointer:
     """Keeps the newest state of every part of a run and writes them together, as one checkpoint.
 
-    Workers ``put`` their state when it suits them and once more when they stop; the counter and the replay
+    Workers `put` their state when it suits them and once more when they stop; the counter and the replay
     server are asked at the moment of writing. It is closed after the workers and before replay, and then
     writes the last checkpoint of a run, however the run ends.
 
     Args:
-      config: the run's settings. Checkpoints go to ``checkpoints/`` in its directory.
-      counter: its counts are part of every checkpoint, and ``env_steps`` names it.
+      config: the run's settings. Checkpoints go to `checkpoints/` in its directory.
+      counter: its counts are part of every checkpoint, and `env_steps` names it.
       replay: a replay client, whose server writes its part; None for an agent without replay.
     """
 
@@ -39,12 +39,12 @@ class RunCheckpointer:
         self._states = {name: reader.state(name) for name in names if reader is not None and name != _REPLAY}
 
     def get(self, part: str) -> Any:
-        """The newest state of ``part``, of this run or of the checkpoint it goes on from; None if none."""
+        """The newest state of `part`, of this run or of the checkpoint it goes on from; None if none."""
         with self._lock:
             return self._states.get(part)
 
     def put(self, part: str, state: Any) -> None:
-        """Takes the newest state of ``part``: dicts, lists and tuples of tensors, arrays and scalars."""
+        """Takes the newest state of `part`: dicts, lists and tuples of tensors, arrays and scalars."""
         with self._lock:
             self._states[part] = state
             self._puts += 1
@@ -72,13 +72,13 @@ class RunCheckpointer:
 
 
 def run_checkpoints(config: RunConfig) -> Checkpointer:
-    """The checkpoints of the run in ``config.directory``."""
+    """The checkpoints of the run in `config.directory`."""
     assert config.directory is not None
     return Checkpointer(Path(config.directory) / "checkpoints", keep=config.keep_checkpoints)
 
 
 def saved_part(config: RunConfig, part: str) -> Any:
-    """The state of ``part`` in the newest intact checkpoint of the run, or None."""
+    """The state of `part` in the newest intact checkpoint of the run, or None."""
     reader = _newest(config)
     return reader.state(part) if reader is not None and part in reader.names else None
 

@@ -38,20 +38,20 @@ class RunError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """The files of one run. Programs with a directory write ``config.json`` when they start.
+    """The files of one run. Programs with a directory write `config.json` when they start.
 
-    ::
-
-        folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
-        folder.record()
-        with folder.locked():                    # one process at a time
-            ...
-        agent = RunFolder.open(path).make_agent()
+    ```python
+    folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
+    folder.record()
+    with folder.locked():                    # one process at a time
+        ...
+    agent = RunFolder.open(path).make_agent()
+    ```
 
     Attributes:
-      agent: the agent's name, or ``module:Class``.
+      agent: the agent's name, or `module:Class`.
       agent_config: its config's fields; None if it has no config.
-      environment: its name, or ``factory:module:function``; None if the factory cannot be found again.
+      environment: its name, or `factory:module:function`; None if the factory cannot be found again.
       config: the settings of the program.
       environment_spec: the specs of the environment as text, to notice another one.
       engine: what runs the program.
@@ -93,14 +93,14 @@ class RunFolder:
         config: RunConfig,
         spec: specs.EnvironmentSpec,
     ) -> RunFolder:
-        """The run of ``agent`` in ``environment``; nothing is written yet."""
+        """The run of `agent` in `environment`; nothing is written yet."""
         name, fields = describe_agent(agent)
         plain = json.loads(json.dumps(fields, default=_plain))
         return cls(name, plain, _name_of(environment), config, describe_spec(spec))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Reads a run's ``config.json``; RunError if there is none or it cannot be understood."""
+        """Reads a run's `config.json`; RunError if there is none or it cannot be understood."""
         file = Path(path) / "config.json"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -123,14 +123,14 @@ class RunFolder:
         return cls(**{**values, "config": config})
 
     def record(self) -> None:
-        """Writes ``config.json``, unless it says the same already; engine and restarts stay as they were."""
+        """Writes `config.json`, unless it says the same already; engine and restarts stay as they were."""
         known = RunFolder.open(self.path) if (self.path / "config.json").exists() else self
         new = dataclasses.replace(self, engine=known.engine, restarts=known.restarts)
         if known is self or json.dumps(dataclasses.asdict(new)) != json.dumps(dataclasses.asdict(known)):
             new.save()
 
     def save(self) -> None:
-        """Makes the folder and writes ``config.json``; RunError if that cannot be written."""
+        """Makes the folder and writes `config.json`; RunError if that cannot be written."""
         content = {
             "format": FORMAT,
             **dataclasses.asdict(self),
@@ -241,7 +241,7 @@ class RunFolder:
         return None
 
     def wait_until_free(self, timeout: float | None) -> bool:
-        """Waits for the process that trains here to let go; False after ``timeout`` seconds (None: never)."""
+        """Waits for the process that trains here to let go; False after `timeout` seconds (None: never)."""
 
         def wait() -> None:
             with open(self.path / "run.lock", encoding="utf-8") as file:
@@ -293,7 +293,7 @@ def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:
 
 
 def git_commits() -> dict[str, str]:
-    """The commits of Repertory's and of the working folder's checkouts, ``-dirty`` if changed since."""
+    """The commits of Repertory's and of the working folder's checkouts, `-dirty` if changed since."""
     commits = {}
     for name, folder in (("repertory", Path(framework.__path__[0])), ("working_folder", Path.cwd())):
         git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

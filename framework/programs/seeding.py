@@ -15,7 +15,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def derive_seed(seed: int, part: str) -> int:
-    """A seed for ``part`` (``"actor-3"``, say): far from that of any other part, the same on every engine."""
+    """A seed for `part` (`"actor-3"`, say): far from that of any other part, the same on every engine."""
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
 
 
@@ -36,7 +36,7 @@ def keep_freed_memory() -> None:
 
 
 def prepare_process(seed: int) -> None:
-    """Seeds Python, NumPy and torch, and gives torch one thread (or ``OMP_NUM_THREADS``, where that is set).
+    """Seeds Python, NumPy and torch, and gives torch one thread (or `OMP_NUM_THREADS`, where that is set).
 
     More threads make small networks slower, and processes that share cores much slower; the engine sets the
     variable for a group that was given more. With several nodes in one process the last one wins.

@@ -16,12 +16,14 @@ class StallDetector:
     An actor waits for parameters when all that it made is in replay, and the learner makes them of what all
     actors have made. So if every actor waits, and the learner waits for data, some of that data was lost:
     with a replay server that was restarted, or with a learner that had sampled it and was killed. The
-    program would never go on::
+    program would never go on:
 
-        actor-0   |unroll 3|..............................|unroll 3 again|
-        actor-1   |unroll 3|..............................|unroll 3 again|
-        replay         lost ^                   patience ^
-        learner   .......................................................|step 4|
+    ```text
+    actor-0   |unroll 3|..............................|unroll 3 again|
+    actor-1   |unroll 3|..............................|unroll 3 again|
+    replay         lost ^                   patience ^
+    learner   .......................................................|step 4|
+    ```
 
     Not thread-safe.
 
@@ -46,7 +48,7 @@ class StallDetector:
         self._since = None
 
     def asked(self, actor: str) -> bool:
-        """Notes that ``actor`` waits while the learner does. Returns whether all have waited for too long."""
+        """Notes that `actor` waits while the learner does. Returns whether all have waited for too long."""
         now = self._clock()
         self._asked[actor] = now
         self._asked = {each: at for each, at in self._asked.items() if now - at <= _RECENT_S}

@@ -8,7 +8,7 @@ from framework.replay.errors import ServerClosed
 
 
 class ProgramWorker(core.Worker):
-    """A worker that may finish by itself; see ``finished``."""
+    """A worker that may finish by itself; see `finished`."""
 
     _finished = False
 

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+import launch
 from framework.replay.errors import ServerClosed, StoreFullError
 from framework.replay.rows.store import MemoryAllocator
 
@@ -47,8 +48,6 @@ def default_root() -> str:
 
     In a node of a program it is the run's own folder, which the launcher takes away if nobody else can.
     """
-    import launch
-
     of_this_run = launch.shared_memory_directory()
     if of_this_run is not None:
         return of_this_run

@@ -1,13 +1,13 @@
 """The newest parameters of one learner in flat memory, private or shared by the processes of a machine.
 
-::
+```text
+header   int64    begun · done · version and env steps of slot 0 · version and env steps of slot 1
+slot 0            every tensor, one after the other
+slot 1            every tensor, one after the other
+```
 
-    header   int64    begun · done · version and env steps of slot 0 · version and env steps of slot 1
-    slot 0            every tensor, one after the other
-    slot 1            every tensor, one after the other
-
-Publication n goes to slot n mod 2, between ``begun = n`` and ``done = n``. A reader copies slot ``done``
-mod 2, and copies again if publication ``done + 2`` has begun meanwhile. So readers never see parts of two
+Publication n goes to slot n mod 2, between `begun = n` and `done = n`. A reader copies slot `done`
+mod 2, and copies again if publication `done + 2` has begun meanwhile. So readers never see parts of two
 versions, and the writer never waits for a reader. A writer that dies in the middle leaves the other slot
 intact, and the next one goes on in the same file.
 """
@@ -104,11 +104,11 @@ class VariableBlock:
         return int(self._header[_SLOTS + 2 * (done % 2)]) if done else -1
 
     def publish(self, version: int, parameters: Parameters, env_steps: int = 0) -> None:
-        """Copies ``parameters`` in, from any device, as ``version``.
+        """Copies `parameters` in, from any device, as `version`.
 
         Args:
           version: learner steps; greater than that of any publication before.
-          parameters: what ``Learner.parameters()`` returns.
+          parameters: what `Learner.parameters()` returns.
           env_steps: env steps made so far.
 
         Raises:
@@ -125,14 +125,14 @@ class VariableBlock:
         self._header[_DONE] = done + 1
 
     def read(self, targets: Parameters, newer_than: int = -1) -> Progress | None:
-        """Copies the variables that ``targets`` names into its tensors.
+        """Copies the variables that `targets` names into its tensors.
 
         Returns:
-          Their version and env steps; None, with ``targets`` as they were, if no version is newer than
-          ``newer_than``.
+          Their version and env steps; None, with `targets` as they were, if no version is newer than
+          `newer_than`.
 
         Raises:
-          KeyError, ValueError: ``targets`` has other names, keys or shapes than what is published.
+          KeyError, ValueError: `targets` has other names, keys or shapes than what is published.
         """
         while True:
             done = int(self._header[_DONE])
@@ -144,7 +144,7 @@ class VariableBlock:
                 return Progress(version, env_steps)
 
     def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
-        """A copy of the variables ``names`` (all, if none is named), or None if nothing is newer.
+        """A copy of the variables `names` (all, if none is named), or None if nothing is newer.
 
         Raises:
           KeyError: a name that is not there.
@@ -178,7 +178,7 @@ def shared_path() -> str | None:
 
 @torch.no_grad()
 def copy_variables(source: Parameters, targets: Parameters) -> None:
-    """Copies ``source`` (tensors or numpy arrays) into the tensors of ``targets``, which names what it needs.
+    """Copies `source` (tensors or numpy arrays) into the tensors of `targets`, which names what it needs.
 
     Raises:
       KeyError, ValueError: a variable is missing, or its entries or their shapes differ.

@@ -12,17 +12,17 @@ from framework.variables.block import VariableBlock, Variables, copy_variables
 
 
 class VariableClient:
-    """Copies newer parameters into ``networks``, those that ``policy`` names.
+    """Copies newer parameters into `networks`, those that `policy` names.
 
     All copying is done inside `update`, on the thread that calls it, so parameters never change in the middle
-    of a forward pass. The policy's ``progress`` says what they are.
+    of a forward pass. The policy's `progress` says what they are.
 
     Args:
-      source: a `VariableBlock`, or the client of a node with ``variable_block()`` and
-        ``get_variables(names, newer_than)``. A block that can be reached is read directly. Otherwise the
+      source: a `VariableBlock`, or the client of a node with `variable_block()` and
+        `get_variables(names, newer_than)`. A block that can be reached is read directly. Otherwise the
         node is asked by future, one request at a time; its errors are raised by the next `update`.
       networks: what to keep fresh.
-      policy: its ``variables`` are the children of ``networks`` to copy; None copies all.
+      policy: its `variables` are the children of `networks` to copy; None copies all.
       update_period: calls of `update` from one look for newer parameters to the next.
       timeout: seconds that `update` waits for an answer of the node; None waits without a limit.
     """

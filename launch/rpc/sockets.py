@@ -162,9 +162,7 @@ def make_private_directory(prefix: str = "lp-") -> str:
         # Room for "/" + the prefix + "xxxxxxxx" + "/" + a file name of 45 characters.
         if len(parent) + len(prefix) <= MAX_IPC_PATH - 55 and os.access(parent, os.W_OK | os.X_OK):
             return tempfile.mkdtemp(prefix=prefix, dir=parent)  # mkdtemp makes it 0700
-    raise ValueError(
-        f"TMPDIR: got {private_parents()}, expected a short, writable path for sockets. Set TMPDIR to one."
-    )
+    raise ValueError(f"TMPDIR: got {private_parents()}, expected a short, writable path. Set TMPDIR to one.")
 
 
 def remove_private_directory(path: str) -> None:

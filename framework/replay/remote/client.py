@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from framework.replay.remote.connection import (
     Channel,
     Connection,
     SessionLost,
-    retry,
 )
 from framework.replay.remote.mapping import MappedStore
 from framework.replay.remote.writer import ServedWriter
@@ -154,28 +154,23 @@ class ServedClient(ReverbApi, Client):
           hold: whether they can be given back until the number is in `Connection.done`.
         """
         self._show()
-
-        def ask(left: float | None) -> dict[str, Any]:
-            message = {
-                "op": "sample",
-                "table": table,
-                "n": n,
-                "local": mapped().local,
-                "hold": hold,
-                "pad": pad,
-            }
-            return connection.request(message, left)
-
-        def mapped() -> MappedStore:
-            return self._mapped_store(connection)
-
-        answer = retry(connection, ask, timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                connection.open(None if left is None else left + 1.0)
+                mapped = self._mapped_store(connection)
+                message = {"op": "sample", "table": table, "n": n, "local": mapped.local}
+                answer = connection.request({**message, "hold": hold, "pad": pad}, left)
+                break
+            except SessionLost:
+                continue  # in a new session
         info = SampleInfo(*[array.copy() for array in answer["info"]])
         layouts, delivery = connection.layouts, answer.get("delivery", 0)
         local = "parts" in answer
         for number, description, files in answer["define"]:
             layout = Layout.from_wire(description)
-            layouts[number] = mapped().bind(layout, files, table) if local else pack_function(layout)
+            layouts[number] = mapped.bind(layout, files, table) if local else pack_function(layout)
         try:
             if local:
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
@@ -214,7 +209,7 @@ class ServedClient(ReverbApi, Client):
         Args:
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
-        self._close_dropped()
+        self._show()
         connection = self._channel.connection()
         writer = ServedWriter(connection, self._mapped_store, max_in_flight_items, self._dropped)
         with self._lock:
@@ -222,19 +217,18 @@ class ServedClient(ReverbApi, Client):
         return writer
 
     def _show(self) -> None:
-        """Has the server try what this client's writers have created, before anything is read."""
-        self._close_dropped()
+        """Has the server try what this client's writers have created, before anything is read.
+
+        Writers that were dropped without `close` end: they insert what they can without waiting.
+        """
+        with contextlib.suppress(IndexError):  # another thread may be at it
+            while self._dropped:
+                self._dropped.popleft().close(timeout=0)
         if self._writers:
             with self._lock:
                 writers = list(self._writers)
             for writer in writers:
                 writer.show()
-
-    def _close_dropped(self) -> None:
-        """Ends writers that were dropped without `close`: inserts what they can without waiting."""
-        with contextlib.suppress(IndexError):  # another thread may be at it
-            while self._dropped:
-                self._dropped.popleft().close(timeout=0)
 
     # The rest.
 
@@ -301,9 +295,11 @@ class ServedClient(ReverbApi, Client):
         An engine that places nodes anew calls this (``launch``'s ``ray``); sessions that are open end by
         themselves, as their server has gone.
         """
-        self._channel.server.away = address is None
+        server = self._channel.server
+        server.away = address is None
         if address is not None:
-            self.address = self._channel.server.address = address
+            self.address = server.address = address
+            server.stopped = False  # that was the old one
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with

@@ -16,7 +16,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import zmq
@@ -92,6 +92,7 @@ class Connection:
         self._address = ""
         self._socket: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None
+        self._said_hello = False
         self._greeted = False
         self._next_id = 0
         self._answers: list[dict[str, Any]] = []  # to messages that nothing waits for, until `poll`
@@ -105,9 +106,9 @@ class Connection:
           ServerClosed: the server said that it stops, or did not answer within `reconnect_timeout`.
           DeadlineExceededError: `timeout` seconds passed first.
         """
-        if self._greeted:
-            return
         server, interrupted = self._server, self.interrupted
+        if self._greeted and self._address == server.address:
+            return
         stopped = server.stopped
         last = float("inf") if timeout is None else time.monotonic() + timeout
         limit = _COME_BACK if stopped else server.reconnect_timeout
@@ -115,7 +116,8 @@ class Connection:
         limit = limit if timeout is None else min(limit, timeout)
         deadline = time.monotonic() + limit
         while True:
-            if self._socket is None:
+            if self._socket is None or not self._said_hello:
+                self.close()
                 self._connect()
             elif self._address != server.address:  # it has moved
                 self.close()
@@ -195,7 +197,10 @@ class Connection:
             done = message["done"] = []
             while self.done:
                 done.append(self.done.popleft())
-        wire.send(self._socket, wire.encode(message))
+        try:
+            wire.send(self._socket, message, zmq.NOBLOCK)
+        except zmq.Again:  # nothing to send to any more
+            self._end()
         return self._next_id
 
     def poll(self, timeout: float | None = 0.0) -> list[dict[str, Any]]:
@@ -261,7 +266,8 @@ class Connection:
                     self._take(answer)
                 elif "error" in answer:
                     error = wire.unpack_error(answer["error"])
-                    self._server.stopped |= isinstance(error, ServerClosed) and watch
+                    if watch and isinstance(error, ServerClosed):
+                        self._note_stop()
                     raise error
                 else:
                     return answer
@@ -278,11 +284,16 @@ class Connection:
             self._answers.append(message)
         elif notice == "stopped":
             self.close()
-            self._server.stopped = True
+            self._note_stop()
             raise ServerClosed(f"the replay server at {self._address} has stopped")
         elif notice == "lost":
             self.close()
             raise SessionLost
+
+    def _note_stop(self) -> None:
+        """This connection's server has stopped: not the one that has taken its place elsewhere."""
+        if self._address == self._server.address:
+            self._server.stopped = True
 
     def _read_all(self) -> None:
         """Takes every message that is there."""
@@ -306,18 +317,26 @@ class Connection:
         self._greet()
 
     def _greet(self) -> None:
-        """Says hello; if the server is not there yet, the message is delivered when it comes."""
+        """Says hello; if the server is not there yet, the message is delivered when it comes.
+
+        A peer that refused the keys is taken away by ZeroMQ: then there is nothing to send to until `open`
+        connects again.
+        """
         self._next_id += 1
         hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}
         assert self._socket is not None
-        wire.send(self._socket, wire.encode(hello))
+        try:
+            wire.send(self._socket, hello, zmq.NOBLOCK)
+            self._said_hello = True
+        except zmq.Again:
+            self._said_hello = False
 
     def _wait(self, deadline: float | None, watch: bool, connecting: bool = False) -> bool:
         """Whether there is a message before the deadline; raises if there will be none."""
         assert self._socket is not None
         watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
         if watch:  # an interrupt from before the call does not end it; such a call must not wait for long
-            watched += [(interrupt.fileno(), zmq.POLLIN) for interrupt in self._interrupts]
+            watched += [(interrupt.descriptor, zmq.POLLIN) for interrupt in self._interrupts]
         while True:
             left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
             ready = dict(zmq.zmq_poll(watched, left))
@@ -390,8 +409,14 @@ class Channel:
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
     ) -> dict[str, Any]:
         """One request and its answer on any connection; asked again if the connection ended in between."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self.borrow() as connection:
-            return retry(connection, lambda left: connection.request(message, left, wait), timeout)
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                # A poll (timeout 0) waits a moment for a server that is not there: it could be answered soon.
+                connection.open(None if left is None else left + 1.0)
+                with contextlib.suppress(SessionLost):
+                    return connection.request(message, left, wait)
 
     def close(self) -> None:
         """Ends every idle session, and the others when they are given back."""
@@ -400,18 +425,3 @@ class Channel:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-
-def retry(
-    connection: Connection,
-    ask: Callable[[float | None], dict[str, Any]],
-    timeout: float | None,
-) -> dict[str, Any]:
-    """`ask(seconds left)` on an open session; again in a new one if the session ends before the answer."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        # A poll (timeout 0) waits a moment for a server that is not there: it could be answered soon.
-        connection.open(None if left is None else left + 1.0)
-        with contextlib.suppress(SessionLost):
-            return ask(left)

@@ -37,6 +37,7 @@ from framework.replay.errors import (
 from framework.replay.late import LateFlush
 from framework.replay.remote.connection import Connection, Interrupted, SessionLost
 from framework.replay.remote.mapping import MappedStore
+from framework.replay.rows.arrays import span
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.tables.items import make_keys
 from framework.types import Nest
@@ -275,7 +276,8 @@ class ServedWriter(Writer):
                 return
         try:
             if self._pending and not self._closed and self._lost is None:
-                with self._in_session():
+                # What goes wrong is an error of this writer's next call, not of the reader's.
+                with contextlib.suppress(ServerClosed), self._in_session(check=False):
                     self._sync()
         finally:
             self._lock.release()
@@ -318,10 +320,11 @@ class ServedWriter(Writer):
     # --- the session ---
 
     @contextlib.contextmanager
-    def _in_session(self) -> Iterator[None]:
+    def _in_session(self, check: bool = True) -> Iterator[None]:
         """Holds the lock; opens the session at first, and ends the writer if the session is lost."""
         with self._lock:
-            self._raise_error()
+            if check:
+                self._raise_error()
             try:
                 if not self._connection.session:
                     self._connection.open()
@@ -402,7 +405,7 @@ class ServedWriter(Writer):
 
     def _write(self, held: _Stream, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         if held.mapped:
-            at = _span(rows)
+            at = span(rows)
             for name, array in arrays.items():
                 held.mapped[name][at] = array
             return
@@ -500,11 +503,3 @@ def _merged(items: list[list[Any]]) -> list[list[Any]]:
             first = [*first[:2], *[None if each[0] is None else np.concatenate(each) for each in arrays]]
         merged.append(first)
     return merged
-
-
-def _span(rows: np.ndarray) -> Any:
-    """A slice if `rows` are consecutive, which copies several times faster."""
-    n = len(rows)
-    if n and rows[-1] - rows[0] == n - 1 and (np.diff(rows) == 1).all():
-        return slice(int(rows[0]), int(rows[0]) + n)
-    return rows

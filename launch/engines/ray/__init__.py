@@ -136,12 +136,8 @@ class RayHost(Host):
             except OSError:
                 failures += 1
         self.head_is_dead = True
-        self.report(
-            {
-                "error": f"the head of the Ray cluster at {self._head} does not answer: it died or cannot be "
-                "reached, and the nodes end with it. Start a head and launch again."
-            }
-        )
+        text = f"the head of the Ray cluster at {self._head} does not answer: it died or cannot be reached"
+        self.report({"error": f"{text}. Start a head and launch again."})
 
     # For the lives.
 

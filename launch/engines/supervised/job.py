@@ -161,14 +161,8 @@ class SupervisedJob(Job):
         process.begin(number, channel, time.monotonic())
         self._by_number[number] = process
         self._selector.register(channel, selectors.EVENT_READ, process)
-        options = self._options
-        setup = Setup(
-            self._blobs[label],
-            dict(self._entries),
-            self._keys,
-            options.heartbeat_timeout,
-            options.stop_timeout,
-        )
+        limits = self._options.heartbeat_timeout, self._options.stop_timeout
+        setup = Setup(self._blobs[label], dict(self._entries), self._keys, *limits)
         try:
             channel.send_bytes(cloudpickle.dumps(setup))
         except OSError:

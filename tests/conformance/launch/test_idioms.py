@@ -402,3 +402,18 @@ def test_batched_handlers_take_launchpads_arguments():
     assert (method._batch_size, method._parallelism, method._timeout, method._pad) == (8, 2, 0.05, True)
     with pytest.raises(ValueError, match="max_parallelism"):
         lp.batched_handler(8, 0.5)
+
+
+def test_reverb_nodes_take_launchpads_arguments(engine):
+    def tables():
+        from framework import replay
+
+        fifo = replay.selectors.Fifo()
+        return [replay.Table("t", fifo, replay.selectors.Fifo(), 10, replay.rate_limiters.MinSize(1))]
+
+    program = lp.Program("reverb")
+    server = program.add_node(lp.ReverbNode(tables, None, None), label="replay")
+    program.add_node(lp.PyNode(lambda client: lp.stop(sorted(client.server_info())), server), label="main")
+    assert lp.launch(program, engine) == ["t"]
+    with pytest.raises(ValueError, match="checkpoint_time_delta_minutes"):
+        lp.ReverbNode(tables, None, 0)
