@@ -129,7 +129,7 @@ def _class_of(node: Any) -> type:
 
 @functools.lru_cache(maxsize=1024)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    return collections.namedtuple(name, fields)  # type: ignore[misc]
+    return collections.namedtuple(name, fields)
 
 
 def paths(structure: Structure) -> list[str]:

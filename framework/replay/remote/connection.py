@@ -198,7 +198,7 @@ class Connection:
             while self.done:
                 done.append(self.done.popleft())
         try:
-            wire.send(self._socket, wire.encode(message), zmq.NOBLOCK)
+            wire.send(self._socket, message, zmq.NOBLOCK)
         except zmq.Again:  # nothing to send to any more
             self._end()
         return self._next_id
@@ -326,7 +326,7 @@ class Connection:
         hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}
         assert self._socket is not None
         try:
-            wire.send(self._socket, wire.encode(hello), zmq.NOBLOCK)
+            wire.send(self._socket, hello, zmq.NOBLOCK)
             self._said_hello = True
         except zmq.Again:
             self._said_hello = False
@@ -336,7 +336,7 @@ class Connection:
         assert self._socket is not None
         watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
         if watch:  # an interrupt from before the call does not end it; such a call must not wait for long
-            watched += [(interrupt.fileno(), zmq.POLLIN) for interrupt in self._interrupts]
+            watched += [(interrupt.descriptor, zmq.POLLIN) for interrupt in self._interrupts]
         while True:
             left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
             ready = dict(zmq.zmq_poll(watched, left))
@@ -401,7 +401,7 @@ class Channel:
         finally:
             with self._lock:
                 if self._closed:
-                    connection.close()
+                    connection.close()  # type: ignore[unreachable]  # by another thread
                 else:
                     self._idle.append(connection)
 

@@ -18,6 +18,7 @@ from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.table import Table
 
 Reply = dict[str, Any]
+_LONGEST_TIMEOUT = 1e9  # seconds
 
 
 class Waiting(abc.ABC):
@@ -34,6 +35,10 @@ class Waiting(abc.ABC):
     """
 
     def __init__(self, line: Hashable, timeout: float | None) -> None:
+        if timeout is not None:
+            if type(timeout) not in (int, float) or not timeout >= 0:  # NaN is not
+                raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None")
+            timeout = min(float(timeout), _LONGEST_TIMEOUT)
         self.line = line
         self.timeout = timeout
         self.session: Session
@@ -67,7 +72,7 @@ class Session:
       waiting: requests that cannot be answered yet, by number.
       unsent: trackers of large answers that the client may not have read yet.
       layouts: layouts that the client has defined, by its numbers.
-      known: numbers of layouts that the client has been told.
+      known: layouts that the client has been told, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
       inserted: items of this client that went into tables.
@@ -80,7 +85,7 @@ class Session:
         self.waiting: dict[int, Waiting] = {}
         self.unsent: collections.deque[zmq.MessageTracker] = collections.deque()
         self.layouts: dict[int, Layout] = {}
-        self.known: set[int] = set()
+        self.known: dict[Layout, int] = {}
         self.deliveries: dict[int, tuple[Table, Delivery, bool]] = {}
         self.inserted = 0
 
