@@ -87,6 +87,7 @@ class Stream:
     def __init__(self, name: str, store: RowStore, capacity: int):
         self.name = name
         self.capacity = capacity
+        self._end = np.array(capacity, np.uint64)  # an array compares faster than a number
         self.columns: dict[str, Any] = {}  # np.ndarray, or CompressedColumn where that was asked for
         self._compressed: list[CompressedColumn] = []
         self._store = store
@@ -209,18 +210,14 @@ class Stream:
     def acquire(self, rows: np.ndarray) -> None:
         """An item points at each of `rows` once more (repeats allowed); IndexError if one is out of range."""
         with self._lock:
-            if (
-                len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= self.capacity
-            ):  # negative ones are huge
+            if np.count_nonzero(rows.view(np.uint64) >= self._end):  # negative ones are huge
                 raise self._out_of_range(rows)
             np.add.at(self._counts, rows, _ONE)
 
     def drop(self, rows: np.ndarray) -> None:
         """The opposite of `acquire`; rows that have no lease and no item are free. IndexError as there."""
         with self._lock:
-            if (
-                len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= self.capacity
-            ):  # negative ones are huge
+            if np.count_nonzero(rows.view(np.uint64) >= self._end):  # negative ones are huge
                 raise self._out_of_range(rows)
             np.subtract.at(self._counts, rows, _ONE)
             over = self._counts.take(rows) == 0

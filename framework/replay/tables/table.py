@@ -471,14 +471,14 @@ class Table:
         Raises:
           ValueError: a priority is negative or not a number; nothing was changed.
         """
-        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
+        keys = np.asarray(keys, np.uint64)
         priorities = self.check_priorities(priorities, len(keys))
         self._drain()
         with self._lock:
             self._check_open()
             contents, changed = self._contents, 0
             if len(deletes):
-                slots = np.unique(contents.items.find(deletes))
+                slots = np.unique(contents.items.find(np.asarray(deletes, np.uint64)))
                 slots = slots[slots >= 0]
                 if len(slots):
                     contents.remove(slots)
