@@ -221,12 +221,13 @@ class Stream:
                 raise self._out_of_range(rows)
             np.subtract.at(self._counts, rows, _ONE)
             over = self._counts.take(rows) == 0
-            if not np.count_nonzero(over):
+            count = np.count_nonzero(over)
+            if not count:
                 return
-            free = rows[over]
+            free = rows.copy() if count == len(rows) else rows[over]
             free.sort()  # so that the next lease gets consecutive rows
             new = free[1:] != free[:-1]
-            if np.count_nonzero(new) < len(new):
+            if np.count_nonzero(new) < count - 1:
                 free = np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
             end = self._num_free + len(free)
             if end > len(self._free):
