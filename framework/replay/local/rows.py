@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.rows.arrays import span
+from framework.replay.rows.arrays import grown, span
 from framework.replay.rows.layout import Slice
 from framework.replay.rows.store import RowStore, Stream
-
-# Rows of a stream: a slice where they are consecutive.
-Span = slice | np.ndarray
 
 
 class HeldRows:
@@ -43,20 +40,31 @@ class HeldRows:
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         """See `Writer.append`."""
-        arrays = {
-            name: value if type(value) is np.ndarray else np.asarray(value) for name, value in columns.items()
-        }
-        space = self._streams.get(stream)
-        count = _check_count(stream, arrays, rows)
-        names = self._columns.setdefault(stream, {})
-        if not arrays.keys() <= names.keys():
+        arrays: dict[str, np.ndarray] = {}
+        count = -1 if rows is None else len(rows)
+        for name, value in columns.items():
+            arrays[name] = array = value if type(value) is np.ndarray else np.asarray(value)
+            if not array.ndim:
+                raise ValueError(
+                    f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...]."
+                )
+            if count < 0:
+                count = len(array)
+            elif len(array) != count:
+                raise ValueError(
+                    f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {count} as in the "
+                    "other columns."
+                )
+        if not arrays:
+            raise ValueError(f"stream {stream!r}: got no columns, expected at least one.")
+        space, names = self._streams.get(stream), self._columns.setdefault(stream, {})
+        if space is None or not arrays.keys() <= names.keys():
             specs = {name: (a.shape[1:], a.dtype) for name, a in arrays.items() if name not in names}
             space, fresh = self._store.claim(stream, specs, None if space is None else space.name)
             names.update(fresh)
-            if stream not in self._streams:
-                self._streams[stream] = space
-                self._held[stream] = np.zeros(1024, np.bool_)
-        assert space is not None
+            self._streams[stream] = space
+            self._held.setdefault(stream, np.zeros(1024, np.bool_))
+        targets = []
         for name, array in arrays.items():
             column = space.columns[names[name]]
             if array.dtype != column.dtype or array.shape[1:] != column.shape[1:]:
@@ -64,27 +72,25 @@ class HeldRows:
                     f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
                     f"{column.dtype}{['n', *column.shape[1:]]} as in the first append."
                 )
+            targets.append((column, array))
         leased = rows is None
         if rows is None:
             rows = space.lease(count)
         at = span(rows)
         if leased:
-            self._hold(stream, at)
+            held = self._held[stream]
+            end = at.stop if isinstance(at, slice) else int(at.max(initial=-1)) + 1
+            if end > len(held):
+                held = self._held[stream] = grown(held, end)
+            held[at] = True
         try:
-            for name, array in arrays.items():
-                space.columns[names[name]][at] = array
+            for column, array in targets:
+                column[at] = array
         except BaseException:  # no room for what is compressed
             if leased:
-                self.let_go(stream, rows).release(rows)
+                self.release(stream, rows)
             raise
         return rows
-
-    def _hold(self, stream: str, at: Span) -> None:
-        held = self._held[stream]
-        end = at.stop if isinstance(at, slice) else int(at.max(initial=-1)) + 1
-        if end > len(held):
-            held = self._held[stream] = np.pad(held, (0, max(end, 2 * len(held)) - len(held)))
-        held[at] = True
 
     def let_go(self, stream: str, rows: np.ndarray) -> Stream:
         """Forgets `rows`, which the caller releases to the stream that this returns.
@@ -124,21 +130,3 @@ class HeldRows:
         """Gives all rows back."""
         for stream, rows in self.take_all():
             stream.release(rows)
-
-
-def _check_count(stream: str, arrays: Mapping[str, np.ndarray], rows: np.ndarray | None) -> int:
-    """The number of rows that the arrays are for."""
-    if not arrays:
-        raise ValueError(f"stream {stream!r}: got no columns, expected at least one.")
-    count = -1 if rows is None else len(rows)
-    for name, array in arrays.items():
-        if not array.ndim:
-            raise ValueError(f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...].")
-        if count < 0:
-            count = len(array)
-        elif len(array) != count:
-            raise ValueError(
-                f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {count} as in the "
-                "other columns."
-            )
-    return count

@@ -417,7 +417,7 @@ class Channel:
         finally:
             with self._lock:
                 if self._closed:
-                    connection.close()
+                    connection.close()  # type: ignore[unreachable]  # by another thread
                 else:
                     self._idle.append(connection)
 

@@ -25,7 +25,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from framework.replay import kernels
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.arrays import grown, span
 from framework.replay.rows.compression import CompressedColumn
@@ -100,7 +99,6 @@ class Stream:
         self._next = 0  # rows from here on were never leased
         self._reserved = 0
         self._row_bytes = 4
-        self._kernels = kernels.load()
 
     @property
     def row_bytes(self) -> int:
@@ -209,15 +207,30 @@ class Stream:
         array[span(rows)] = values
 
     def acquire(self, rows: np.ndarray) -> None:
-        """An item points at each of `rows` once more (repeats allowed)."""
+        """An item points at each of `rows` once more (repeats allowed); IndexError if one is out of range."""
         with self._lock:
-            self._kernels.acquire(self._counts, rows)
+            if (
+                len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= self.capacity
+            ):  # negative ones are huge
+                raise self._out_of_range(rows)
+            np.add.at(self._counts, rows, _ONE)
 
     def drop(self, rows: np.ndarray) -> None:
-        """The opposite of `acquire`; rows that have no lease and no item are free."""
+        """The opposite of `acquire`; rows that have no lease and no item are free. IndexError as there."""
         with self._lock:
-            # Ascending, so that the next lease gets consecutive rows.
-            free = self._kernels.drop(self._counts, rows)
+            if (
+                len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= self.capacity
+            ):  # negative ones are huge
+                raise self._out_of_range(rows)
+            np.subtract.at(self._counts, rows, _ONE)
+            over = self._counts.take(rows) == 0
+            if not np.count_nonzero(over):
+                return
+            free = rows[over]
+            free.sort()  # so that the next lease gets consecutive rows
+            new = free[1:] != free[:-1]
+            if np.count_nonzero(new) < len(new):
+                free = np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
             end = self._num_free + len(free)
             if end > len(self._free):
                 self._free = grown(self._free, end)
@@ -234,6 +247,11 @@ class Stream:
             raise ValueError(
                 f"stream {self.name!r}: got rows that nobody holds; append first, and release last"
             )
+
+    def _out_of_range(self, rows: np.ndarray) -> IndexError:
+        return IndexError(
+            f"stream {self.name!r}, rows: got {rows.min()} to {rows.max()}, expected 0 to {self.capacity - 1}"
+        )
 
     def _account(self, num_bytes: int) -> None:
         self._store.account(self.name, num_bytes)
