@@ -25,14 +25,12 @@ def to_tensors(sample: Any, device: Any) -> Any:
     """
     import torch
 
-    leaves, structure = nests.flatten(sample.data)
-    moved = [
-        torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy()).to(device)
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
-        else leaf
-        for leaf in leaves
-    ]
-    return sample._replace(data=nests.packer(structure)(moved))
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufc":
+            return leaf
+        return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy()).to(device)
+
+    return sample._replace(data=nests.map_leaves(move, sample.data))
 
 
 class PinnedTransfer:

@@ -87,6 +87,7 @@ class Stream:
     def __init__(self, name: str, store: RowStore, capacity: int):
         self.name = name
         self.capacity = capacity
+        self._end = np.array(capacity, np.uint64)  # an array compares faster than a number
         self.columns: dict[str, Any] = {}  # np.ndarray, or CompressedColumn where that was asked for
         self._compressed: list[CompressedColumn] = []
         self._store = store
@@ -209,27 +210,24 @@ class Stream:
     def acquire(self, rows: np.ndarray) -> None:
         """An item points at each of `rows` once more (repeats allowed); IndexError if one is out of range."""
         with self._lock:
-            if (
-                len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= self.capacity
-            ):  # negative ones are huge
+            if np.count_nonzero(rows.view(np.uint64) >= self._end):  # negative ones are huge
                 raise self._out_of_range(rows)
             np.add.at(self._counts, rows, _ONE)
 
     def drop(self, rows: np.ndarray) -> None:
         """The opposite of `acquire`; rows that have no lease and no item are free. IndexError as there."""
         with self._lock:
-            if (
-                len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= self.capacity
-            ):  # negative ones are huge
+            if np.count_nonzero(rows.view(np.uint64) >= self._end):  # negative ones are huge
                 raise self._out_of_range(rows)
             np.subtract.at(self._counts, rows, _ONE)
             over = self._counts.take(rows) == 0
-            if not np.count_nonzero(over):
+            count = np.count_nonzero(over)
+            if not count:
                 return
-            free = rows[over]
+            free = rows.copy() if count == len(rows) else rows[over]
             free.sort()  # so that the next lease gets consecutive rows
             new = free[1:] != free[:-1]
-            if np.count_nonzero(new) < len(new):
+            if np.count_nonzero(new) < count - 1:
                 free = np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
             end = self._num_free + len(free)
             if end > len(self._free):

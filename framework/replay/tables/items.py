@@ -234,7 +234,9 @@ class Items:
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
         slots = self._cells.take((keys & self._mask).view(np.int64))
-        found = (self.keys.take(slots) == keys) & (keys != 0)
+        found = self.keys.take(slots) == keys
+        if np.count_nonzero(keys) < len(keys):  # free slots have key 0
+            found &= keys != 0
         if np.count_nonzero(found) < len(keys):
             slots[~found] = [self._strays.get(key, -1) for key in keys[~found].tolist()]
         return slots

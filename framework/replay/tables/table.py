@@ -223,16 +223,12 @@ class Table:
     def close(self, reason: str = "the server was stopped") -> None:
         """Every call that waits, and every later one, is a `ServerClosed`."""
         with self._lock:
-            self._closed = reason
+            self._closed = f"table {self.name!r}: {reason}"
         self.wake()
 
     def wake(self) -> None:
         """Makes calls that wait look at their `cancelled` again."""
         self._waiting.wake()
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise ServerClosed(f"table {self.name!r}: {self._closed}")
 
     def _wait(
         self,
@@ -243,7 +239,8 @@ class Table:
         cancelled: Callable[[], bool] | None,
     ) -> None:
         """Waits until the other side has done something. Called with the lock held."""
-        self._check_open()
+        if self._closed is not None:
+            raise ServerClosed(self._closed)
         if cancelled is not None and cancelled():
             raise ServerClosed(f"table {self.name!r}: the client was interrupted")
         expired = deadline is not None and time.monotonic() >= deadline
@@ -300,7 +297,8 @@ class Table:
         """Inserts the first of the items, as many as the rate limiter allows now; how many. Never waits."""
         n, done, limiter = len(new.keys), 0, self.rate_limiter
         with self._lock:
-            self._check_open()
+            if self._closed is not None:
+                raise ServerClosed(self._closed)
             while done < n and (allowed := limiter.allowed_inserts(min(n - done, self.max_size))):
                 self._contents.insert(new if allowed == n else new.part(done, done + allowed))
                 done += allowed
@@ -401,7 +399,8 @@ class Table:
         """
         self._drain()
         with self._lock:
-            self._check_open()
+            if self._closed is not None:
+                raise ServerClosed(self._closed)
             contents, limiter = self._contents, self.rate_limiter
             if delivery is not None and delivery.contents is not contents:
                 delivery.contents.release(delivery.slots)
@@ -471,14 +470,15 @@ class Table:
         Raises:
           ValueError: a priority is negative or not a number; nothing was changed.
         """
-        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
+        keys = np.asarray(keys, np.uint64)
         priorities = self.check_priorities(priorities, len(keys))
         self._drain()
         with self._lock:
-            self._check_open()
+            if self._closed is not None:
+                raise ServerClosed(self._closed)
             contents, changed = self._contents, 0
             if len(deletes):
-                slots = np.unique(contents.items.find(deletes))
+                slots = np.unique(contents.items.find(np.asarray(deletes, np.uint64)))
                 slots = slots[slots >= 0]
                 if len(slots):
                     contents.remove(slots)
