@@ -36,7 +36,7 @@ from framework.replay.errors import (
 )
 from framework.replay.late import LateFlush
 from framework.replay.remote.connection import Connection, Interrupted, SessionLost
-from framework.replay.rows.arrays import span
+from framework.replay.rows.arrays import grown, span
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.tables.items import make_keys
 from framework.types import Nest
@@ -69,9 +69,7 @@ class _Stream:
         rows, self.spare = self.spare[:n].copy(), self.spare[n:]
         if len(self.spare) < n:
             self.wanted = max(2 * n, self.block)
-        end = int(rows.max(initial=-1)) + 1
-        if end > len(self.held):
-            self.held = np.pad(self.held, (0, max(end, 2 * len(self.held)) - len(self.held)))
+        self.held = grown(self.held, int(rows.max(initial=-1)) + 1)
         self.held[rows] = True
         return rows
 
@@ -136,9 +134,30 @@ class ServedWriter(Writer):
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         with self._in_session():
-            arrays = {name: np.asarray(value) for name, value in columns.items()}
             held = self._streams.get(stream) or _Stream()
-            n = self._check_arrays(stream, held, arrays, rows)
+            arrays: dict[str, np.ndarray] = {}
+            n = -1 if rows is None else len(rows)
+            for name, value in columns.items():
+                arrays[name] = array = np.asarray(value)
+                if not array.ndim:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...]."
+                    )
+                shape, dtype = held.specs.get(name, (array.shape[1:], array.dtype))
+                if array.shape[1:] != shape or array.dtype != dtype:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
+                        f"{dtype}{['n', *shape]} as in the first append."
+                    )
+                if n < 0:
+                    n = len(array)
+                elif len(array) != n:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {n} as in the "
+                        "other columns."
+                    )
+            if not arrays:
+                raise ValueError(f"stream {stream!r}: got no columns, expected at least one.")
             if rows is not None and not held.holds(rows):
                 raise ValueError(f"append, stream {stream!r}: got rows that this writer does not hold.")
             fresh = {name: array for name, array in arrays.items() if name not in held.specs}
@@ -350,30 +369,6 @@ class ServedWriter(Writer):
             error, self._error = self._error, None
             raise error
         self._late.check()
-
-    def _check_arrays(
-        self, stream: str, held: _Stream, arrays: Mapping[str, np.ndarray], rows: np.ndarray | None
-    ) -> int:
-        """The n that all arrays `[n, ...]` are for."""
-        if not arrays:
-            raise ValueError(f"stream {stream!r}: got no columns, expected at least one")
-        n = -1 if rows is None else len(rows)
-        for name, array in arrays.items():
-            if not array.ndim:
-                raise ValueError(
-                    f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...]"
-                )
-            shape, dtype = held.specs.get(name, (array.shape[1:], array.dtype))
-            if array.shape[1:] != shape or array.dtype != dtype:
-                raise ValueError(
-                    f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
-                    f"{dtype}{['n', *shape]} as in the first append"
-                )
-            if n < 0:
-                n = len(array)
-            elif len(array) != n:
-                raise ValueError(f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {n}")
-        return n
 
     def _lease(self, stream: str, held: _Stream, arrays: Mapping[str, np.ndarray], n: int) -> None:
         """Declares the columns of `arrays` and leases at least `n` more rows."""
