@@ -209,15 +209,16 @@ class Items:
     def _name(self, slots: np.ndarray, keys: np.ndarray) -> None:
         """Gives the items in `slots`, which have none, their keys."""
         cells = keys & self._mask
-        others = self._cells.take(cells.view(np.int64))
+        places = cells.view(np.int64)  # an index of another type is converted each time
+        others = self._cells.take(places)
         known = self.keys.take(others)
         lose = known & self._mask == cells
         if np.count_nonzero(lose):
             self._stray(others[lose], known[lose])
-        self._cells[cells] = slots
+        self._cells[places] = slots
         self.keys[slots] = keys
         if len(keys) > 1 and int(keys[-1]) - int(keys[0]) != len(keys) - 1:  # some may have the same cell
-            lose = self._cells.take(cells.view(np.int64)) != slots
+            lose = self._cells.take(places) != slots
             self._stray(slots[lose], keys[lose])
 
     def _stray(self, slots: np.ndarray, keys: np.ndarray) -> None:
