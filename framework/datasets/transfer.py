@@ -6,6 +6,7 @@ import collections
 from typing import Any, NamedTuple
 
 import numpy as np
+import tree
 
 from framework import nest as nests
 from framework.replay.types import PaddedSample, ReplaySample
@@ -25,14 +26,12 @@ def to_tensors(sample: Any, device: Any) -> Any:
     """
     import torch
 
-    leaves, structure = nests.flatten(sample.data)
-    moved = [
-        torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy()).to(device)
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
-        else leaf
-        for leaf in leaves
-    ]
-    return sample._replace(data=nests.packer(structure)(moved))
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufc":
+            return leaf
+        return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy()).to(device)
+
+    return sample._replace(data=tree.map_structure(move, sample.data))
 
 
 class PinnedTransfer:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from framework.checkpoints import CheckpointError as CheckpointError
 from launch.errors import ProgramStopped
 
@@ -13,12 +11,7 @@ class ReverbError(Exception):
 
 
 class DeadlineExceededError(ReverbError, TimeoutError):
-    """A call did not go through within its timeout. Nothing of it has taken effect unless it says so.
-
-    ``keys`` are those of the items that `Table.insert` inserted before the time was over, uint64.
-    """
-
-    keys: np.ndarray = np.zeros(0, np.uint64)
+    """A call did not go through within its timeout. Nothing of it has taken effect unless it says so."""
 
     def __str__(self) -> str:
         # A second argument, how far the call got, would make an OSError's "[Errno …]" of the message.

@@ -42,6 +42,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.server.sessions import Leases, Reply, Session, Waiting
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.items import NewItems
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample
 
@@ -205,8 +206,7 @@ class _Insert(Waiting):
         self.session = session
         self._operations = operations
         self._message = message
-        # (table, layout, [index, priorities, keys, lengths, episodes]); None until it is this message's turn
-        self._batches: list[tuple[Table, Layout, list[Any]]] | None = None
+        self._batches: list[tuple[Table, NewItems]] | None = None  # None until it is this message's turn
         self._counted: dict[str, Table] = {}
 
     def attempt(self) -> Reply | None:
@@ -216,16 +216,12 @@ class _Insert(Waiting):
             if self._batches is None:
                 self._batches = self._check()
             while self._batches:
-                table, layout, arrays = self._batches[0]
-                try:
-                    index, priorities, keys, lengths, episodes = arrays
-                    table.insert(layout, index, priorities, keys, lengths, episodes, timeout=0)
-                except DeadlineExceededError as full:
-                    done = int(full.args[1])
-                    session.inserted += done
-                    self._batches[0] = table, layout, [None if a is None else a[done:] for a in arrays]
+                table, items = self._batches[0]
+                done = table.insert_now(items)
+                session.inserted += done
+                if done < len(items.keys):
+                    self._batches[0] = table, items.part(done, len(items.keys))
                     return None
-                session.inserted += len(arrays[0])
                 del self._batches[0]
         except Exception as raised:
             error = raised
@@ -240,7 +236,7 @@ class _Insert(Waiting):
                 leased[name] = leases[name].lease(session.number, max(0, min(int(n), _MAX_LEASE)))
         return {"rows": leased}
 
-    def _check(self) -> list[tuple[Table, Layout, list[Any]]]:
+    def _check(self) -> list[tuple[Table, NewItems]]:
         """Writes the rows of the message and checks all of its items, before any of them is inserted."""
         session, message, leases = self.session, self._message, self._operations.leases
         for number, layout in message["layouts"]:
@@ -270,14 +266,12 @@ class _Insert(Waiting):
                     raise ValueError(
                         f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
                     )
-            if priorities is not None:
-                priorities = table.check_priorities(priorities, n)
             at = 0
             for group in layout.groups:
                 leases[group.stream].check(session.number, index[:, at : at + group.length].ravel())
                 at += group.length
-            table.bind(layout)
-            batches.append((table, layout, [index, priorities, keys.copy(), lengths, episodes]))
+            items = table.new_items(layout, index, priorities, keys.copy(), lengths, episodes)
+            batches.append((table, items))
         return batches
 
     def count(self, change: int) -> None:

@@ -77,7 +77,7 @@ class Service(threading.Thread):
         self._probes: list[float] = []
         self._numbers = itertools.count(1)
         self._stopping = False
-        self._reason: BaseException = ServerClosed("the replay server has stopped")
+        self._reason: Exception = ServerClosed("the replay server has stopped")
         self._wake = Wake()
 
     # --- called by other threads ---
@@ -87,7 +87,7 @@ class Service(threading.Thread):
         if self._lines:
             self._wake.set()
 
-    def stop(self, reason: BaseException | None = None) -> None:
+    def stop(self, reason: Exception | None = None) -> None:
         """Answers every waiting request with ServerClosed, tells all clients, and ends the loop."""
         self._reason = reason or self._reason
         self._stopping = True
@@ -183,18 +183,20 @@ class Service(threading.Thread):
                 _LOG.exception("request %r failed", op)
             answer = error
         if answer is not None:
-            self._answer(identity, number, answer)
+            self._send(identity, answer, number)
 
-    def _answer(self, identity: bytes, number: int | None, answer: Reply | Exception) -> None:
-        """Answers message `number`; a message without a number is answered with errors only."""
+    def _send(self, identity: bytes, answer: Reply | Exception, number: int | None = None) -> None:
+        """Answers a client's message `number`, or sends a notice.
+
+        Only an error answers a message without a number. Ends the session of a client that has gone, or that
+        does not read its answers.
+        """
         if isinstance(answer, Exception):
-            answer = {"error": wire.pack_error(answer)}
-        elif number is None:
+            answer = {"error": wire.pack_error(answer), "id": number}
+        elif number is not None:
+            answer = {**answer, "id": number}
+        elif "notice" not in answer:
             return
-        self._send(identity, {**answer, "id": number})
-
-    def _send(self, identity: bytes, answer: Reply) -> None:
-        """Sends to a client; ends the session of one that has gone, or that does not read its answers."""
         session = self._sessions.get(identity)
         try:
             tracker = wire.send(self._socket, answer, zmq.NOBLOCK, identity)
@@ -224,12 +226,10 @@ class Service(threading.Thread):
             return answer
         if waiting.timeout == 0 or len(session.waiting) >= _MAX_WAITING:
             waiting.drop()
-            raise (
-                waiting.late()
-                if waiting.timeout == 0
-                else ValueError(
-                    f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
-                )
+            if waiting.timeout == 0:
+                raise waiting.late()
+            raise ValueError(
+                f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
             )
         waiting.number = next(self._numbers)
         session.waiting[waiting.number] = waiting
@@ -262,12 +262,12 @@ class Service(threading.Thread):
         now = time.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now:
             waiting = heapq.heappop(self._deadlines)[2]
-            if waiting.number in waiting.session.waiting:
-                self._end_waiting(waiting, waiting.late())
+            self._end_waiting(waiting, waiting.late())
 
     def _end_waiting(self, waiting: Waiting, answer: Reply | Exception | None) -> None:
-        """Ends a request that has waited, and answers it unless its client has gone."""
-        del waiting.session.waiting[waiting.number]
+        """Ends a request that has waited, if it has not ended yet, and answers it unless `answer` is None."""
+        if waiting.session.waiting.pop(waiting.number, None) is None:
+            return
         line = self._lines[waiting.line]
         line.remove(waiting)
         if line:
@@ -277,7 +277,7 @@ class Service(threading.Thread):
         waiting.count(-1)
         waiting.drop()
         if answer is not None:
-            self._answer(waiting.session.identity, waiting.id, answer)
+            self._send(waiting.session.identity, answer, waiting.id)
 
     # --- ends ---
 
@@ -298,9 +298,7 @@ class Service(threading.Thread):
     def _end(self) -> None:
         for session in list(self._sessions.values()):
             for waiting in list(session.waiting.values()):
-                # An earlier answer may have found the client gone, and ended its session.
-                if waiting.number in session.waiting:
-                    self._end_waiting(waiting, self._reason)  # type: ignore[arg-type]
+                self._end_waiting(waiting, self._reason)
             if session.identity in self._sessions:
                 self._send(session.identity, {"notice": "stopped"})
             if session.identity in self._sessions:

@@ -12,6 +12,7 @@ import numpy as np
 import zmq
 
 from framework.replay.errors import DeadlineExceededError
+from framework.replay.rows.arrays import grown
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import Stream
 from framework.replay.tables.delivery import Delivery
@@ -100,9 +101,7 @@ class Leases:
     def lease(self, owner: int, n: int) -> np.ndarray:
         """Leases `n` rows to a session, int64 `[n]`."""
         rows = self.stream.lease(n)
-        top = int(rows.max(initial=-1)) + 1
-        if top > len(self._owner):
-            self._owner = np.concatenate([self._owner, np.zeros(max(top, len(self._owner)), np.int64)])
+        self._owner = grown(self._owner, int(rows.max(initial=-1)) + 1)
         self._owner[rows] = owner
         return rows
 
