@@ -159,12 +159,13 @@ class Items:
         reused = min(n, self._num_free)
         self._num_free -= reused
         slots = self._free[self._num_free : self._num_free + reused].copy()
-        if reused < n:
-            begin, self._next = self._next, self._next + n - reused
-            slots = np.concatenate([slots, np.arange(begin, self._next)])
-            if self._next > len(self.state):
-                self._grow(self._next)
-        return slots
+        if reused == n:
+            return slots
+        begin, self._next = self._next, self._next + n - reused
+        if self._next > len(self.state):
+            self._grow(self._next)
+        fresh = np.arange(begin, self._next)
+        return np.concatenate([slots, fresh]) if reused else fresh
 
     def add(self, slots: np.ndarray, new: NewItems, priorities: np.ndarray, stamps: np.ndarray) -> None:
         """Puts new items into `slots`."""
