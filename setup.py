@@ -26,7 +26,7 @@ DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 
 setup(
     name="repertory",
-    version="0.1.0",
+    version="0.2.0",
     description="Actor-model reinforcement learning in PyTorch with a Reverb-style replay server",
     long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

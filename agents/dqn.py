@@ -36,25 +36,25 @@ class DQNConfig(OffPolicyConfig):
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
-    importance_sampling_exponent: float = 0.4  # How far weights undo the bias of that, at the start.
-    importance_sampling_annealing: int = 80_000  # Env steps until it has risen to 1, a full correction.
+    importance_sampling_exponent: float = 0.4  # Initial exponent of the importance weights.
+    importance_sampling_annealing: int = 80_000  # Env steps until that exponent is 1, a full correction.
 
     # Learning.
-    learning_rate_end: float = 0.02  # What is left of the learning rate after its decay, as a fraction.
+    learning_rate_end: float = 0.02  # Final learning rate, as a fraction of the initial one.
     max_gradient_norm: float | None = 10.0  # Larger gradients are scaled down to this.
     huber_delta: float = 1.0  # Errors beyond this count linearly.
     double: bool = True  # The online network chooses the next action, the target network rates it.
 
     # Exploration.
     epsilon_start: float = 1.0  # Chance of a random action before learning begins.
-    epsilon_end: float = 0.05  # And after the decay.
-    epsilon_decay: int = 17_000  # Env steps over which it falls from one to the other.
+    epsilon_end: float = 0.05  # Chance of a random action after the decay.
+    epsilon_decay: int = 17_000  # Env steps from `epsilon_start` to `epsilon_end`.
     epsilon_ladder: float = 0.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)); Ape-X: 7.
-    evaluation_epsilon: float = 0.0  # Chance of a random action when evaluated.
+    evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
-    hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers behind the encoder.
-    layer_norm: bool = True  # Normalizes hidden layers: steadier, some 20 % slower.
+    hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers after the encoder.
+    layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
 
     def __post_init__(self) -> None:

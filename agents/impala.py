@@ -44,14 +44,14 @@ class IMPALAConfig(OnPolicyConfig):
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm", "clip_rho", "clip_c")
 
     # What is learned from.
-    unroll_length: int = 20  # T, steps of an env in an unroll. More bootstraps later; data gets older.
+    unroll_length: int = 20  # T, steps of an env in an unroll. More bootstraps later, from older data.
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
 
     # The queue between actors and learner.
-    batch_size: int = 16  # N, unrolls in a learner step: N * T steps of the environment.
-    queue_batches: int = 2  # Batches that wait; then actors do. (This - 1) * N must hold an actor's envs.
-    prefetch_batches: int = 1  # Batches that the learner's node holds ready beside those.
+    batch_size: int = 16  # N, unrolls in a learner step: N * T env steps.
+    queue_batches: int = 2  # Batches before actors wait. (This - 1) * N must hold an actor's envs.
+    prefetch_batches: int = 1  # Batches that the learner fetches ahead, besides those in the queue.
 
     # V-trace. The loss is the mean over the steps of a batch; the paper's is the sum, N * T times as large.
     vtrace_lambda: float = 1.0  # 1 is the paper's; less cuts the variance of long unrolls, and adds bias.
@@ -59,19 +59,19 @@ class IMPALAConfig(OnPolicyConfig):
     clip_c: float = 1.0  # Largest importance weight in a trace: higher passes rewards back faster, noisily.
 
     # Learning.
-    optimizer: str = "rmsprop"  # Or "adam".
-    learning_rate: float = 5e-4  # Of the optimizer, at the start.
+    optimizer: str = "rmsprop"  # "rmsprop" or "adam".
+    learning_rate: float = 5e-4  # Initial learning rate of the optimizer.
     rmsprop_decay: float = 0.99  # How long RMSprop remembers squared gradients.
-    rmsprop_momentum: float = 0.0  # Share of the last update that is made again.
-    adam_epsilon: float = 1e-5  # Of either optimizer. Larger damps steps where gradients are small.
+    rmsprop_momentum: float = 0.0  # Share of the last update that is added to the next.
+    adam_epsilon: float = 1e-5  # Epsilon of either optimizer. Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
     torso: str = "shallow"  # For images: "shallow" or "deep", the paper's two; "nature", that of DQN.
     hidden_sizes: tuple[int, ...] = (64, 64)  # For observations without images: hidden layers.
-    activation: str = "tanh"  # Of those: relu, tanh, elu, silu.
-    lstm_size: int | None = None  # Width of an LSTM behind the torso; None is a feed-forward network.
-    actor_autocast: bool = False  # bfloat16 mixed precision in the actors; pays for images in batches.
+    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
+    lstm_size: int | None = None  # Width of an LSTM after the torso. None is a feed-forward network.
+    actor_autocast: bool = False  # bfloat16 mixed precision in the actors: faster for batches of images.
 
     def __post_init__(self) -> None:
         super().__post_init__()

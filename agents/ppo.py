@@ -33,32 +33,32 @@ class PPOConfig(OnPolicyConfig):
 
     # Targets.
     gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
-    normalize_observations: bool = False  # To mean 0 and variance 1 by statistics of what was seen so far.
-    normalize_rewards: bool = False  # To returns of variance 1, likewise; the mean stays.
-    normalize_advantages: bool = True  # Over the real steps of a batch: the step size forgets their scale.
+    normalize_observations: bool = False  # Scales observations to mean 0, variance 1 by running statistics.
+    normalize_rewards: bool = False  # Scales rewards so that returns have variance 1; keeps the mean.
+    normalize_advantages: bool = True  # Scales advantages to mean 0 and variance 1 over a batch.
 
     # Objective.
-    clip: float = 0.2  # Probability ratios beyond 1 +- this earn nothing more.
-    clip_end: float = 1.0  # What is left of the clip after `learning_rate_decay`, as a fraction.
-    target_kl: float | None = None  # Nats; a penalty that adapts to this divergence instead of the clip.
-    initial_kl_coefficient: float = 1.0  # Weight of that penalty at first.
+    clip: float = 0.2  # Probability ratios are clipped to 1 +- this.
+    clip_end: float = 1.0  # Clip after `learning_rate_decay`, as a fraction of `clip`.
+    target_kl: float | None = None  # In nats. Uses a KL penalty that adapts to this divergence, not the clip.
+    initial_kl_coefficient: float = 1.0  # Initial weight of that penalty.
     value_clip: float | None = None  # Values move at most this far (in units of the return) per batch.
     entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats. More explores longer.
 
     # Optimization.
-    epochs: int = 10  # Passes over a batch: more from the same data, until the policy has moved too far.
-    minibatch_size: int = 64  # Real steps of a minibatch, about.
-    learning_rate: float = 3e-4  # Of Adam.
+    epochs: int = 10  # Passes over a batch. More learn more from it, until the policy moves too far.
+    minibatch_size: int = 64  # Approximate number of real steps in a minibatch.
+    learning_rate: float = 3e-4  # Initial learning rate of Adam.
     adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
 
     # Networks.
-    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy, and of the value.
-    activation: str = "tanh"  # Of those: relu, tanh, elu or silu.
-    shared: bool = False  # One stack of hidden layers for both: faster, but the two losses compete.
-    recurrent: str | None = None  # "lstm" or "gru" behind the (then shared) hidden layers; None: no memory.
+    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
+    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
+    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
+    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
     recurrent_size: int = 64  # Width of that memory.
-    initial_std: float = 1.0  # Of continuous actions at first, in half-widths of the action's range.
+    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
 
     def __post_init__(self) -> None:
         super().__post_init__()

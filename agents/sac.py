@@ -36,29 +36,29 @@ class SACConfig(OffPolicyConfig):
     """Settings of SAC, beside those of `OffPolicyConfig`."""
 
     # What is learned from.
-    reward_scale: float = 1.0  # Rewards are multiplied by this in the learner; more weighs entropy less.
-    max_replay_size: int = 1_000_000  # Items kept; the oldest go first.
+    reward_scale: float = 1.0  # Rewards are multiplied by this in the learner. Larger weighs entropy less.
+    max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 256.0  # Times an item is drawn; over batch_size: learner steps per env step.
-    insert_burst: int = 32  # Items that actors may be ahead or behind of it; each has as many on its way.
+    samples_per_insert: float = 256.0  # Times an item is drawn; / batch_size: learner steps per env step.
+    insert_burst: int = 32  # Items by which actors may be ahead or behind; also each adder's limit in flight.
 
     # Learning.
-    learning_rate: float = 3e-4  # Of Adam, for the policy.
-    critic_learning_rate: float = 1e-3  # And for the critics.
-    num_critics: int = 2  # The smallest value counts: more are more careful, and slower.
+    learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
+    critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
+    num_critics: int = 2  # The smallest value counts. More are more conservative, and slower.
     target_update_rate: float = 0.005  # How far target critics move towards the critics at each update.
-    actor_delay: int = 1  # Learner steps per step of the policy and of the temperature.
+    actor_delay: int = 1  # Learner steps per update of the policy and the temperature.
 
     # Entropy.
     temperature: float | None = None  # A fixed weight of the entropy; None learns it.
-    initial_temperature: float = 1.0  # Where learning it begins.
-    temperature_learning_rate: float = 1e-3  # Of Adam, for its logarithm.
+    initial_temperature: float = 1.0  # Initial value of a learned temperature.
+    temperature_learning_rate: float = 1e-3  # Learning rate of the temperature's logarithm (Adam).
     target_entropy: float | None = None  # In nats, of actions in [-1, 1]; None is -D, or half of log A.
     random_start: bool = True  # Acts uniformly at random until learning begins, not with the first policy.
 
     # Networks.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of each critic.
-    layer_norm: bool = False  # Normalizes the critics' hidden layers: steadier with many updates per step.
+    layer_norm: bool = False  # Normalizes the critics' hidden layers: more stable with many updates per step.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,6 @@
-"""The contracts: what every actor, learner, worker and agent promises to the rest.
+"""The contracts of actors, policies, learners, workers and agents.
 
-One iteration of acting and one of learning, in the order in which the calls are made:
+One iteration of acting and one of learning, in the order of the calls:
 
 ```python
 timestep = environment.reset()                      # [B, ...], every env FIRST
@@ -17,7 +17,7 @@ for sample in dataset:                              # ReplaySample, batch first
         client.update_priorities(table, sample.info.key, result.priorities)
 ```
 
-Actors and learners know nothing of each other: they meet through replay and a variable source only.
+Actors and learners do not refer to each other. They exchange data through replay and a variable source only.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class Actor(abc.ABC):
     def observe(self, action: Nest, next_timestep: dm_env.TimeStep) -> None:
         """Takes what the environment answered to `action`.
 
-        Envs whose `next_timestep` is FIRST have just been reset: their action was ignored by the
-        environment and is no transition.
+        Envs whose `next_timestep` is FIRST have just been reset: the environment ignored their action, and
+        the step is not a transition.
         """
 
     @abc.abstractmethod
     def update(self, wait: bool = False) -> None:
-        """Pulls newer parameters if there are any; with `wait`, not before the source answered."""
+        """Pulls newer parameters if there are any. With `wait`, blocks until the source answers."""
 
 
 class Progress(NamedTuple):
-    """How far learning was when the parameters that a policy acts with were published.
+    """The progress of learning when the parameters of a policy were published.
 
     Attributes:
-      version: learner steps that made the parameters.
-      env_steps: env steps of the program by then. Schedules of exploration are functions of this.
+      version: number of learner steps that produced the parameters.
+      env_steps: env steps of the program at that time. Exploration schedules are functions of this.
     """
 
     version: int = 0
@@ -82,10 +82,10 @@ class Progress(NamedTuple):
 
 
 class Policy(abc.ABC):
-    """A pure step from observations to actions: it owns no adder, no variables and no clock.
+    """A pure step from observations to actions. It owns no adder, no variables and no clock.
 
     Attributes:
-      variables: names of the children of the networks that acting needs; empty means all of them.
+      variables: names of the children of the networks that acting needs. Empty means all.
       progress: set by `VariableClient` whenever it has refreshed the parameters.
     """
 
@@ -94,22 +94,23 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def initial_state(self, batch_size: int) -> Nest:
-        """The recurrent state of `batch_size` envs at the start of an episode; `()` if none.
+        """The recurrent state of `batch_size` envs at the start of an episode; `()` if there is none.
 
-        Row i is that of env i of these. An inference server acts for envs of several actors at once, so
-        what sets an env apart (its share of exploration, say) belongs in here, not in its place in a batch.
+        Row i is the state of env i. An inference server acts for the envs of several actors at once. A
+        property that distinguishes envs, such as the exploration rate of each, therefore belongs in this
+        state: the position of an env in a batch has no meaning.
         """
 
     @abc.abstractmethod
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         """`(observation [B, ...], state)` to `(action [B, ...], extras [B, ...], next state)`.
 
-        Observations, actions and extras are numpy; the state is what the policy likes best. The networks
-        may be on another device than the CPU.
+        Observations, actions and extras are numpy arrays. The policy chooses the type of the state. The
+        networks may be on another device than the CPU.
         """
 
     def seed(self, seed: int) -> None:
-        """Seeds the policy's own random choices. A policy without any leaves this as it is."""
+        """Seeds the policy's random choices. A policy without random choices does not override this."""
         return None
 
     def save(self) -> Any:
@@ -117,16 +118,16 @@ class Policy(abc.ABC):
         return None
 
     def restore(self, state: Any) -> None:
-        """Goes on with the random choices of `save`."""
+        """Restores the random choices from what `save` returned."""
         return None
 
 
 class Saveable(abc.ABC, Generic[State]):
-    """Has a state that a checkpoint keeps."""
+    """An object whose state is part of a checkpoint."""
 
     @abc.abstractmethod
     def save(self) -> State:
-        """A snapshot that later changes of this object do not touch."""
+        """A snapshot that later changes of this object do not affect."""
 
     @abc.abstractmethod
     def restore(self, state: State) -> None:
@@ -134,10 +135,10 @@ class Saveable(abc.ABC, Generic[State]):
 
 
 class Learner(Saveable):
-    """Turns batches into parameters. Who drives it owns the data, publishing, the logs and the checkpoints.
+    """Updates parameters from batches. The caller owns the data, publishing, logs and checkpoints.
 
     Attributes:
-      env_steps: env steps of the program, for schedules; set by whoever drives the learner.
+      env_steps: env steps of the program, for schedules. The caller sets it before each step.
     """
 
     env_steps: int = 0
@@ -148,28 +149,28 @@ class Learner(Saveable):
 
     @abc.abstractmethod
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The tensors of each variable: child of the networks to its state dict.
+        """The tensors of each variable: name of a child of the networks to its state dict.
 
-        They are the learner's own, on its device: copy them before the next `step`.
+        The tensors are the learner's own, on its device. Copy them before the next `step`.
         """
 
     def distribute(self, group: LearnerGroup) -> None:
-        """Learns together with the other processes of a `framework.learners.LearnerGroup` from now on."""
+        """Joins the other processes of a `framework.learners.LearnerGroup`, for all later steps."""
         raise NotImplementedError(
             f"{type(self).__name__} cannot learn in several processes; use num_learners=1."
         )
 
 
 class Worker(abc.ABC):
-    """What sits in a node of a program and does its work one step at a time."""
+    """The object in a node of a program that does its work one step at a time."""
 
     def ready(self) -> bool:
-        """Whether `step()` would go through without blocking. The serial engine asks this."""
+        """Whether `step()` can run without blocking. The serial engine calls this."""
         return True
 
     @abc.abstractmethod
     def step(self) -> None:
-        """One unit of work. May block (on replay, say); must end soon after the program is stopped."""
+        """One unit of work. It may block, for example on replay, but must end soon after a stop."""
 
     def run(self) -> None:
         """Steps until the program is stopped."""
@@ -179,9 +180,9 @@ class Worker(abc.ABC):
 
 
 class Agent(abc.ABC):
-    """How the parts of one agent are made. `framework.programs` wires them into a graph.
+    """Makes the parts of an agent. `framework.programs` connects them in a graph.
 
-    Every method is called in the process that uses the part, on every engine:
+    On every engine, each method is called in the process that uses the part:
 
     ```python
     environment = environments.make(name, wrappers=agent.environment_wrappers())
@@ -195,9 +196,9 @@ class Agent(abc.ABC):
     ```
     """
 
-    num_envs: int = 1  # of the whole program
+    num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
-    rank: int = 0  # of the learner in this node
+    rank: int = 0  # Of the learner in this node.
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:
@@ -213,7 +214,7 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def make_adder(self, client: Client, spec: EnvironmentSpec) -> Adder:
-        """What turns the experience of B envs into items of the tables."""
+        """The adder that turns the experience of B envs into items of the tables."""
 
     @abc.abstractmethod
     def make_dataset(self, client: Client) -> Dataset:
@@ -224,15 +225,15 @@ class Agent(abc.ABC):
         """The learner that updates `networks`."""
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
-        """A copy that knows the program it is in; `make_program` and the learners call this.
+        """A copy with the sizes of the program. `make_program` and the learners call this.
 
         Args:
-          num_envs: envs of all actors together.
-          num_learners: processes that learn, each from an equal part of every batch.
-          rank: of the learner in this node, 0 to `num_learners` - 1.
+          num_envs: number of envs of all actors together.
+          num_learners: number of learner processes. Each learns from an equal part of every batch.
+          rank: rank of the learner in this node, from 0 to `num_learners - 1`.
 
         Raises:
-          ValueError: if this agent cannot learn in `num_learners` processes.
+          ValueError: This agent cannot learn in `num_learners` processes.
         """
         agent = copy.copy(self)
         agent.num_envs, agent.num_learners, agent.rank = num_envs, num_learners, rank
@@ -248,15 +249,15 @@ class Agent(abc.ABC):
         )
 
     def environment_wrappers(self) -> Sequence[Any]:
-        """What this agent puts around its environment, innermost first; see `environments.make`."""
+        """The wrappers of this agent's environments, innermost first; see `environments.make`."""
         return ()
 
     @property
     def max_policy_lag(self) -> int | None:
-        """Learner steps by which the parameters of an actor may be old; None lets actors run ahead.
+        """Learner steps by which an actor's parameters may be old. None does not limit the lag.
 
-        With a lag, an actor makes unroll k (k = 0, 1, …) of `unroll_length` steps of all envs with one
-        version of the parameters, and does not begin it before the learner has made k - lag steps:
+        With a limit, an actor collects unroll k (k = 0, 1, …), `unroll_length` steps of all envs, with one
+        version of the parameters. It does not begin unroll k before the learner has made k - lag steps:
 
         ```text
         lag 0    actor   |unroll 0|.......|unroll 1|.......|unroll 2|      always the newest: on-policy

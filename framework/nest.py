@@ -1,6 +1,6 @@
-"""Nests: dicts, lists, tuples and named tuples with anything else at their leaves.
+"""Nests: dicts, lists, tuples and named tuples with leaves of any other type.
 
-One order everywhere, dm-tree's: the keys of a dict sorted, the elements of a sequence as they stand:
+The order of leaves is that of dm-tree: dicts by sorted keys, sequences by position:
 
 ```python
 leaves, structure = flatten({"b": x, "a": (y, z)})      # [y, z, x]
@@ -8,8 +8,8 @@ paths(structure)                                        # ["a/0", "a/1", "b"]
 packer(structure)([1, 2, 3])                            # {"a": (1, 2), "b": 3}
 ```
 
-A *structure* holds lists, strings and numbers only, so that it can be sent as JSON or MessagePack; `freeze`
-makes it hashable. `flattener` and `unflattener` are the fast forms for many nests like one template.
+A *structure* consists of lists, strings and numbers, so JSON and MessagePack can encode it. `freeze` makes it
+hashable. `flattener` and `unflattener` are fast for many nests with the structure of one template.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from framework.types import Nest, Step, Transition
 
-# The path of the leaf of a nest that is nothing but a leaf: names of columns must not be empty.
+# The path of the leaf in a nest that is a single leaf: names of columns must not be empty.
 ROOT = "data"
 
 Structure = list[Any]
@@ -32,7 +32,9 @@ _NAMED_TUPLES: dict[tuple[str, tuple[str, ...]], type] = {}
 
 
 def register(cls: _Class) -> _Class:
-    """Makes a NamedTuple class known, so that `packer` rebuilds nests of it as that class. A decorator too.
+    """Registers a NamedTuple class, so that `packer` rebuilds nests of it as that class.
+
+    It can be used as a decorator.
 
     Raises:
       ValueError: `cls` is not a NamedTuple class.
@@ -51,14 +53,14 @@ def flatten(nest: Nest, leaf_type: type | None = None) -> tuple[list[Any], Struc
     """The leaves of `nest` and its structure.
 
     A node of the structure is None (a leaf), `["dict", keys, nodes]`, `["list", nodes]`, `["tuple", nodes]`
-    or `["named", class name, fields, nodes]`; the structure is a list of the one node at the top.
+    or `["named", class name, fields, nodes]`. The structure is a list that holds the root node.
 
     Args:
-      nest: what to flatten.
+      nest: the nest to flatten.
       leaf_type: the type that every leaf must have; None allows any.
 
     Raises:
-      ValueError: the keys of a dict do not sort, or a leaf is not of `leaf_type`.
+      ValueError: The keys of a dict cannot be sorted, or a leaf is not of `leaf_type`.
     """
     leaves: list[Any] = []
     return leaves, [_flatten(nest, leaves, leaf_type)]
@@ -86,7 +88,7 @@ def _flatten(nest: Nest, leaves: list[Any], leaf_type: type | None) -> Any:
 
 
 def packer(structure: Structure) -> Pack:
-    """The function that puts leaves back into the nest that `structure` describes."""
+    """A function from a list of leaves to the nest that `structure` describes."""
     pack, _ = _packer(structure[0], 0)
     return pack
 
@@ -127,11 +129,11 @@ def _class_of(node: Any) -> type:
 
 @functools.lru_cache(maxsize=1024)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> type:
-    return collections.namedtuple(name, fields)  # type: ignore[misc]
+    return collections.namedtuple(name, fields)
 
 
 def paths(structure: Structure) -> list[str]:
-    """The path of each leaf, `"observation/pixels"`: names of columns. That of a lone leaf is `ROOT`."""
+    """The path of each leaf, such as `"observation/pixels"`. The path of a single leaf is `ROOT`."""
     if structure[0] is None:
         return [ROOT]
     found: list[str] = []
@@ -149,19 +151,19 @@ def paths(structure: Structure) -> list[str]:
 
 
 def freeze(structure: Any) -> Any:
-    """A structure as nested tuples, which hash."""
+    """A structure as nested tuples, which are hashable."""
     return tuple([freeze(node) for node in structure]) if isinstance(structure, (list, tuple)) else structure
 
 
 def thaw(structure: Any) -> Any:
-    """The opposite of `freeze`."""
+    """The inverse of `freeze`."""
     return [thaw(node) for node in structure] if isinstance(structure, (list, tuple)) else structure
 
 
 def flattener(template: Nest) -> Callable[[Nest], list[Any]]:
-    """The function that gives the leaves of a nest like `template`; several times faster than `tree.flatten`.
+    """A function that returns the leaves of a nest like `template`; several times faster than `tree.flatten`.
 
-    It raises KeyError, TypeError or ValueError for a nest with other keys or another length.
+    The function raises KeyError, TypeError or ValueError for a nest with other keys or another length.
     """
     visit = _visitor(template)
 
@@ -196,7 +198,7 @@ def _visitor(template: Nest) -> Callable[[Nest, list[Any]], None]:
 
 
 def unflattener(template: Nest) -> Callable[[Sequence[Any]], Nest]:
-    """The function from leaves to a nest like `template`, of its classes and its order of keys."""
+    """A function from leaves to a nest like `template`, with the same classes and order of keys."""
     build = _builder(template)
     return lambda leaves: build(iter(leaves))
 

@@ -1,4 +1,4 @@
-"""Specs: the shape, dtype and range of everything that goes into and comes out of ONE env of an environment.
+"""Specs: the shape, dtype and range of the inputs and outputs of one env of an environment.
 
 Specs are `dm_env.specs` (`Array`, `BoundedArray`, `DiscreteArray`) in nests of dicts and tuples:
 
@@ -25,7 +25,7 @@ Path = tuple[Any, ...]
 
 
 class EnvironmentSpec(NamedTuple):
-    """What one env of an environment gives and takes; each field is a nest of `dm_env.specs.Array`."""
+    """The specs of one env of an environment. Each field is a nest of `dm_env.specs.Array`."""
 
     observations: Nest
     actions: Nest
@@ -34,27 +34,28 @@ class EnvironmentSpec(NamedTuple):
 
 
 class UnsupportedSpaceError(TypeError):
-    """A gymnasium space has no equivalent among arrays of a fixed shape."""
+    """Raised for a gymnasium space that has no equivalent among arrays of a fixed shape."""
 
 
 class _Stacked:
-    """What `StackedArray` and `StackedBoundedArray` share."""
+    """Common base of `StackedArray` and `StackedBoundedArray`."""
 
     __slots__ = ()
 
     @property
     def num_frames(self) -> int:
-        """How many time steps an observation shows."""
+        """Number of time steps that an observation shows."""
         return self.shape[0]  # type: ignore[attr-defined]
 
 
 class StackedArray(_Stacked, Array):
-    """An observation `[num_frames, ...]` made of the newest frames, oldest first: each time step that is
-    not FIRST drops the oldest, moves the others by one and puts a new one at the end. What is at the places
-    before an episode's start is up to the environment.
+    """An observation `[num_frames, ...]` of the newest frames, oldest first.
 
-    It is a promise of the environment, so that replay can store each frame once: see `frame_stack`. A
-    wrapper that changes observations in any other way gives another spec.
+    Each time step that is not FIRST drops the oldest frame, shifts the others by one and appends a new frame.
+    The environment chooses the frames before an episode's start.
+
+    With this spec an environment guarantees this order, so that replay can store each frame once: see
+    `frame_stack`. A wrapper that changes observations in any other way must return another spec.
     """
 
     __slots__ = ()
@@ -73,13 +74,13 @@ class StackedBoundedArray(_Stacked, BoundedArray):
 
 
 def frame_stack(observation_spec: Nest) -> int | None:
-    """The number of frames if every leaf is a stack of that many, 2 or more; else None."""
+    """The number of frames if all leaves are stacks of the same number, at least 2; else None."""
     sizes = {leaf.num_frames if isinstance(leaf, _Stacked) else 0 for leaf in tree.flatten(observation_spec)}
     return sizes.pop() if len(sizes) == 1 and min(sizes) >= 2 else None
 
 
 def unstacked(observation_spec: Nest) -> Nest:
-    """The same shapes and bounds without the promise of `StackedArray`."""
+    """The same shapes and bounds without the guarantee of `StackedArray`."""
 
     def plain(leaf: Array) -> Array:
         if isinstance(leaf, StackedBoundedArray):
@@ -104,17 +105,17 @@ def from_space(space: Any, name: str = "observation") -> Nest:
 
     Box becomes a `BoundedArray` (an `Array` where no bound is finite), Discrete a `DiscreteArray`,
     MultiDiscrete and MultiBinary a `BoundedArray` of integers, Dict a dict, Tuple a tuple. A Discrete
-    space that starts at k != 0 becomes values 0 ... n-1: the environments add and subtract k (see
-    `discrete_offsets`), so that networks and one-hot codes need not know of it.
+    space that starts at k != 0 becomes values 0 ... n-1. The environments add and subtract k (see
+    `discrete_offsets`), so networks and one-hot codes always count from 0.
 
-    Bounds may be one number for all elements: broadcast them.
+    The bounds may be one number for all elements. Broadcast them before indexing.
 
     Args:
       space: any gymnasium space.
-      name: what the space describes, for the specs' names and for errors.
+      name: name of the specs, also used in errors.
 
     Raises:
-      UnsupportedSpaceError: for Text, Graph, Sequence, OneOf and spaces of other libraries.
+      UnsupportedSpaceError: The space is Text, Graph, Sequence, OneOf or a space of another library.
     """
     from gymnasium import spaces
 
@@ -123,7 +124,7 @@ def from_space(space: Any, name: str = "observation") -> Nest:
         if not np.isfinite(low).any() and not np.isfinite(high).any():
             return Array(space.shape, space.dtype, name=name)
         if len(space.shape) > 1 and (low == low.flat[0]).all() and (high == high.flat[0]).all():
-            low, high = low.flat[0], high.flat[0]  # pictures: one bound for all, readable when printed
+            low, high = low.flat[0], high.flat[0]  # One bound for all pixels is readable when printed.
         return BoundedArray(space.shape, space.dtype, minimum=low, maximum=high, name=name)
     if isinstance(space, spaces.Discrete):
         return DiscreteArray(int(space.n), dtype=space.dtype, name=name)
@@ -172,7 +173,7 @@ def leaves(spec: Nest) -> list[tuple[Path, Array]]:
 
 
 def path_name(field: str, path: Path) -> str:
-    """`observation/camera/0`: how errors name a leaf."""
+    """The name of a leaf in errors, such as `observation/camera/0`."""
     return "/".join([field, *(str(key) for key in path)])
 
 
@@ -190,7 +191,7 @@ def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
 
 
 def flat_size(spec: Nest) -> int:
-    """How many numbers one env's value of this spec holds."""
+    """Number of elements in one env's value of this spec."""
     return sum(math.prod(leaf.shape) for leaf in tree.flatten(spec))
 
 

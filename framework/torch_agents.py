@@ -1,10 +1,10 @@
 """Base classes of agents in PyTorch. A new agent is a config, networks, a policy and a loss:
 
 ```python
-class MyConfig(OffPolicyConfig): ...                # settings beside those that every such agent has
+class MyConfig(OffPolicyConfig): ...                # settings in addition to the common ones
 
 class MyPolicy(TorchPolicy):
-    def act(self, observation, state): ...          # tensors to drawn actions, extras, next state
+    def act(self, observation, state): ...          # tensors to sampled actions, extras, next state
 
 class MyAgent(OffPolicyAgent):
     def make_networks(self, spec): ...
@@ -12,9 +12,9 @@ class MyAgent(OffPolicyAgent):
     def loss(self, networks, batch, context): ...   # a batch to a LossOutput
 ```
 
-`OffPolicyAgent` learns from a replay of n-step transitions, `OnPolicyAgent` from each unroll once. They make
-tables, adder, dataset and learner from the fields of the config; an agent overrides a method only where it
-differs.
+`OffPolicyAgent` learns from a replay of n-step transitions, `OnPolicyAgent` learns from each unroll once.
+Both make the tables, adder, dataset and learner from the fields of the config. An agent overrides a method
+only to change a part.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from framework.types import Nest
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Settings of every agent that learns by gradients. A *learner step* is one batch."""
+    """Settings of every agent that learns by gradient descent. A *learner step* is one batch."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm",)  # for the check of types
 
     discount: float = 0.99  # Per env step. Higher looks further ahead, and learns slower.
-    learning_rate: float = 1e-3  # Of Adam.
-    learning_rate_decay: int | None = None  # Env steps over which it falls; None keeps it.
-    learning_rate_end: float = 0.0  # What is left of it then, as a fraction.
+    learning_rate: float = 1e-3  # Initial learning rate of Adam.
+    learning_rate_decay: int | None = None  # Env steps over which the learning rate falls. None keeps it.
+    learning_rate_end: float = 0.0  # Final learning rate, as a fraction of the initial one.
     adam_epsilon: float = 1e-8  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = None  # Larger gradients are scaled down to this.
-    device: str = "cpu"  # Of the learner.
-    compile_loss: bool = False  # torch.compile; pays for large networks on a GPU.
+    device: str = "cpu"  # Device of the learner.
+    compile_loss: bool = False  # Uses torch.compile: faster for large networks on a GPU.
     autocast: bool = False  # bfloat16 mixed precision in the learner.
 
     def __post_init__(self) -> None:
@@ -65,12 +65,14 @@ class OffPolicyConfig(AgentConfig):
     """Settings of agents that learn from replay. An *item* is one n-step transition."""
 
     n_step: int = 1  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
-    max_replay_size: int = 100_000  # Items kept; the oldest go first.
-    min_replay_size: int = 1_000  # Items there before learning begins.
+    max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
+    min_replay_size: int = 1_000  # Items in replay before learning begins.
     batch_size: int = 128  # Items per learner step.
-    # Times an item is drawn on average: learner steps per item, times batch.
+    # Times an item is drawn on average. Divided by `batch_size`: learner steps per env step.
     samples_per_insert: float = 16.0
-    insert_burst: int = 256  # Items that actors may be ahead or behind of it; each has as many on its way.
+    insert_burst: int = (
+        256  # Items by which actors may be ahead or behind; also each adder's limit in flight.
+    )
     target_update_period: int = 1  # Learner steps between updates of the target networks.
     target_update_rate: float = 0.02  # 1 copies the online networks, less moves towards them.
 
@@ -98,15 +100,15 @@ class OnPolicyConfig(AgentConfig):
 
 
 class TorchPolicy(core.Policy):
-    """A policy of torch modules: `act` with tensors, on whatever device the networks are.
+    """A policy of torch modules: `act` gets tensors on the device of the networks.
 
     Args:
-      networks: read at each step, never changed; put into evaluation mode.
-      actions: between drawn actions and those of the environment.
-      variables: names of the children of `networks` that `act` uses; empty means all of them.
+      networks: the networks, which each step reads and no step changes. They are put in evaluation mode.
+      actions: converts between sampled actions and those of the environment.
+      variables: names of the children of `networks` that `act` uses. Empty means all.
 
     Attributes:
-      random: the generator for everything that `act` draws; seeded, saved and restored with the policy.
+      random: the generator of all random numbers in `act`; seeded, saved and restored with the policy.
     """
 
     def __init__(self, networks: nn.Module, actions: Actions, variables: tuple[str, ...] = ()):
@@ -118,9 +120,9 @@ class TorchPolicy(core.Policy):
 
     @abc.abstractmethod
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
-        """`(observation [B, ...], state)` to `(drawn actions [B, ...], extras [B, ...], next state)`.
+        """`(observation [B, ...], state)` to `(sampled actions [B, ...], extras [B, ...], next state)`.
 
-        All are tensors on `device`; no gradients are recorded.
+        All are tensors on `device`. No gradients are recorded.
         """
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -142,7 +144,7 @@ class TorchPolicy(core.Policy):
 
 
 class TorchAgent(core.Agent):
-    """What `OffPolicyAgent` and `OnPolicyAgent` share. Subclasses set `config` in their constructor."""
+    """Common base of `OffPolicyAgent` and `OnPolicyAgent`. Subclasses set `config` in the constructor."""
 
     config: AgentConfig
 
@@ -173,7 +175,7 @@ class TorchAgent(core.Agent):
 
     @property
     def device(self) -> str:
-        """Of the learner in this node: "cuda" is a GPU for each of several learners."""
+        """Device of the learner in this node. With "cuda", each of several learners has its own GPU."""
         config = self.config
         return f"cuda:{self.rank}" if config.device == "cuda" and self.num_learners > 1 else config.device
 
@@ -181,13 +183,13 @@ class TorchAgent(core.Agent):
         if self.items_per_step % self.num_learners:
             raise ValueError(
                 f"num_learners: got {self.num_learners}, expected a divisor of {self.items_per_step}, the "
-                "items of a learner step. Each learner learns from an equal part of them."
+                "items of a learner step. Each learner gets an equal part of them."
             )
 
     @property
     @abc.abstractmethod
     def items_per_step(self) -> int:
-        """Items in the batch of all learners together."""
+        """Number of items in the batch of all learners together."""
 
 
 class OffPolicyAgent(TorchAgent):
@@ -205,7 +207,7 @@ class OffPolicyAgent(TorchAgent):
         return self.config.batch_size
 
     def make_sampler(self) -> Any:
-        """The selector that draws items; uniform."""
+        """The selector that samples items; uniform by default."""
         return replay.selectors.Uniform()
 
     def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
@@ -213,7 +215,7 @@ class OffPolicyAgent(TorchAgent):
         limiter = replay.rate_limiters.SampleToInsertRatio(
             config.samples_per_insert,
             config.min_replay_size,
-            # Room for a burst of items on either side of the exact ratio, and for one batch.
+            # The buffer holds a burst of items on either side of the exact ratio, and one batch.
             config.insert_burst * config.samples_per_insert + config.batch_size,
         )
         return [
@@ -231,7 +233,7 @@ class OffPolicyAgent(TorchAgent):
             client,
             self.config.n_step,
             self.config.discount,
-            max_in_flight_items=self.config.insert_burst,  # what waits for room counts as being ahead, too
+            max_in_flight_items=self.config.insert_burst,  # Items in flight also count as being ahead.
             frame_stack=specs.frame_stack(spec.observations),
         )
 
@@ -242,17 +244,17 @@ class OffPolicyAgent(TorchAgent):
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {
             "target_names": self.target_names,
-            "seed": int(torch.randint(2**31, ())),  # from the global generator, as the first parameters
+            "seed": int(torch.randint(2**31, ())),  # From the global generator, as the initial parameters.
             "target_update_period": self.config.target_update_period,
             "target_update_rate": self.config.target_update_rate,
         }
 
 
 class OnPolicyAgent(TorchAgent):
-    """Learns from one unroll of every env at each step, from each once, by the policy of that moment.
+    """Learns from one unroll of every env at each step. Each unroll is used once.
 
     Attributes:
-      extras_of_first_row: extras of the policy that are kept for the first row of an unroll only.
+      extras_of_first_row: extras of the policy that are stored only with the first row of an unroll.
     """
 
     config: OnPolicyConfig
@@ -272,12 +274,12 @@ class OnPolicyAgent(TorchAgent):
 
     @property
     def queue_batches(self) -> int:
-        """Batches that the queue holds. Actors wait for versions, not for room: there is always some."""
+        """Number of batches in a full queue. Actors wait for versions, so the queue never fills up."""
         return 2 + (self.max_policy_lag or 0)
 
     @property
     def prefetch_batches(self) -> int:
-        """Batches that a learner fetches ahead: none if the only one that there is has to do for several."""
+        """Number of batches that a learner fetches ahead; 0 with several learners, which share one batch."""
         return 1 if self.num_learners == 1 else 0
 
     def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:

@@ -1,4 +1,4 @@
-"""The data that travels between the parts, as named tuples of arrays."""
+"""The data that actors, replay and learners exchange, as named tuples of arrays."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Step(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What one learner step gave.
+    """The result of one learner step.
 
     Attributes:
-      metrics: name to scalar; may be tensors still on the device, read only when logged.
+      metrics: name to scalar. Values may be tensors on the device, which are read only when logged.
       priorities: `[N]` new priorities of the batch's items, or None.
     """
 

@@ -61,3 +61,28 @@ def test_light_imports_stay_light(statement):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert found.stdout.strip() == "[]"
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Which module imports which, anywhere in its file: under ``TYPE_CHECKING`` and in functions too."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in ("framework", "agents", "launch")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    graph = {}
+    for module, path in paths.items():
+        names = imported_by(path)
+        # `from package import name` is an import of package.name where that is a module, else of package.
+        found = {name if name in paths else name.rpartition(".")[0] for name in names}
+        graph[module] = (found & paths.keys()) - {module}
+    return graph
+
+
+def test_no_imports_go_round_in_a_circle():
+    graph = import_graph()
+    assert len(graph) > 100
+    while leaves := [module for module, imports in graph.items() if not imports & graph.keys()]:
+        for module in leaves:
+            del graph[module]
+    assert not graph, f"these import each other, or what does: {sorted(graph)}"

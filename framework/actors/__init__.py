@@ -1,4 +1,4 @@
-"""Actors that act by a policy, and the loop that drives them."""
+"""Actors that choose actions with a policy, and the environment loop that drives them."""
 
 from framework.actors.environment_loop import EnvironmentLoop
 from framework.actors.observers import ActionObserver, EnvironmentLoopObserver, ObservationObserver

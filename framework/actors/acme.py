@@ -1,4 +1,4 @@
-"""One of our actors as an `acme.core.Actor`, so that an Acme `EnvironmentLoop` can drive it.
+"""An adapter from an actor to `acme.core.Actor`, so that an Acme `EnvironmentLoop` can drive it.
 
 ```python
 actor = PolicyActor(agent.make_policy(networks), adder=adder, num_envs=1)
@@ -6,9 +6,9 @@ loop = acme.EnvironmentLoop(dm_environment, AcmeActor(actor))
 loop.run(num_episodes=10)
 ```
 
-Acme drives one environment, without a batch dimension; our actors act for B envs. So everything gets a
-leading axis of one on the way in, and loses it on the way out. Nothing of Acme is imported: its loop asks
-only for these four methods.
+Acme drives one environment without a batch dimension, while actors here act for B envs. The adapter adds a
+leading axis of size 1 to inputs and removes it from actions. Acme is not imported: its loop needs only these
+four methods.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from framework.types import Nest
 
 
 class AcmeActor:
-    """See the module.
+    """Presents an actor for one env as an `acme.core.Actor`; see the module.
 
     Args:
-      actor: for one env.
+      actor: an actor with `num_envs=1`.
     """
 
     def __init__(self, actor: core.Actor):
@@ -43,7 +43,7 @@ class AcmeActor:
         self._actor.observe_first(_batched_timestep(timestep))
 
     def observe(self, action: Nest, next_timestep: dm_env.TimeStep) -> None:
-        """What `action` led to."""
+        """Takes the time step that follows `action`."""
         self._actor.observe(_batched(action), _batched_timestep(next_timestep))
 
     def update(self, wait: bool = False) -> None:
@@ -56,7 +56,7 @@ def _batched(nest: Nest) -> Nest:
 
 
 def _batched_timestep(timestep: dm_env.TimeStep) -> dm_env.TimeStep:
-    """`[1, ...]` everywhere; float32 as our environments have it, 0 and 1 where Acme has None."""
+    """A time step of `[1, ...]` arrays; a reward of None becomes 0, a discount of None becomes 1."""
     return dm_env.TimeStep(
         step_type=np.array([int(timestep.step_type)]),
         reward=_float(timestep.reward, 0.0),

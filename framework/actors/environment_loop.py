@@ -27,29 +27,30 @@ class Counter(Protocol):
 
 
 class Logger(Protocol):
-    """Takes rows of figures."""
+    """Takes rows of metrics."""
 
     def write(self, row: dict[str, Any]) -> Any: ...
 
 
 class EnvironmentLoop:
-    """Steps an environment with an actor, and keeps the score of every env.
+    """Steps an environment with an actor, and records the episodes of every env.
 
     ```python
     loop = EnvironmentLoop(environment, actor, counter, logger)
-    loop.run(num_steps=50_000)         # exactly that many; goes on where the last call stopped
+    loop.run(num_steps=50_000)         # exactly that many; continues where the last call stopped
     loop.run(num_episodes=20)          # whole episodes, from a reset
     finished = loop.step()             # one batched step, for a caller that drives the loop itself
     ```
 
-    A *step* is one transition of one env. The call that begins an env's next episode is no transition
+    A *step* is one transition of one env. The call that begins an env's next episode is not a transition
     and is not counted.
 
     `run` writes one row per finished episode to the logger: `episode_return` (the sum of the environment's
     rewards), `episode_length`, `env`, `steps_per_second` (of all envs together, since the last row), the
     seconds spent since the last row in `reset_duration_sec`, `select_action_duration_sec`,
-    `step_duration_sec` and `observe_duration_sec` (observing and `actor.update()`), what observers measured,
-    and the counter's counts. The counter gets `steps` at each batched step and `episodes` when they end.
+    `step_duration_sec` and `observe_duration_sec` (observing and `actor.update()`), the metrics of the
+    observers, and the counts of the counter. The counter gets `steps` at each batched step and `episodes`
+    when they end.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class EnvironmentLoop:
         *,
         should_update: bool = True,
     ):
-        """Makes the loop; nothing is reset before the first step.
+        """Makes the loop. The first step resets the environment.
 
         Args:
-          environment: B envs.
-          actor: acts for B envs.
-          counter: None counts nothing outside of the loop.
-          logger: None logs nothing.
-          observers: measure more of each episode.
+          environment: a batched environment of B envs.
+          actor: an actor for B envs.
+          counter: counts steps and episodes. None counts only inside the loop.
+          logger: takes one row per episode. None disables logging.
+          observers: add metrics of each episode.
           should_update: whether to call `actor.update()` once per batched step.
         """
         self._environment = environment
@@ -91,27 +92,27 @@ class EnvironmentLoop:
 
     @property
     def num_steps(self) -> int:
-        """Transitions made since the loop was made, over all envs."""
+        """Transitions of all envs since the construction of the loop."""
         return self._num_steps
 
     def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
         """One step of every env, after a reset if one is due.
 
         Args:
-          max_steps: the most transitions to make, at least 1. If fewer than there are envs to step, the
-            envs beyond are handed to the actor as FIRST, which closes their open episode uncounted, and
-            the next call resets all envs.
+          max_steps: the maximum number of transitions, at least 1. If more envs would step, the actor gets
+            FIRST for the excess envs, which closes their open episodes without counting them, and the next
+            call resets all envs.
 
         Returns:
           `episode_return` (float64 `[k]`, or a nest like the reward spec), `episode_length` (int64 `[k]`) and
-          `env` (int64 `[k]`) of the k episodes that ended, and what observers measured; None if none ended.
-          `num_steps` tells how many steps were made.
+          `env` (int64 `[k]`) of the k episodes that ended, and the metrics of the observers. None if no
+          episode ended. The attribute `num_steps` counts the steps.
         """
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
         clock, seconds = time.perf_counter, self._seconds
         before = self._reset() if self._timestep is None else self._timestep
-        self._timestep = None  # if anything below fails, begin with a reset
+        self._timestep = None  # If the code below fails, the next step begins with a reset.
         start = clock()
         action = self._actor.select_action(before.observation)
         chosen = clock()
@@ -146,14 +147,17 @@ class EnvironmentLoop:
         return None if finished is None else self._finish(finished)
 
     def run(self, num_episodes: int | None = None, num_steps: int | None = None) -> int:
-        """Steps until a limit is reached, or without end; returns the number of steps made.
+        """Steps until a limit is reached, or without end if there is no limit.
 
         Args:
-          num_episodes: whole episodes, counted from a reset; see `run_episodes`.
-          num_steps: exactly this many steps, going on where the last call stopped.
+          num_episodes: number of whole episodes, counted from a reset; see `run_episodes`.
+          num_steps: exact number of steps, which continue where the last call stopped.
+
+        Returns:
+          The number of steps.
 
         Raises:
-          ValueError: both limits are given, or a negative one.
+          ValueError: Both limits are given, or a limit is negative.
         """
         if num_episodes is not None and num_steps is not None:
             raise ValueError(f"run: got num_episodes={num_episodes} and num_steps={num_steps}, expected one.")
@@ -171,11 +175,11 @@ class EnvironmentLoop:
         return self._num_steps - before
 
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
-        """Plays `num_episodes` whole episodes from a reset and returns their figures, as `step` does.
+        """Plays `num_episodes` whole episodes from a reset and returns their metrics, as `step` does.
 
-        Each env plays its share of the episodes, decided beforehand: taking whichever end first would
-        favor short ones. Episodes that an env plays beyond its share while others finish theirs are
-        not among the result and not logged; the next use of the loop starts from a reset.
+        Each env plays a fixed share of the episodes, because a choice of those that end first would favor
+        short episodes. Episodes that an env plays beyond its share, while others finish theirs, are neither
+        returned nor logged. The next use of the loop starts from a reset.
         """
         num_envs = self._environment.num_envs
         share = np.full(num_envs, num_episodes // num_envs)
@@ -217,7 +221,7 @@ class EnvironmentLoop:
         return timestep
 
     def _finish(self, envs: np.ndarray) -> dict[str, Any]:
-        """The figures of the episodes of `envs`, which begin again."""
+        """Returns the metrics of the episodes of `envs`, and clears their sums."""
         result: dict[str, Any] = {
             "episode_return": tree.unflatten_as(self._reward_spec, [total[envs] for total in self._returns]),
             "episode_length": self._lengths[envs],
@@ -248,7 +252,7 @@ class EnvironmentLoop:
 
 
 def _number(nest: Nest, index: int) -> Any:
-    """Entry `index` of a nest of arrays, as a Python number where it is one."""
+    """Entry `index` of a nest of arrays; scalars become Python numbers."""
     picked = tree.map_structure(lambda array: array[index], nest)
     return picked.item() if isinstance(picked, np.generic) else picked
 

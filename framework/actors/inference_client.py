@@ -1,11 +1,11 @@
-"""Actors that ask for their actions: of an inference server, or of a policy on a thread beside them.
+"""Actors whose actions come from an inference server, or from a policy on another thread.
 
-An `InferenceActor` asks through one of these *ports*, which all look the same to it:
+An `InferenceActor` requests actions through a *port*. All ports have the same interface:
 
 ```python
-port.request(observation, first)        # begins to compute; `first` bool[B]: an episode begins here
-action, extras = port.answer()          # waits for it
-port.update(wait)                       # newer parameters, if the port has any of its own
+port.request(observation, first)        # starts the computation; `first` bool[B]: an episode begins here
+action, extras = port.answer()          # waits for the result
+port.update(wait)                       # pulls newer parameters, if the port has its own
 ```
 
 - `LocalPort`: the policy in this process, at once or on a thread.
@@ -34,41 +34,41 @@ from framework.actors.recurrent_state import restart_envs
 from framework.environments.base import FIRST
 from framework.types import Nest
 
-_LOOK = 0.5  # seconds between two looks at whether the program is being stopped
-_LIMIT = 60.0  # seconds without an answer that are an error
+_LOOK = 0.5  # Seconds between two checks for a stop of the program.
+_LIMIT = 60.0  # Seconds without an answer after which the request fails.
 
 
 class InferenceError(RuntimeError):
-    """The inference server could not act, or is gone."""
+    """The inference server failed to act, or is closed."""
 
 
 class Port(abc.ABC):
-    """See the module.
+    """The interface through which an `InferenceActor` gets actions; see the module.
 
     Attributes:
-      version: of the parameters of the last answer; -1 if there are none.
+      version: version of the parameters of the last answer; -1 without parameters.
     """
 
     version: int = -1
 
     @abc.abstractmethod
     def request(self, observation: Nest, first: np.ndarray) -> None:
-        """Has actions computed for `observation`, which stays as it is until the answer is there."""
+        """Starts to compute actions for `observation`, which must not change before the answer."""
 
     @abc.abstractmethod
     def answer(self) -> tuple[Nest, Nest]:
-        """`(action, extras)` of the request, intact until the next one."""
+        """Waits for `(action, extras)` of the request. They are valid until the next request."""
 
     def update(self, wait: bool = False) -> None:
-        """Takes newer parameters over before the next request, now with `wait`."""
+        """Pulls newer parameters before the next request; with `wait`, immediately."""
         return None
 
     def save(self) -> Any:
-        """The state of random choices that are made here; None if none are."""
+        """The state of the random choices that this port makes; None if it makes none."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Goes on with what `save` returned."""
+        """Restores the state that `save` returned."""
         return None
 
     def close(self) -> None:
@@ -77,26 +77,26 @@ class Port(abc.ABC):
 
 
 class InferenceActor(core.Actor, core.Saveable):
-    """Acts for `num_envs` envs with actions that come from a port.
+    """Acts for `num_envs` envs with actions from a port.
 
-    It can ask early: when it has the observation, and before the action is needed:
+    It can request actions as soon as it has the observation, before the loop needs the actions:
 
     ```python
     actor.observe(action, timestep)
-    actor.request()                     # the port is at work from here …
+    actor.request()                     # the port computes from here …
     other_loop.step()
     loop.step()                         # … until `select_action` waits for it
     ```
 
     Args:
-      port: where actions come from.
-      adder: takes the experience; None keeps none. The attribute may be replaced before `observe_first`.
-      num_envs: B.
+      port: the source of actions.
+      adder: takes the experience. None discards it. The attribute may be replaced before `observe_first`.
+      num_envs: number of envs, B.
     """
 
     def __init__(self, port: Port, adder: Any = None, num_envs: int = 1):
         if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
+            raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.port = port
         self.num_envs = num_envs
         self.adder = adder
@@ -113,13 +113,13 @@ class InferenceActor(core.Actor, core.Saveable):
             self.adder.add_first(timestep)
 
     def request(self) -> None:
-        """Asks for the actions of the newest observation now; nothing happens if there is none yet."""
+        """Requests the actions for the newest observation now. Does nothing without an observation."""
         if not self._requested and self._observation is not None:
             self.port.request(self._observation, self._first)
             self._requested = True
 
     def discard(self) -> None:
-        """Drops the answer of an open request."""
+        """Waits for the answer of an open request and drops it."""
         if self._requested:
             self._requested = False
             self.port.answer()
@@ -153,21 +153,22 @@ class InferenceActor(core.Actor, core.Saveable):
         self._observation = None
 
     def close(self) -> None:
-        """Closes the port; an open request is dropped."""
+        """Closes the port and drops an open request."""
         self._requested = False
         self.port.close()
 
 
 class LocalPort(Port):
-    """A policy in this process, for some of the envs of an actor.
+    """A policy in this process, for all or some of the envs of an actor.
 
-    Several ports may share policy and parameters if they share `run`, which must do one thing at a time.
+    Several ports may share a policy and its parameters if they share `run`, which must run one call at a
+    time.
 
     Args:
-      policy: acts.
-      state: its initial recurrent state for the envs of this port.
-      variables: a `VariableClient`; None leaves parameters alone.
-      run: `run(fn, *args) -> Future`; at once on this thread if None.
+      policy: chooses the actions.
+      state: the policy's initial recurrent state for the envs of this port.
+      variables: a `VariableClient`. None does not update the parameters.
+      run: `run(fn, *args) -> Future`. None runs immediately on the calling thread.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class LocalPort(Port):
         if wait:
             self.version = self._run(self._update, True).result()
         else:
-            self._outdated = True  # on the thread of the policy, before it acts
+            self._outdated = True  # The thread of the policy updates before it acts.
 
     def save(self) -> Any:
         return self._run(self._policy.save).result()
@@ -225,13 +226,15 @@ class LocalPort(Port):
 
 
 class ServerPort(Port):
-    """An `InferenceServer` by calls: in the same thread, or by messages.
+    """An `InferenceServer` that is called directly in the same thread, or by messages.
 
     Args:
       server: a client of its node (or the server itself, in tests).
-      name: of this client.
-      envs, offset, total: see `Slots.connect`.
-      timeout: seconds without an answer that are an error.
+      name: name of this client.
+      envs: see `Slots.connect`.
+      offset: see `Slots.connect`.
+      total: see `Slots.connect`.
+      timeout: seconds without an answer after which a request fails.
     """
 
     def __init__(
@@ -260,7 +263,7 @@ class ServerPort(Port):
         try:
             action, extras, self.version = future.result(self._timeout)
         except TimeoutError:
-            if future.done():  # with this error of the server's own
+            if future.done():  # The server itself raised this error.
                 raise
             raise InferenceError(_silent(self._name, self._timeout)) from None
         return action, extras
@@ -278,10 +281,10 @@ class SharedMemoryPort(Port):
 
     Args:
       server: a client of its node.
-      name: of this client.
+      name: name of this client.
       spec: the `EnvironmentSpec` of one env.
-      connection: what `server.connect` answered.
-      timeout: seconds without an answer that are an error.
+      connection: the result of `server.connect`.
+      timeout: seconds without an answer after which a request fails.
     """
 
     def __init__(
@@ -325,7 +328,8 @@ class SharedMemoryPort(Port):
         if len(answer) > ANSWER.size:
             text = answer[ANSWER.size :].decode(errors="replace")
             raise InferenceError(f"the inference server failed: {text}")
-        # Actions are copied, for environments may keep them; extras go to the adder before the next request.
+        # Actions are copied because environments may keep them. The adder gets extras before the next
+        # request.
         return build_nest(self._action_nest, [column.copy() for column in self._actions]), self._extras
 
     def update(self, wait: bool = False) -> None:
@@ -333,14 +337,14 @@ class SharedMemoryPort(Port):
             self.version = self._server.update_variables()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the server has gone
+        with contextlib.suppress(OSError):  # The server is gone.
             self._socket.send(GOODBYE)
         self._socket.close()
         with contextlib.suppress(OSError):
             os.unlink(self._address)
 
     def _call(self, function: Callable[..., Any], argument: Any) -> Any:
-        """Sends or receives; an error if the server is gone, or does nothing for too long."""
+        """Sends or receives. Raises if the server is gone or does not respond within `timeout`."""
         deadline = time.monotonic() + self._timeout
         try:
             while True:
@@ -349,7 +353,7 @@ class SharedMemoryPort(Port):
                 if time.monotonic() >= deadline:
                     raise InferenceError(_silent(self._name, self._timeout))
                 with contextlib.suppress(TimeoutError):
-                    self._socket.send(PING)  # refused, if nothing receives there any more
+                    self._socket.send(PING)  # Refused if the server no longer receives.
         except OSError:
             raise self._gone() from None
 
@@ -359,8 +363,8 @@ class SharedMemoryPort(Port):
         if self._stopped.is_set():
             return launch.ProgramStopped("the inference server was stopped")
         return InferenceError(
-            f"the inference server of {self._name!r} was closed: its node has failed or was restarted; "
-            "restarts={'actor': n} makes actors connect again"
+            f"inference server of {self._name!r}: it was closed, because its node failed or was restarted. "
+            "Use restarts={'actor': n}, so that actors connect again."
         )
 
 
@@ -373,21 +377,21 @@ def connect(
     total: int | None = None,
     messages: bool = False,
 ) -> Port:
-    """A port of `server`: through shared memory where its columns can be reached, else by messages."""
+    """A port of `server`: through shared memory where this process can map its columns, else by messages."""
     if not messages:
         connection = server.connect(name, envs, offset, total)
         if connection.columns is not None:
             try:
                 return SharedMemoryPort(server, name, spec, connection)
             except FileNotFoundError:
-                server.disconnect(name)  # another machine, or another file system: by messages
+                server.disconnect(name)  # Another machine or file system: use messages.
     return ServerPort(server, name, envs, offset, total)
 
 
 def _silent(name: str, timeout: float) -> str:
     return (
-        f"the inference server did not answer {name!r} within {timeout} s; is its node alive, and its batch "
-        "not too slow?"
+        f"inference server: got no answer for {name!r} within {timeout} s. Check that its node is alive and "
+        "that its batches are not too slow."
     )
 
 

@@ -1,12 +1,13 @@
-"""Acts for the envs of many actors: the policy, its parameters and every env's recurrent state are here.
+"""A server that acts for the envs of several actors. It holds the policy, its parameters and recurrent
+states.
 
-A batch is fired
+The server runs a batch
 
-- at once, when `max_batch` rows wait, or all connected clients wait;
-- `timeout` seconds after its first request, if `min_batch` rows wait;
-- `PATIENCE` seconds after its first request in any case, so that a dead client does not stop the others.
+- immediately, when `max_batch` rows or all connected clients wait;
+- `timeout` seconds after the first request, if at least `min_batch` rows wait;
+- `PATIENCE` seconds after the first request in any case, so that a dead client does not block the others.
 
-No step of the policy is for more than `max_batch` rows: a client that has more is acted for in several.
+One step of the policy covers at most `max_batch` rows. A client with more rows takes several steps.
 
 ```text
 time      0 ms          1 ms          2 ms
@@ -16,13 +17,14 @@ actor c                   |request
 batches       .           |a b        |a c   all that are connected and not waiting for an environment
 ```
 
-Three ways to a client, the same for it (see `framework.actors.inference_client`):
+There are three transports, with the same interface to the client (see `framework.actors.inference_client`):
 
-- *direct* (engine `serial`): a call acts, for the caller's envs alone. No thread, no clock.
-- *shared memory* (engine `processes`): observations and answers stay in the columns of `Slots`; one byte to
-  the server's unix datagram socket says that a request is there, a short datagram that its answer is. Each
-  connection has an address of its own, so what an earlier life of a client has sent is not mistaken for new.
-- *messages* (everywhere else, and on request): a call of the node's `act`, arrays in the message.
+- *direct* (engine `serial`): a call acts for the caller's envs only, without a thread or a clock.
+- *shared memory* (engine `processes`): observations and answers stay in the columns of `Slots`. One byte to
+  the server's unix datagram socket announces a request, a short datagram announces its answer. Each
+  connection has its own address, so datagrams of a restarted client's earlier process are never mistaken for
+  new ones.
+- *messages* (everywhere else, and on request): a call of the node's `act`, with the arrays in the message.
 """
 
 from __future__ import annotations
@@ -43,16 +45,16 @@ from framework.actors.inference_slots import Rows, Slots
 from framework.types import Nest
 from launch.batching import BatchedMethod
 
-PATIENCE = 1.0  # seconds that a request waits at most, whatever min_batch says
-REQUEST, GOODBYE, PING = b"\1", b"\0", b""  # what clients send; a ping only finds out if the server lives
-ANSWER = struct.Struct("<q")  # version; the text of an error may follow
-MAX_ANSWER = 8192  # bytes
-_LONGEST_PATH = 100  # of a unix socket, less what is put behind it for a client
+PATIENCE = 1.0  # Seconds that a request waits at most, regardless of min_batch.
+REQUEST, GOODBYE, PING = b"\1", b"\0", b""  # Datagrams of clients. A ping only checks that the server lives.
+ANSWER = struct.Struct("<q")  # The version. The text of an error may follow.
+MAX_ANSWER = 8192  # Bytes.
+_LONGEST_PATH = 100  # Characters in the path of the unix socket, without the suffix for a client.
 _CLOSED = "the inference server was closed"
 
 
 class Column(NamedTuple):
-    """Where another process finds a column."""
+    """The location of a column for another process."""
 
     path: str
     shape: tuple[int, ...]
@@ -60,13 +62,15 @@ class Column(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """What a client is told when it connects.
+    """The result of `InferenceServer.connect`.
 
     Attributes:
-      rows: of the client.
-      action_nest, extras_nest: the structures, with the numbers of leaves at the leaves.
-      columns: observations, first, actions, extras in this order; None where there is no shared memory.
-      server_address, client_address: of the sockets on both sides; None where there is no shared memory.
+      rows: rows of the client.
+      action_nest: structure of the actions, with the index of each leaf in its place.
+      extras_nest: structure of the extras, with the index of each leaf in its place.
+      columns: columns of observations, first, actions and extras, in this order; None without shared memory.
+      server_address: address of the server's socket; None without shared memory.
+      client_address: address of the client's socket; None without shared memory.
     """
 
     rows: Rows
@@ -78,7 +82,7 @@ class Connection(NamedTuple):
 
 
 class _Client:
-    """One connection: by the socket at `address`, or by messages (None)."""
+    """One connection, through the socket at `address`, or by messages if `address` is None."""
 
     def __init__(self, name: str, rows: Rows, address: str | None):
         self.name, self.rows, self.address = name, rows, address
@@ -86,20 +90,20 @@ class _Client:
 
 
 class InferenceServer:
-    """See the module. Methods may be called from any thread; the batches are made on one.
+    """Batches requests for actions; see the module. Methods are thread-safe; one thread runs the batches.
 
     Args:
-      policy: acts; its parameters are what `variables` keeps fresh.
+      policy: chooses the actions.
       spec: the `EnvironmentSpec` of one env.
-      capacity: envs of all clients together.
-      variables: a `VariableClient` of the policy's networks; None leaves them alone.
-      updates: ask for newer parameters after batches; False only in `update_variables`.
-      min_batch: rows that are worth a batch once `timeout` has passed.
-      max_batch: rows that are a full batch, the most that one step of the policy is for; None is all.
+      capacity: number of envs of all clients together.
+      variables: a `VariableClient` of the policy's networks. None does not update the parameters.
+      updates: whether to request newer parameters after batches. If False, only `update_variables` does.
+      min_batch: smallest number of rows in a batch once `timeout` has passed.
+      max_batch: largest number of rows in one step of the policy. None is all.
       timeout: seconds that the first request of a batch waits for others.
-      concurrent: False makes no thread: each call acts by itself.
-      shared_memory: where clients of other processes meet the columns: True, or False for messages only.
-      on_batch: called after each batch with the number of its rows, on the thread that made it.
+      concurrent: whether to start a thread. If False, each call acts by itself.
+      shared_memory: whether clients of other processes may use shared memory. If False, they use messages.
+      on_batch: called after each batch with its number of rows, on the thread that ran it.
     """
 
     def __init__(
@@ -119,10 +123,10 @@ class InferenceServer:
     ):
         if min_batch < 1 or (max_batch is not None and max_batch < min_batch):
             raise ValueError(
-                f"min_batch is {min_batch} and max_batch {max_batch}; expected 1 <= min_batch <= max_batch."
+                f"min_batch: got {min_batch} with max_batch {max_batch}, expected 1 to max_batch."
             )
         if timeout < 0:
-            raise ValueError(f"timeout is {timeout}; expected seconds >= 0.")
+            raise ValueError(f"timeout: got {timeout}, expected at least 0 seconds.")
         self._memory: Any = None
         self._columns: list[Column] | None = None
         allocate = None
@@ -134,16 +138,16 @@ class InferenceServer:
             allocate = self._allocate
         self.slots = Slots(policy, spec, capacity, allocate)
         self._variables, self._updates = variables, updates
-        self._seconds = 0.0  # spent acting, since the last look
+        self._seconds = 0.0  # Spent acting since the last `take_seconds`.
         self._min_batch, self._max_batch = min_batch, max_batch or capacity
         self._timeout, self._concurrent, self._on_batch = timeout, concurrent, on_batch
-        self._acting = threading.Lock()  # held while parameters are read or changed
-        self._lock = threading.Lock()  # of the clients and of those that wait
+        self._acting = threading.Lock()  # Held while parameters are read or changed.
+        self._lock = threading.Lock()  # Guards the clients and the requests.
         self._clients: dict[str, _Client] = {}
         self._addresses: dict[str, _Client] = {}
         self._connections = 0
         self._waiting: list[_Client] = []
-        self._since = 0.0  # when the first of them came
+        self._since = 0.0  # Time of the first of them.
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stopping = self._closed = self._over = False
@@ -163,7 +167,7 @@ class InferenceServer:
     def connect(
         self, name: str, envs: int, offset: int = 0, total: int | None = None, messages: bool = False
     ) -> Connection:
-        """Gives client `name` its rows, see `Slots.connect`; with `messages`, no shared memory."""
+        """Assigns rows to client `name`, see `Slots.connect`. With `messages`, it uses no shared memory."""
         with self._acting:
             rows = self.slots.connect(name, envs, offset, total)
         shared = self._path is not None and not messages
@@ -186,13 +190,13 @@ class InferenceServer:
         )
 
     def disconnect(self, name: str) -> None:
-        """Stops waiting for `name`; its rows stay its own, should it come back."""
+        """Stops waiting for `name`. Its rows stay reserved for a new connection."""
         with self._lock:
             self._forget(name)
         self._wake()
 
     def update_variables(self) -> int:
-        """Asks the variable source now, and returns the version that is acted with from here on."""
+        """Pulls newer parameters now, and returns the version of all later actions."""
         if self._variables is None:
             return -1
         with self._acting:
@@ -201,7 +205,7 @@ class InferenceServer:
 
     @property
     def version(self) -> int:
-        """Of the parameters; -1 if there are none."""
+        """Version of the parameters; -1 without parameters."""
         return -1 if self._variables is None else self._variables.version
 
     def take_seconds(self) -> float:
@@ -210,12 +214,12 @@ class InferenceServer:
         return seconds
 
     def stop_waiting(self) -> None:
-        """From now on whatever waits is answered at once: others may have gone."""
+        """Answers all requests immediately from now on: other clients may have stopped."""
         self._stopping = True
         self._wake()
 
     def close(self) -> None:
-        """Ends the thread and takes the shared memory away."""
+        """Ends the thread and removes the shared memory."""
         if self._closed:
             return
         self._closed = True
@@ -228,11 +232,13 @@ class InferenceServer:
             self._memory.close()
 
     def _submit(self, name: str, observation: Nest, first: np.ndarray) -> Future:
-        """A request by message; the future gives `(action, extras, version)`."""
+        """Queues a request by message; the future resolves to `(action, extras, version)`."""
         future: Future = Future()
         client = self._clients.get(name)
         if client is None:
-            future.set_exception(KeyError(f"client {name!r} is not connected; call connect() first"))
+            future.set_exception(
+                KeyError(f"client: got {name!r}, which is not connected. Call connect() first.")
+            )
             return future
         try:
             self.slots.write(client.rows, observation, first)
@@ -264,10 +270,10 @@ class InferenceServer:
                 self._over = True
             for client in self._waiting:
                 self._answer_error(client, self._error or RuntimeError(_CLOSED))
-            self._socket.close()  # clients notice it at their next request
+            self._socket.close()  # Clients notice it at their next request.
 
     def _take_requests(self) -> None:
-        """Waits until a request comes or a batch is due, then takes all requests that have come."""
+        """Waits until a request arrives or a batch is due, then takes all requests that have arrived."""
         try:
             self._socket.settimeout(self._patience())
             while True:
@@ -282,7 +288,7 @@ class InferenceServer:
             self._socket.settimeout(0.0)
 
     def _patience(self) -> float | None:
-        """Seconds that the thread may sleep; None until something comes."""
+        """Seconds until the next batch is due; None without a request."""
         if not self._waiting:
             return None
         rows = sum(client.rows.envs for client in self._waiting)
@@ -290,7 +296,7 @@ class InferenceServer:
         return max(0.0, self._since + limit - time.monotonic())
 
     def _next_batch(self) -> list[_Client]:
-        """The clients to act for now; none if it pays to wait."""
+        """The clients of the batch that is due; empty if none is due."""
         with self._lock:
             if not self._waiting:
                 return []
@@ -300,7 +306,7 @@ class InferenceServer:
                 return []
             batch: list[_Client] = []
             size = 0
-            for client in self._waiting:  # the first to come are the first to be served
+            for client in self._waiting:  # In order of arrival.
                 if batch and size + client.rows.envs > self._max_batch:
                     break
                 batch.append(client)
@@ -309,7 +315,7 @@ class InferenceServer:
             return batch
 
     def _enqueue(self, client: _Client) -> bool:
-        """Has `client` acted for in a coming batch; False if there will be none."""
+        """Adds the request of `client`. Returns False if the server is closed."""
         with self._lock:
             if self._over:
                 return False
@@ -333,11 +339,11 @@ class InferenceServer:
             version = self.version
             for client in batch:
                 self._answer(client, version)
-            if self._variables is not None and self._updates:  # after the answers: no client waits for this
+            if self._variables is not None and self._updates:  # After the answers: no client waits for it.
                 try:
                     self._variables.update()
                 except Exception as error:
-                    self._error = error  # for whoever asks next
+                    self._error = error  # For the next request.
         if self._on_batch is not None:
             for count in counts:
                 self._on_batch(count)
@@ -362,9 +368,9 @@ class InferenceServer:
     def _send(self, client: _Client, address: str, answer: bytes) -> None:
         try:
             self._socket.sendto(answer, address)
-        except OSError:  # its process has gone, or does not read
+        except OSError:  # The client's process has ended, or does not read.
             with self._lock:
-                if self._clients.get(client.name) is client:  # it may be back by now
+                if self._clients.get(client.name) is client:  # It may have connected again.
                     self._forget(client.name)
 
     def _forget(self, name: str) -> None:
@@ -375,15 +381,15 @@ class InferenceServer:
             self._waiting.remove(client)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: the thread wakes up anyway; or closed
+        with contextlib.suppress(OSError):  # Full (the thread wakes up anyway), or closed.
             self._waker.send(PING)
 
     def _find_path(self) -> str | None:
-        """Of the server's socket; None where there is no shared memory, or no short enough path."""
+        """The path of the server's socket; None without shared memory, or if the path is too long."""
         if self._memory is None:
             return None
         path = os.path.join(self._memory.directory, "inference")
-        return path if len(os.fsencode(path)) <= _LONGEST_PATH else None  # messages work everywhere
+        return path if len(os.fsencode(path)) <= _LONGEST_PATH else None  # Messages work everywhere.
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         assert self._memory is not None and self._columns is not None
@@ -394,7 +400,7 @@ class InferenceServer:
 
 
 class _Submitted(BatchedMethod):
-    """A served method whose answer comes later: no thread of the node waits for it."""
+    """A served method that returns a future, so that no thread of the node waits for the answer."""
 
     def __init__(self, submit: Any):
         super().__init__(submit, "act", 1, 0.0, False, 1)

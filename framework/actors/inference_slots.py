@@ -1,8 +1,8 @@
-"""The rows of a batch of inference: every env keeps one row of preallocated columns.
+"""The rows of an inference batch: each env owns one row of preallocated columns.
 
-As in SEED (Espeholt et al., 2020) a batch is never put together by concatenating requests: a client writes
-its observations into the rows it was given when it connected, and reads its actions there. Rows of clients
-that are next to each other make a batch without a copy; others are gathered by one indexing per leaf:
+As in SEED (Espeholt et al., 2020), the server never concatenates requests. A client writes observations into
+the rows that it gets when it connects, and reads its actions there. Adjacent rows form a batch without a
+copy; other rows are gathered by one indexing operation per leaf:
 
 ```text
 row            0    1    2    3    4    5    6    7
@@ -49,13 +49,13 @@ class Rows(NamedTuple):
 class Slots:
     """Columns of `capacity` rows, and the policy that turns observations in them into actions.
 
-    Not thread-safe: one thread acts, clients touch only rows for which no answer is due.
+    Not thread-safe: one thread acts. Clients access only rows for which no answer is pending.
 
     Args:
-      policy: a pure step; its parameters are kept fresh elsewhere.
+      policy: a pure step. Its owner updates the parameters.
       spec: the `EnvironmentSpec` of one env.
-      capacity: rows, which is envs of all clients together.
-      allocate: `(name, shape, dtype)` to a zeroed array; private memory if None.
+      capacity: number of rows: the envs of all clients together.
+      allocate: `(name, shape, dtype)` to a zeroed array. None allocates private memory.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Slots:
         allocate: Allocate | None = None,
     ):
         if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; expected at least 1 env.")
+            raise ValueError(f"capacity: got {capacity}, expected at least 1 env.")
         allocate = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
         self.policy = policy
         self.capacity = capacity
@@ -78,7 +78,8 @@ class Slots:
         ]
         self.first = allocate("first", (capacity,), np.dtype(np.bool_))
         self._build_observation = nests.unflattener(spec.observations)
-        # Only the policy knows its extras, so it acts once, on zeros; its random choices are put back.
+        # The structure of extras is known only after a step: act once, on zeros, and restore the random
+        # state.
         random = policy.save()
         action, extras, state = policy.step(specs.zeros(spec.observations, (1,)), policy.initial_state(1))
         policy.restore(random)
@@ -91,30 +92,33 @@ class Slots:
         self._state = [_empty_like(leaf, capacity) for leaf in fresh]
 
     def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> Rows:
-        """The rows of client `name`: the same ones if it was here before (an actor that was restarted).
+        """Assigns rows to client `name`. A client that connects again, after a restart, gets the same rows.
 
         Args:
-          name: of the client.
-          envs: rows it needs.
-          offset: which env of its actor its first one is; policies may treat envs differently.
-          total: envs of its actor; `envs` if None.
+          name: name of the client.
+          envs: number of rows.
+          offset: index, among the envs of its actor, of the client's first env. Policies may treat envs
+            differently.
+          total: number of envs of its actor. None is `envs`.
 
         Raises:
-          ValueError: no rows are left, or the client comes back with another number of envs.
+          ValueError: There are not enough free rows, or a known client asks for another number of envs.
         """
         if envs < 1:
-            raise ValueError(f"client {name!r} asks for {envs} envs; expected at least 1.")
+            raise ValueError(f"envs: got {envs} from client {name!r}, expected at least 1.")
         rows = self._clients.get(name)
         if rows is not None and rows.envs != envs:
             raise ValueError(
-                f"client {name!r} had {rows.envs} envs and comes back with {envs}; use another name."
+                f"envs: got {envs} from client {name!r}, expected {rows.envs} as when it first connected. "
+                "Use another name for a client with another number of envs."
             )
         if rows is None:
             begin = max((rows.end for rows in self._clients.values()), default=0)
             if begin + envs > self.capacity:
                 raise ValueError(
-                    f"client {name!r} asks for {envs} envs; {self.capacity - begin} of the "
-                    f"{self.capacity} that this inference server was made for are left."
+                    f"envs: got {envs} from client {name!r}, expected at most {self.capacity - begin}: the "
+                    f"other clients hold the rest of the {self.capacity} rows. Make the server with a larger "
+                    "capacity."
                 )
             rows = self._clients[name] = Rows(begin, begin + envs)
         initial = tree.flatten(self.policy.initial_state(offset + envs if total is None else total))
@@ -124,21 +128,21 @@ class Slots:
         return rows
 
     def write(self, rows: Rows, observation: Nest, first: np.ndarray) -> None:
-        """Puts what one client sees into its rows."""
+        """Writes the observations of one client into its rows."""
         write_observation(self.observations, self._paths, rows.slice, observation)
         self.first[rows.slice] = first
 
     def read(self, rows: Rows) -> tuple[Nest, Nest]:
-        """`(action, extras)` of one client: copies, nests of `[envs, ...]`."""
+        """Copies of `(action, extras)` of one client: nests of `[envs, ...]`."""
         actions = [column[rows.slice].copy() for column in self.actions]
         extras = [column[rows.slice].copy() for column in self.extras]
         return build_nest(self.action_nest, actions), build_nest(self.extras_nest, extras)
 
     def act(self, clients: Sequence[Rows], limit: int | None = None) -> list[int]:
-        """Acts for the rows of `clients`, at most `limit` (None: all) in one step of the policy.
+        """Acts for the rows of `clients`, with at most `limit` rows (None: all) in one step of the policy.
 
         Returns:
-          How many rows each of the steps was for: one number, unless there are more than `limit`.
+          The number of rows of each step: one number, unless there are more than `limit` rows.
         """
         rows, count = _join(clients)
         if limit is None or count <= limit:
@@ -163,7 +167,7 @@ class Slots:
         action, extras, after = self.policy.step(observation, build_nest(self._state_nest, state))
         self._store("action", self.actions, action, rows, count)
         self._store("extras", self.extras, extras, rows, count)
-        # Last, for extras may show the state before the step, which may be these very rows.
+        # Last, because extras may be views of the state before the step, which is in these rows.
         for column, leaf in zip(self._state, tree.flatten(after), strict=True):
             column[rows] = leaf
 
@@ -171,15 +175,15 @@ class Slots:
         leaves = [nest] if isinstance(nest, np.ndarray) else tree.flatten(nest)
         if len(leaves) != len(columns):
             raise ValueError(
-                f"the policy gave {len(leaves)} arrays of {field}, and {len(columns)} at its first step; "
-                "their structure must not change."
+                f"{field}: got {len(leaves)} arrays from the policy, expected {len(columns)} as at its first "
+                "step. Return the same structure at every step."
             )
         for column, leaf in zip(columns, leaves, strict=True):
             leaf = np.asarray(leaf)
             if leaf.shape != (count, *column.shape[1:]) or leaf.dtype != column.dtype:
                 raise ValueError(
-                    f"the policy gave {field} of shape {leaf.shape} and dtype {leaf.dtype} for {count} "
-                    f"envs; expected {(count, *column.shape[1:])} and {column.dtype}, as at first."
+                    f"{field}: got shape {leaf.shape} and dtype {leaf.dtype} from the policy for {count} "
+                    f"envs, expected {(count, *column.shape[1:])} and {column.dtype}. Return one row per env."
                 )
             column[rows] = leaf
 
@@ -193,21 +197,21 @@ def write_observation(
         into = column[rows]
         if np.shape(leaf) != into.shape:
             raise ValueError(
-                f"{specs.path_name('observation', path)} has shape {np.shape(leaf)}; the inference server "
-                f"expects {into.shape}."
+                f"{specs.path_name('observation', path)}: got shape {np.shape(leaf)}, expected {into.shape}, "
+                "one row for each env of the client."
             )
         np.copyto(into, leaf, casting="same_kind")
 
 
 def build_nest(numbered: Nest, leaves: Sequence[Any]) -> Nest:
-    """A nest like `numbered` (whose leaves are indices) with `leaves` in place of the indices."""
+    """A nest like `numbered`, whose leaves are indices, with `leaves` in place of the indices."""
     if isinstance(numbered, int):
         return leaves[numbered]
     return tree.map_structure(lambda index: leaves[index], numbered)
 
 
 def _numbered(nest: Nest) -> Nest:
-    """The same structure, leaf i replaced by i: small, without arrays, fit to travel."""
+    """The same structure with leaf i replaced by i: small and without arrays, for messages."""
     return tree.unflatten_as(nest, list(range(len(tree.flatten(nest)))))
 
 
@@ -217,7 +221,7 @@ def _columns(field: str, nest: Nest, capacity: int, allocate: Allocate) -> list[
         leaf = np.asarray(leaf)
         if leaf.ndim == 0 or leaf.shape[0] != 1:
             raise ValueError(
-                f"the policy gave {field} of shape {leaf.shape} for 1 env; expected a leading axis of 1."
+                f"{field}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
             )
         columns.append(allocate(f"{field}/{index}", (capacity, *leaf.shape[1:]), leaf.dtype))
     return columns

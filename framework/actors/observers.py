@@ -1,4 +1,4 @@
-"""Observers: figures of each episode beside return and length, reported by an `EnvironmentLoop`."""
+"""Observers: metrics of each episode in addition to return and length, logged by an `EnvironmentLoop`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from framework.types import FIRST, Nest
 
 
 class EnvironmentLoopObserver(abc.ABC):
-    """Watches all envs of a loop and gives figures of the episodes that end."""
+    """Observes all envs of a loop and returns metrics of the episodes that end."""
 
     @abc.abstractmethod
     def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
@@ -21,14 +21,14 @@ class EnvironmentLoopObserver(abc.ABC):
 
     @abc.abstractmethod
     def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
-        """Called after each step; `timestep` is what the environment answered to `action`.
+        """Called after each step. `timestep` is the result of `action`.
 
-        Envs of `timestep` that are FIRST have just begun an episode; their action was ignored.
+        Envs of `timestep` that are FIRST have just begun an episode. Their action was ignored.
         """
 
     @abc.abstractmethod
     def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
-        """Called when the episodes of `envs` (int64 `[k]`) have ended: name to one figure per env."""
+        """Called when the episodes of `envs` (int64 `[k]`) have ended. Returns name to one value per env."""
 
 
 class _Extremes(EnvironmentLoopObserver):
@@ -36,7 +36,7 @@ class _Extremes(EnvironmentLoopObserver):
 
     def __init__(self, prefix: str):
         self._prefix = prefix
-        # [B, width]; made with the first values.
+        # [B, width], allocated with the first values.
         self._minimum = self._maximum = self._total = np.zeros((0, 0))
         self._count = np.zeros(0)
 
@@ -44,13 +44,13 @@ class _Extremes(EnvironmentLoopObserver):
         self._begin(np.ones(len(timestep.step_type), np.bool_))
 
     def _begin(self, envs: np.ndarray) -> None:
-        """Forgets the episodes of `envs`, bool `[B]`."""
+        """Clears the statistics of `envs`, bool `[B]`."""
         if len(self._count):
             self._minimum[envs], self._maximum[envs] = np.inf, -np.inf
             self._total[envs], self._count[envs] = 0.0, 0.0
 
     def _add(self, nest: Nest, envs: np.ndarray) -> None:
-        """Counts the numbers of a nest `[B, ...]`, of `envs` (bool `[B]`) only."""
+        """Adds the numbers of a nest `[B, ...]`, only for `envs` (bool `[B]`)."""
         leaves = [np.asarray(leaf, np.float64).reshape(len(envs), -1) for leaf in tree.flatten(nest)]
         values = np.concatenate(leaves, axis=1)
         if self._total.shape != values.shape:

@@ -1,4 +1,4 @@
-"""The actor of every agent here: a policy, an adder and a variable client."""
+"""The actor of all agents: a policy, an adder and a variable client."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from framework.types import FIRST, Nest
 
 
 class PolicyActor(core.Actor, core.Saveable):
-    """Acts for `num_envs` envs by `policy`, hands what happens to `adder`, refreshes parameters.
+    """Acts for `num_envs` envs with `policy`, writes experience to `adder`, and updates parameters.
 
-    Each env's recurrent state starts anew when its episode does. The extras that the policy gave with an
-    action are stored in the row of that action. Calls come in the order that `framework.core` shows:
+    Each env's recurrent state restarts when its episode does. The extras that the policy returns with an
+    action are stored in the row of that action. The calls have the order that `framework.core` shows:
 
     ```python
     actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_envs=4, seed=1)
@@ -28,11 +28,11 @@ class PolicyActor(core.Actor, core.Saveable):
 
     Args:
       policy: chooses actions; a pure step.
-      adder: takes the experience; None keeps none (an evaluator). The attribute may be replaced before
-        `observe_first`.
-      variable_client: keeps the networks of the policy fresh; None leaves them alone.
-      num_envs: B, the envs of the environment.
-      seed: seeds the policy's random choices; None leaves them as they are.
+      adder: takes the experience. None discards it, as in an evaluator. The attribute may be replaced
+        before `observe_first`.
+      variable_client: updates the networks of the policy. None does not update them.
+      num_envs: number of envs of the environment, B.
+      seed: seeds the policy's random choices. None does not seed them.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PolicyActor(core.Actor, core.Saveable):
         seed: int | None = None,
     ):
         if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; expected at least 1.")
+            raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.policy = policy
         self.num_envs = num_envs
         self.adder = adder
@@ -56,7 +56,7 @@ class PolicyActor(core.Actor, core.Saveable):
             policy.seed(seed)
 
     def ready(self) -> bool:
-        """Whether the next `observe` would go through without waiting for room in replay."""
+        """Whether the next `observe` can run without waiting for replay."""
         return self.adder is None or self.adder.ready()
 
     def observe_first(self, timestep: Any) -> None:
@@ -88,7 +88,7 @@ class PolicyActor(core.Actor, core.Saveable):
             self._variable_client.update(wait)
 
     def save(self) -> dict[str, Any]:
-        """The policy's random state. Episodes under way are not kept: a resumed actor starts new ones."""
+        """The policy's random state. Open episodes are not saved: a resumed actor starts new ones."""
         return {"policy": self.policy.save()}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from framework.types import Nest
 def restart_envs(state: Nest, initial: Nest, envs: np.ndarray) -> Nest:
     """`state` (leaves `[B, ...]`) with the rows `envs` (int64[k]) taken from `initial`.
 
-    The leaves are copied, not written in place: the extras of an action may hold the old ones.
+    The leaves are copied, not written in place, because the extras of an action may refer to the old ones.
     """
 
     def restart(old: np.ndarray | torch.Tensor, new: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:

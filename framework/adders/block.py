@@ -18,7 +18,7 @@ import numpy as np
 
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, is_absent
-from framework.replay.contracts import Writer
+from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.types import FIRST, LAST, Nest
 
@@ -79,10 +79,13 @@ class BlockAdder(Adder):
             raise ValueError("priority_fns: got no table, expected at least one, as in {'replay': None}.")
         self._priority_fns = dict(priority_fns)
         self._writer: Writer = client.batch_writer(max_in_flight_items=max_in_flight_items)
+        self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
         self._concurrent = bool(client.concurrent)
         self._history = history
         self._max_delay = max_delay
         self._max_staged = max_staged
+        # Whether items were created without waiting: more than `_max_in_flight` may wait for room.
+        self._is_ahead = False
         # Held while arrays change: a reader in another thread of this process may ask for staged items.
         self._lock = threading.RLock()
         self._error: BaseException | None = None  # raised on the late thread
@@ -315,7 +318,10 @@ class BlockAdder(Adder):
     def _advance(self, kind: Any) -> None:
         """Takes the step: row `_t` gets its action, and the next row is open."""
         t = self._t + 1
-        if t == self._last and not self._concurrent:
+        if self._is_ahead and self._concurrent:
+            self._is_ahead = False
+            self._writer.flush(keep=self._max_in_flight)
+        elif t == self._last and not self._concurrent:
             self._flush_writer(None)  # more would wait with each block
         self._t = t
         if self._envs is None:
@@ -338,6 +344,7 @@ class BlockAdder(Adder):
         if not self._open or t == history:
             return
         self._timeout = timeout
+        self._is_ahead |= timeout == 0
         # The rows are moved even if the writer fails, so that none is written twice.
         try:
             if self._action is not None:

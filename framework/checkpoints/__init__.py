@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are either complete and verified, or not there.
+"""Checkpoints: folders that are written atomically and verified when they are read.
 
 ```python
 checkpointer = Checkpointer("run/checkpoints", keep=3)

@@ -1,4 +1,4 @@
-"""Checkpoints of one directory: numbered, verified when they are read, the newest ones kept."""
+"""The checkpoints of one directory: numbered, verified when they are read, with the newest ones kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from framework.checkpoints.folder import DONE, MANIFEST, CheckpointError, Part
 from framework.checkpoints.state import load_state
 
 _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
-_ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)$")  # host and process that write it
+_ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)$")  # the host and process that write it
 _PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _PACKAGES = ("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb")
 
@@ -33,8 +33,7 @@ class CheckpointReader:
 
     Attributes:
       path: its folder.
-      manifest: all of `manifest.json`: `step`, `versions`, `saved_at`, `files` and `note` among
-        others.
+      manifest: the contents of `manifest.json`, such as `step`, `versions`, `saved_at`, `files` and `note`.
     """
 
     path: Path
@@ -42,7 +41,7 @@ class CheckpointReader:
 
     @property
     def step(self) -> int:
-        """The step it was saved at; 0 if it was saved without one."""
+        """The step at which it was saved; 0 if it was saved without a step."""
         return int(self.manifest["step"] or 0)
 
     @property
@@ -51,7 +50,7 @@ class CheckpointReader:
         return tuple(self.manifest["parts"])
 
     def part(self, name: str) -> Path:
-        """Where the part lies: a file or a folder."""
+        """Returns the path of a part, which is a file or a folder."""
         if name not in self.manifest["parts"]:
             raise CheckpointError(
                 f"Checkpoint {self.path} has no part {name!r}; it has {', '.join(self.names) or 'none'}."
@@ -59,19 +58,19 @@ class CheckpointReader:
         return self.path / name
 
     def state(self, name: str) -> Any:
-        """The state in a part that `torch_part` wrote. Loaded with `weights_only=True`: runs no code."""
+        """Loads a part that `torch_part` wrote, with `weights_only=True`, which runs no code."""
         return load_state(self.part(name))
 
 
 class Checkpointer:
-    """Saves checkpoints into one directory and finds them again.
+    """Saves checkpoints in one directory and restores them.
 
-    Saving is all or nothing. When it fails, on a full disk for instance, the error names the file and the
-    newest intact checkpoint, and the checkpoints saved before are as they were.
+    A save is atomic. If it fails, on a full disk for example, the error names the file and the newest intact
+    checkpoint, and earlier checkpoints are unchanged.
 
     Args:
-      directory: made when the first checkpoint is saved.
-      keep: how many of the newest checkpoints stay. Only files that a manifest lists are ever deleted.
+      directory: the directory; created when the first checkpoint is saved.
+      keep: number of the newest checkpoints to keep. Only files that a manifest lists are deleted.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3):
@@ -86,20 +85,20 @@ class Checkpointer:
         """Writes one checkpoint and deletes those beyond `keep`.
 
         Args:
-          step: part of the name, for people; any number of checkpoints may have the same. None leaves it out.
-          parts: name to bytes, to blocks of bytes, or to a function that makes a file or folder at a path.
-          note: JSON values to keep in the manifest.
+          step: a step for the name, for users; several checkpoints may have the same. None leaves it out.
+          parts: by name, bytes, blocks of bytes, or a function that writes a file or folder at a path.
+          note: JSON values for the manifest.
 
         Returns:
           The folder of the checkpoint.
 
         Raises:
-          CheckpointError: a file cannot be written; nothing saved before is touched.
+          CheckpointError: A file cannot be written. Earlier checkpoints are unchanged.
         """
         for name in parts:
             if not _PART_NAME.match(name) or name in (MANIFEST, DONE):
                 raise ValueError(
-                    f"part name: got {name!r}, expected letters, digits, '.', '_' and '-', beginning with a "
+                    f"part name: got {name!r}, expected letters, digits, '.', '_' and '-', starting with a "
                     f"letter or digit, and not {MANIFEST!r} or {DONE!r}."
                 )
         existing = self.checkpoints()
@@ -126,7 +125,7 @@ class Checkpointer:
         return final
 
     def checkpoints(self) -> list[Path]:
-        """The folders of all checkpoints, oldest first; their files are not verified."""
+        """Returns the folders of all checkpoints, oldest first, without verifying their files."""
         if not self.directory.is_dir():
             return []
         found = [path for path in self.directory.iterdir() if _NAME.match(path.name)]
@@ -134,7 +133,7 @@ class Checkpointer:
         return sorted(ours, key=_number)
 
     def latest(self) -> Path | None:
-        """The folder of the newest checkpoint, or None."""
+        """Returns the folder of the newest checkpoint, or None."""
         found = self.checkpoints()
         return found[-1] if found else None
 
@@ -145,7 +144,8 @@ class Checkpointer:
           which: None or "latest", "previous" (the one before the newest), a step, or a folder.
 
         Raises:
-          CheckpointError: there is none, or it is damaged; the text says in what way and what to do.
+          CheckpointError: There is no such checkpoint, or it is damaged. The message says how, and what to
+            do.
         """
         found = self.checkpoints()
         if which not in (None, "latest"):
@@ -162,10 +162,11 @@ class Checkpointer:
             raise CheckpointError(f"{error}{older}") from error
 
     def newest_intact(self) -> CheckpointReader | None:
-        """The newest checkpoint that is not damaged; a warning names newer ones. None if there is none.
+        """Returns the newest checkpoint that is not damaged, with a warning about newer ones; None if there
+        is no checkpoint.
 
         Raises:
-          CheckpointError: there are checkpoints, and all are damaged.
+          CheckpointError: There are checkpoints, and all are damaged.
         """
         reasons = []
         for path in reversed(self.checkpoints()):
@@ -175,7 +176,7 @@ class Checkpointer:
                 reasons.append(str(error))
                 continue
             if reasons:
-                warnings.warn(f"{' '.join(reasons)} Going on from the older {path.name} instead.")
+                warnings.warn(f"{' '.join(reasons)} Continuing from the older {path.name}.")
             return reader
         if reasons:
             raise CheckpointError(f"No checkpoint in {self.directory} is intact. {' '.join(reasons)}")
@@ -203,11 +204,11 @@ class Checkpointer:
         for path in self.checkpoints()[: -self._keep]:
             try:
                 folder.delete(path)
-            except (OSError, CheckpointError) as error:  # the new one is safe: no reason to fail
+            except (OSError, CheckpointError) as error:  # the new one is saved, so this is not a failure
                 warnings.warn(f"Could not delete the old checkpoint {path}: {error}")
 
     def _remove_unfinished(self) -> None:
-        """Removes what a killed process of this machine left half written."""
+        """Removes unfinished checkpoints of killed processes of this machine."""
         for path in self.directory.glob(".writing-checkpoint-*"):
             match = _ASIDE.match(path.name)
             if match and match[1] == socket.gethostname() and not psutil.pid_exists(int(match[2])):
@@ -215,12 +216,12 @@ class Checkpointer:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
-    """Opens the checkpoint in the folder `path` after verifying every file of it."""
+    """Verifies every file of the checkpoint in the folder `path` and opens it."""
     return CheckpointReader(Path(path), folder.verify(Path(path)))
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of what a run depends on, without importing any of it."""
+    """Returns the versions of the packages that a run depends on, without importing them."""
     return {"python": platform.python_version(), "platform": platform.platform(), **dict(_versions())}
 
 

@@ -1,8 +1,8 @@
-"""The one writer of checkpoints: a folder is written aside, synced, described by a manifest and renamed.
+"""The one writer of checkpoints: writes a temporary folder with a manifest, syncs it and renames it.
 
-`manifest.json` lists every file with its size and CRC-32; the first line of `DONE` is the SHA-256 of the
-manifest. A folder without both is not a checkpoint. A part may be a checkpoint itself, written by another
-process: then the manifest lists its two files, and it is verified in turn.
+`manifest.json` lists every file with its size and CRC-32. The first line of `DONE` is the SHA-256 of the
+manifest. A folder without both is not a checkpoint. A part may itself be a checkpoint, written by another
+process. Then the manifest lists the part's manifest and `DONE`, and the part is verified too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 FORMAT = 2
 MANIFEST, DONE = "manifest.json", "DONE"
 _BLOCK = 1 << 20  # bytes read at a time
-# What the usual reasons mean to a person, by errno.
+# Messages for the usual errors, by errno.
 REASONS = {
     errno.ENOSPC: "no space is left on the device",
     errno.EDQUOT: "the disk quota is used up",
@@ -29,25 +29,25 @@ REASONS = {
     errno.EROFS: "the file system is read-only",
 }
 
-# The content of a file, its blocks, or a function that makes a file or folder at the path it is given.
+# The contents of a file, its blocks, or a function that writes a file or folder at a path.
 Part = bytes | Iterable[Any] | Callable[[Path], object]
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, or cannot be trusted. The text says which, why and what to do."""
+    """A checkpoint cannot be written or is not intact. The message says which, why and what to do."""
 
 
 def write(aside: Path, final: Path, parts: Mapping[str, Part], about: Mapping[str, Any]) -> None:
-    """Writes the folder `final`, all of it or nothing.
+    """Writes the folder `final` atomically.
 
     Args:
-      aside: where it is written first, on the same file system.
-      final: where it ends up.
-      parts: file or folder name to what it holds. Blocks are buffers, such as arrays.
-      about: JSON values of the manifest, beside the files.
+      aside: temporary folder, on the same file system.
+      final: path of the complete checkpoint.
+      parts: contents by file or folder name. Blocks are buffers, such as arrays.
+      about: JSON values for the manifest, in addition to the files.
 
     Raises:
-      OSError: with the name of the file that cannot be written.
+      OSError: A file cannot be written; the error has its name.
     """
     files: dict[str, list[int]] = {}
     try:
@@ -68,10 +68,10 @@ def write(aside: Path, final: Path, parts: Mapping[str, Part], about: Mapping[st
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint in `path`, after every file has been compared with it.
+    """Compares every file of the checkpoint in `path` with its manifest; returns the manifest.
 
     Raises:
-      CheckpointError: something is missing, truncated, altered, or of another format.
+      CheckpointError: A file is missing, truncated, altered, or of another format.
     """
     manifest = read_manifest(path)
     for name, (size, checksum) in manifest["files"].items():
@@ -91,7 +91,7 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, compared with its own digest; its files are not looked at."""
+    """Returns the manifest of a checkpoint after comparing it with its digest; does not read other files."""
     try:
         text = (path / MANIFEST).read_bytes()
         digest = (path / DONE).read_text(encoding="ascii", errors="replace").strip()
@@ -112,7 +112,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def delete(path: Path) -> None:
-    """Deletes what a checkpoint's manifest lists; the folder goes too if nothing else is in it."""
+    """Deletes the files in a checkpoint's manifest, and the folder if it is then empty."""
     manifest = read_manifest(path)
     folders = {path}
     for name in manifest["parts"]:
@@ -128,7 +128,7 @@ def delete(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, are on the disk."""
+    """Waits until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -137,7 +137,7 @@ def sync(path: Path) -> None:
 
 
 def explain(error: OSError) -> str:
-    """Which file could not be written, and why."""
+    """Returns a message with the file that could not be written, and the reason."""
     reason = REASONS.get(error.errno or 0, error.strerror or str(error))
     return f"{error.filename}: {reason}" if error.filename else reason
 
@@ -147,7 +147,7 @@ def damaged(path: Path, reason: str) -> CheckpointError:
 
 
 def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:
-    """Writes one part; its files, by their names relative to `root`, with size and checksum."""
+    """Writes one part; returns `[size, checksum]` of its files by name relative to `root`."""
     if not callable(part):
         blocks = [part] if isinstance(part, bytes | bytearray | memoryview) else part
         return {path.relative_to(root).as_posix(): _write_file(path, blocks)}
@@ -159,7 +159,7 @@ def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     if not path.exists():
         raise CheckpointError(f"The writer of part {path.name!r} made neither a file nor a folder at {path}.")
-    if (path / MANIFEST).exists():  # a checkpoint itself, synced and with checksums of its own
+    if (path / MANIFEST).exists():  # itself a checkpoint, already synced and with its own checksums
         found = [path / MANIFEST, path / DONE]
     else:
         found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
@@ -169,7 +169,7 @@ def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:
 
 
 def _write_file(path: Path, blocks: Iterable[Any]) -> list[int]:
-    """Writes and syncs a file; `[size, checksum]`."""
+    """Writes and syncs a file; returns `[size, checksum]`."""
     size = checksum = 0
     try:
         with open(path, "wb") as file:
@@ -198,7 +198,7 @@ def _crc(blocks: Iterable[bytes]) -> int:
 
 
 def _inside(path: Path, name: str) -> Path:
-    """The file of a checkpoint; a manifest that points out of its own folder is refused."""
+    """Returns the path of a checkpoint's file; refuses names outside of the checkpoint's folder."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise damaged(path, f"{MANIFEST} names the file {name!r}, which is outside of it")
     return path / name

@@ -1,8 +1,9 @@
-"""States as files that hold data and no code: `torch.save`, read back with `weights_only=True`.
+"""States as files with data and no code: written with `torch.save`, read with `weights_only=True`.
 
-Torch's safe reader knows tensors, numbers, strings and the plain containers. Numpy arrays and scalars are
-stored as tensors with a mark. Anything else is refused when it is saved, not when it is needed. Torch is
-imported when a state is saved or loaded, so that replay can write checkpoints without it.
+Torch's safe reader supports tensors, numbers, strings and plain containers. Numpy arrays and scalars are
+stored as tensors with a mark. Saving refuses other types, so that the error does not appear only when the
+state is needed. Torch is imported when a state is saved or loaded, so that replay can write checkpoints
+without it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def torch_part(state: Any) -> Callable[[Path], None]:
-    """A part that holds `state`: nested dicts, lists and tuples of tensors, arrays and scalars."""
+    """Returns a part with `state`: nested dicts, lists and tuples of tensors, arrays and scalars."""
     return lambda path: save_state(state, path)
 
 
@@ -28,27 +29,28 @@ def save_state(state: Any, path: str | Path) -> None:
     """Writes `state` to the file `path`.
 
     Raises:
-      TypeError: something in it is no tensor, array, number, string or plain container; the text names it.
+      TypeError: It contains something other than tensors, arrays, numbers, strings and plain containers. The
+        message names it.
     """
     import torch
 
     try:
         torch.save(pack(state), path)
     except RuntimeError as error:
-        # torch reports a failed write without its errno; the system's own answer says why.
+        # torch reports a failed write without its errno; a second write gets the system's error.
         _raise_if_full(path, error)
         raise
 
 
 def load_state(path: str | Path) -> Any:
-    """What `save_state` wrote, on the CPU."""
+    """Returns a state that `save_state` wrote, on the CPU."""
     import torch
 
     return unpack(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def pack(state: Any, where: str = "state") -> Any:
-    """The same nest without numpy types."""
+    """Returns the same nest without numpy types."""
     import torch
 
     if isinstance(state, _PLAIN) and not isinstance(state, np.generic):
@@ -60,22 +62,24 @@ def pack(state: Any, where: str = "state") -> Any:
         try:
             return {mark: torch.from_numpy(np.array(state))}
         except TypeError as error:
-            raise TypeError(f"{where} has dtype {state.dtype}, which no tensor has; convert it.") from error
+            raise TypeError(
+                f"{where}: got dtype {state.dtype}, expected one that tensors have. Convert it."
+            ) from error
     if type(state) in (dict, OrderedDict):
         for key in state:
             if not isinstance(key, str | int | float | bool | tuple):
-                raise TypeError(f"{where} has the key {key!r}; expected a string or number.")
+                raise TypeError(f"{where}: got the key {key!r}, expected a string or number.")
         return type(state)((key, pack(value, f"{where}[{key!r}]")) for key, value in state.items())
     if type(state) in (list, tuple):
         return type(state)(pack(value, f"{where}[{index}]") for index, value in enumerate(state))
     raise TypeError(
-        f"{where} is a {type(state).__name__}; a checkpoint keeps tensors, arrays, numbers, strings, dicts, "
-        "lists and tuples. Turn it into these in save()."
+        f"{where}: got a {type(state).__name__}, expected tensors, arrays, numbers, strings, dicts, lists or "
+        "tuples. Convert it in save()."
     )
 
 
 def unpack(state: Any) -> Any:
-    """The inverse of `pack`."""
+    """Inverts `pack`."""
     if isinstance(state, dict):
         if state.keys() == {_ARRAY}:
             return state[_ARRAY].numpy()
@@ -88,7 +92,7 @@ def unpack(state: Any) -> Any:
 
 
 def _raise_if_full(path: str | Path, error: RuntimeError) -> None:
-    """Tries to append as much as torch could not; if the system refuses, raises its OSError."""
+    """Tries to append as much as torch could not write; raises the system's `OSError` if that fails."""
     with open(path, "ab") as probe:
         try:
             probe.write(bytes(1 << 20))

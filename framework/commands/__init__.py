@@ -1,1 +1,1 @@
-"""The commands of `repertory`, a module each with `main(arguments) -> exit code`."""
+"""The commands of `repertory`: one module each, with `main(arguments) -> exit code`."""

@@ -1,4 +1,4 @@
-"""From settings to a checked program: everything that can be wrong with a command line is found here."""
+"""Builds a program from settings and checks all settings of a command line."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ from launch.engines.base import engine_names
 
 
 def check_installed(engine: str, config: RunConfig) -> None:
-    """CommandError if there is no such engine, or what it or the replay server needs is not there."""
+    """Raises `CommandError` if the engine is unknown, or a package for it or its replay is missing."""
     if engine not in engine_names():
         raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(engine_names())}.")
     if engine in ("serial", "threads") and config.num_learners > 1:
         raise UsageError(
-            f"--num-learners {config.num_learners} needs a process for each learner; --engine {engine} has "
+            f"--num-learners {config.num_learners} requires one process per learner; --engine {engine} has "
             "one for all nodes. Use --engine processes."
         )
     if engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise CommandError('--engine ray needs Ray: pip install "repertory[ray]"')
+        raise CommandError('--engine ray requires Ray: pip install "repertory[ray]"')
     if config.replay_backend == "reverb" and importlib.util.find_spec("reverb") is None:
         raise CommandError(
-            "--replay-backend reverb needs dm-reverb, on Python 3.11 or older: "
+            "--replay-backend reverb requires dm-reverb, on Python 3.11 or older: "
             'pip install "repertory[reverb]"'
         )
 
 
 def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.EnvironmentSpec:
-    """The spec of the environment as `agent` sees it; CommandError if it is unknown or cannot be made."""
+    """Returns the environment's spec as `agent` sees it.
+
+    Raises:
+      CommandError: The environment is unknown or cannot be created.
+    """
     try:
         return make.environment_spec(agent, name, config)
     except (ValueError, TypeError) as error:
@@ -47,7 +51,11 @@ def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.E
 
 
 def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
-    """Lets the agent act once on zeros; CommandError if it cannot, or if its action does not fit the spec."""
+    """Makes the agent act once on zeros.
+
+    Raises:
+      CommandError: The agent fails, or its action does not fit the spec.
+    """
     envs = 2
     try:
         policy = agent.make_policy(agent.make_networks(spec))
@@ -62,7 +70,7 @@ def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
 
 
 def build_program(agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig) -> Program:
-    """The program of a run. Nothing is written yet. CommandError if it cannot be made."""
+    """Returns the program of a run without writing files; raises `CommandError` if it cannot be built."""
     try:
         return make.make_program(agent, environment, config)
     except (ValueError, TypeError, ImportError) as error:
@@ -74,8 +82,8 @@ def _check_action(agent: str, envs: int, spec: Any, action: Any) -> None:
     wanted = (envs, *spec.shape)
     if shape != wanted or dtype != spec.dtype:
         raise CommandError(
-            f"{agent} gives actions {spec.name!r} of shape {shape} and dtype {dtype} for {envs} envs; the "
-            f"environment expects {wanted} and {spec.dtype}. Make the network's output fit the action spec."
+            f"{agent}: got actions {spec.name!r} of shape {shape} and dtype {dtype} for {envs} envs, "
+            f"expected {wanted} and {spec.dtype}. Make the network's output fit the action spec."
         )
     for env in action:
         try:

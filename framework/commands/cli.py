@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from framework.commands.errors import UsageError
 from framework.programs.run_folder import RunError
 
-# Command: its module in framework.commands, and what it does.
+# By command, its module in framework.commands and its description.
 COMMANDS = {
     "train": ("train", "train an agent: train AGENT [flags], or train --resume RUN"),
-    "eval": ("evaluate", "play episodes with what a run has learned"),
-    "video": ("video", "film what a run has learned (mp4 or gif)"),
+    "eval": ("evaluate", "play episodes with the policy of a run"),
+    "video": ("video", "record a video of the policy of a run (mp4 or gif)"),
     "plot": ("plot", "draw the learning curves of runs, with a band over seeds (png)"),
     "graph": ("graph", "show the program graph of an agent, as text and as svg"),
     "list": ("listing", "list agents, environments, engines and presets"),
@@ -57,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        return 1  # the reader of our output has gone, `repertory list | head`
+        return 1  # the reader of the output has exited, as in `repertory list | head`
 
 
 def usage() -> str:
-    """The text of `repertory --help`."""
+    """Returns the text of `repertory --help`."""
     width = max(map(len, COMMANDS))
     lines = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
     return (

@@ -6,8 +6,8 @@ from framework.programs.run_folder import RunError
 
 
 class CommandError(RunError):
-    """What is wrong and what to do about it, for the person at the terminal."""
+    """An error of a command; the message says what is wrong and what to do."""
 
 
 class UsageError(CommandError):
-    """A wrong command line."""
+    """An invalid command line."""

@@ -1,4 +1,4 @@
-"""`repertory eval`: how good is what a run has learned."""
+"""`repertory eval`: evaluates the policy of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from framework.programs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Plays episodes greedily with what a run has learned, and prints their returns."""
+    """Plays episodes greedily with the policy of a run and prints their returns."""
 
     run: tyro.conf.Positional[str]  # Folder of the run.
-    episodes: int = 100  # How many are played.
-    envs: int = 20  # How many at the same time.
-    seed: int = 0  # Of the environments and of the policy's random choices.
-    checkpoint: str = "latest"  # Or "best" (as evaluated during the run), "previous", or a step.
+    episodes: int = 100  # Number of episodes.
+    envs: int = 20  # Number of episodes at the same time.
+    seed: int = 0  # Seed of the environments and of the policy.
+    checkpoint: str = "latest"  # "latest", "best" (as evaluated during the run), "previous", or a step.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,7 +44,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[str, Any]:
-    """Plays `episodes` episodes, `envs` at a time; each env its share, so that none is favoured."""
+    """Plays `episodes` episodes, `envs` at a time.
+
+    Each env plays a fixed share, so that short episodes do not count more often.
+    """
     from framework.actors import EnvironmentLoop
 
     environment = policy.make_environment(envs, seed)

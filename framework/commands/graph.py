@@ -16,16 +16,16 @@ from framework.commands.train import find
 from framework.programs.registry import agent_names
 from framework.programs.run_config import RunConfig
 
-_BOX = (150, 46)  # least width, and height, of a box
+_BOX = (150, 46)  # minimum width, and height, of a box
 _GAP = (36, 64)  # between boxes, and between rows of boxes
 
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """Shows which nodes make up an agent's program, and which of them call which."""
+    """Shows the nodes of an agent's program and the calls between them."""
 
-    environment: str = TrainOptions.environment  # Whose specs the agent is built for.
-    num_actors: int = 2  # Actor nodes.
+    environment: str = TrainOptions.environment  # The environment that the agent is built for.
+    num_actors: int = 2  # Number of actor nodes.
     svg: str | None = None  # Also write the picture to this file.
 
 
@@ -34,10 +34,10 @@ class Group:
     """Nodes of one label.
 
     Attributes:
-      label: their name.
-      kind: what runs in them.
-      count: how many there are.
-      uses: the labels of the groups that they call.
+      label: label of the group.
+      kind: type of the node or name of its constructor.
+      count: number of nodes.
+      uses: labels of the groups that they call.
     """
 
     label: str
@@ -52,7 +52,9 @@ def main(arguments: Sequence[str]) -> int:
     prog = f"repertory graph {name or 'AGENT'}"
     options = parse(GraphOptions, arguments, prog=prog)
     if name is None:
-        raise UsageError(f"graph: which agent? repertory graph AGENT, one of {', '.join(agent_names())}.")
+        raise UsageError(
+            f"graph: got no agent, expected repertory graph AGENT, one of {', '.join(agent_names())}."
+        )
     make_agent: Any = find(name).load()
     agent = make_agent()
     config = RunConfig(num_actors=options.num_actors, directory=str(Path("runs") / name))
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def groups_of(program: Any) -> list[Group]:
-    """The groups of a program in order of addition, with the calls between them."""
+    """Returns the groups of a program in order of addition, with the calls between them."""
     group_of = {}
     for label, nodes in program.groups.items():
         for node in nodes:
@@ -81,7 +83,7 @@ def groups_of(program: Any) -> list[Group]:
 
 
 def as_text(name: str, groups: Sequence[Group]) -> str:
-    """A line per group: how many nodes, what they are, whom they call."""
+    """Returns one line per group: the number and kind of its nodes, and the groups that they call."""
     titles = [_title(group) for group in groups]
     kinds = [group.kind for group in groups]
     wide, wider = max(map(len, titles)), max(map(len, kinds))
@@ -93,7 +95,7 @@ def as_text(name: str, groups: Sequence[Group]) -> str:
 
 
 def as_svg(name: str, groups: Sequence[Group]) -> str:
-    """A picture: who calls stands above whom it calls, an arrow for each call."""
+    """Returns a picture with callers above the groups that they call, and an arrow for each call."""
     rows = _rows(groups)
     box = max([_BOX[0], *(_text_width(group) for group in groups)]), _BOX[1]
     width = max(len(row) for row in rows) * (box[0] + _GAP[0]) + _GAP[0]
@@ -121,14 +123,14 @@ def as_svg(name: str, groups: Sequence[Group]) -> str:
 
 
 def _text_width(group: Group) -> float:
-    """Of the longer of its two lines, at the widths of sans-serif letters, with a margin."""
+    """Returns the width of the longer of a box's two lines in a sans-serif font, with a margin."""
     return max(8.5 * len(_title(group)), 6.0 * len(group.kind)) + 16
 
 
 def _way(
     places: dict[str, tuple[float, float]], box: tuple[float, float], start: str, end: str
 ) -> list[tuple[float, float]]:
-    """The points that an arrow goes through: past the boxes of the rows between, in the nearest gap."""
+    """Returns the points of an arrow, which passes the rows in between through the nearest gap."""
     (x1, y1), (x2, y2) = places[start], places[end]
     x1, y1, x2 = x1 + box[0] / 2, y1 + box[1], x2 + box[0] / 2
     points = [(x1, y1)]
@@ -143,15 +145,13 @@ def _way(
 
 
 def _rows(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups by rows: each stands above all that it calls; the topmost row first."""
+    """Returns rows of groups, the top row first; each group is above all groups that it calls."""
     by_label = {group.label: group for group in groups}
     levels: dict[str, int] = {}
 
     def level(label: str, above: tuple[str, ...]) -> int:
         if label not in levels:
-            uses = [
-                used for used in by_label[label].uses if used not in (*above, label)
-            ]  # a circle ends here
+            uses = [used for used in by_label[label].uses if used not in (*above, label)]  # a cycle ends here
             levels[label] = 1 + max((level(used, (*above, label)) for used in uses), default=-1)
         return levels[label]
 

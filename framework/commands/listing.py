@@ -1,4 +1,4 @@
-"""`repertory list`: what there is to choose from."""
+"""`repertory list`: lists agents, environments, engines and presets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def text() -> str:
-    """What `repertory list` prints."""
+    """Returns the output of `repertory list`."""
     agents = [find_agent(name) for name in agent_names()]
     width = max((len(agent.name) for agent in agents), default=0)
     lines = ["agents"]

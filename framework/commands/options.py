@@ -1,4 +1,4 @@
-"""Dataclasses as flags, by tyro: a field is a flag, and the comment behind it is its help."""
+"""Dataclasses as flags, with tyro: each field is a flag, and the comment after it is its help."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """What `repertory train` runs, and how."""
+    """The environment and the engine of `repertory train`."""
 
     environment: str = "gymnasium:CartPole-v1"  # Or dm_control:DOMAIN/TASK, atari:GAME, minatar:GAME.
-    engine: str = "processes"  # What runs the program: serial, threads, processes, ray, launchpad.
+    engine: str = "processes"  # Engine of the program: serial, threads, processes, ray, launchpad.
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.
 
     def __post_init__(self) -> None:
@@ -27,26 +27,26 @@ class TrainOptions:
             raise ValueError(f"restarts: got {self.restarts}, expected at least 0.")
 
 
-# Where `repertory train` starts from, before the preset and the flags.
+# The defaults of `repertory train`, before the preset and the flags.
 DEFAULTS = {"num_actors": 2, "envs_per_actor": 4, "max_env_steps": 100_000}
 
 
 def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
-    """An instance of the dataclass `options` from `arguments`; wrong ones print why and exit with 2."""
+    """Parses `arguments` into the dataclass `options`; invalid ones print the reason and exit with 2."""
     return tyro.cli(options, args=list(arguments), prog=prog, description=inspect.getdoc(options))
 
 
 def parse_train(
     agent_config: Any, run: dict[str, Any], arguments: Sequence[str], prog: str, description: str
 ) -> tuple[TrainOptions, RunConfig, Any]:
-    """The options, the run's config and the agent's config from one flat set of flags.
+    """Parses one flat set of flags into the options, the run's config and the agent's config.
 
     Args:
       agent_config: the agent's config with the defaults of its flags.
       run: fields of `RunConfig` that replace its defaults.
-      arguments: the command line; wrong ones print why and exit with 2.
+      arguments: the command line; invalid arguments print the reason and exit with 2.
       prog: the command, for the help.
-      description: what it does.
+      description: description of the command, for the help.
     """
     groups = {"options": TrainOptions(), "run": RunConfig(**{**DEFAULTS, **run}), "agent": agent_config}
     annotated: Any = Annotated  # these annotations are values

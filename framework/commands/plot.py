@@ -1,4 +1,4 @@
-"""`repertory plot`: learning curves of runs, those that differ by their seed as one curve with a band."""
+"""`repertory plot`: learning curves of runs, averaged over runs that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from framework.commands.options import parse
 from framework.loggers.jsonl import read_jsonl
 from framework.programs.run_folder import RunFolder
 
-_GRID = 200  # places on the x axis where the curves of several seeds are averaged
-# Settings that do not make it another experiment.
+_GRID = 200  # points on the x axis at which the curves of several seeds are averaged
+# Settings in which runs of one experiment may differ.
 _NOT_COMPARED = (
     "seed",
     "directory",
@@ -35,13 +35,13 @@ class PlotOptions:
 
     runs: tyro.conf.Positional[tuple[str, ...]]  # Folders of runs.
     output: str = "curves.png"  # The picture: png, svg or pdf.
-    metric: str = "episode_return"  # What is drawn against env steps.
-    label: str = "evaluator"  # Whose rows: evaluator, learner, actor.
+    metric: str = "episode_return"  # The metric, drawn against env steps.
+    label: str = "evaluator"  # Label of the rows: evaluator, learner, actor.
 
 
 @dataclass(frozen=True)
 class Curve:
-    """`y` against `x`, both `[n]`; x grows."""
+    """Values `y` `[n]` at increasing `x` `[n]`."""
 
     x: np.ndarray
     y: np.ndarray
@@ -50,7 +50,7 @@ class Curve:
 def main(arguments: Sequence[str]) -> int:
     options = parse(PlotOptions, arguments, prog="repertory plot")
     if not options.runs:
-        raise UsageError("plot: which runs? repertory plot RUN [RUN ...]")
+        raise UsageError("plot: got no runs, expected repertory plot RUN [RUN ...].")
     groups: dict[str, list[tuple[RunFolder, Curve]]] = {}
     for path in options.runs:
         folder = RunFolder.open(path)
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def draw_run(folder: RunFolder) -> Path | None:
-    """Draws `curve.png` of one run, greedy and acting; None if it has no returns yet."""
+    """Draws the greedy and acting returns of a run in `curve.png`; returns None if there are none yet."""
     curves = {}
     for name, label in (("greedy", "evaluator"), ("acting", "actor")):
         curve = read_curve(folder, label, "episode_return")
@@ -85,9 +85,9 @@ def draw_run(folder: RunFolder) -> Path | None:
 
 
 def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
-    """The metric of a label's rows against env steps; `actor` stands for all actors together."""
+    """Reads a metric of a label's rows against env steps; `actor` means all actors together."""
     points: dict[float, float] = {}
-    made: dict[str, int] = {}  # by each actor, as of its newest row
+    made: dict[str, int] = {}  # env steps of each actor in its newest row
     if folder.metrics.exists():
         for row in read_jsonl(folder.metrics):
             of = str(row.get("label", ""))
@@ -98,13 +98,13 @@ def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
                 made[of] = own
                 steps = sum(made.values())
             if isinstance(steps, int | float) and isinstance(value, int | float):
-                points[steps] = value  # a run that was resumed may have evaluated this step before
+                points[steps] = value  # a resumed run may have evaluated this step before
     array = np.array(sorted(points.items()), dtype=np.float64).reshape(-1, 2)
     return Curve(array[:, 0], array[:, 1])
 
 
 def smooth(curve: Curve, places: int = 60) -> Curve:
-    """Means over equal stretches of x where there are more points than `places`; else the curve itself."""
+    """Averages over equal intervals of x if there are more than `places` points; else returns the curve."""
     if len(curve.x) <= places:
         return curve
     edges = np.linspace(curve.x[0], curve.x[-1], places + 1)[1:-1]
@@ -116,7 +116,7 @@ def smooth(curve: Curve, places: int = 60) -> Curve:
 
 
 def average(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`(x, mean, standard deviation)` where all the curves have data."""
+    """Returns `(x, mean, standard deviation)` where all curves have data."""
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.linspace(first, max(first, last), _GRID)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
@@ -124,12 +124,12 @@ def average(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str = "") -> Path:
-    """Draws each entry as one curve, with a band of one standard deviation where it has several seeds."""
+    """Draws each entry as one curve, with a band of one standard deviation if it has several seeds."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a window, whatever the user's settings say
+    FigureCanvasAgg(figure)  # draws without a window, whatever the user's settings
     axes = figure.add_subplot()
     for name, members in curves.items():
         if len(members) == 1:
@@ -153,7 +153,7 @@ def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str =
 
 
 def _experiment(folder: RunFolder) -> str:
-    """Equal for runs that differ only in what does not matter for learning."""
+    """Returns a key that is equal for runs that differ only in settings irrelevant to learning."""
     settings = {**asdict(folder), **asdict(folder.config)}
     del settings["config"]
     return json.dumps({name: value for name, value in settings.items() if name not in _NOT_COMPARED})

@@ -11,6 +11,11 @@ The dataset gathers rows straight into its batches (pinned memory if the device 
 thread where the program has threads; see `Dataset` for every argument.
 """
 
-from framework.datasets.dataset import Dataset as Dataset
-from framework.replay import ReplaySample as ReplaySample
-from framework.replay import SampleInfo as SampleInfo
+from framework.datasets.dataset import Dataset
+from framework.replay import ReplaySample, SampleInfo
+
+__all__ = [
+    "Dataset",
+    "ReplaySample",
+    "SampleInfo",
+]

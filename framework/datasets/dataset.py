@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from framework.datasets.mixture import Mixture
-from framework.datasets.transfer import Transfer
+from framework.datasets.transfer import PinnedTransfer, is_cuda, to_tensors
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 
@@ -82,7 +82,8 @@ class Dataset:
         self._batch_size = batch_size
         self._timeout = rate_limiter_timeout
         self._pad = ragged == "pad"
-        self._transfer = None if device is None else Transfer(device)
+        self._device = device
+        self._pinned = PinnedTransfer(device) if device is not None and is_cuda(device) else None
         self._fetcher = _Fetcher(self._fetch, prefetch) if prefetch and client.concurrent else None
         self._ended = False
         self._closed = False
@@ -104,7 +105,7 @@ class Dataset:
             self._ended = True
             raise StopIteration from None
         self._source.release(drawn)
-        return sample if self._transfer is None else self._transfer.receive(sample)
+        return sample if self._pinned is None else self._pinned.receive(sample)
 
     def ready(self) -> bool:
         """Whether ``next()`` would go through, or end, without blocking."""
@@ -140,10 +141,13 @@ class Dataset:
 
     def _fetch(self) -> _Batch:
         """Draws one batch, and starts its way to the device."""
-        out = None if self._transfer is None or self._pad else self._transfer.buffers()
+        pinned = self._pinned
+        out = None if pinned is None or self._pad else pinned.buffers()
         sample, drawn = self._source.draw(self._table, self._batch_size, self._timeout, out, self._pad)
         try:
-            return sample if self._transfer is None else self._transfer.send(sample, out is not None), drawn
+            if pinned is not None:
+                return pinned.send(sample, out is not None), drawn
+            return sample if self._device is None else to_tensors(sample, self._device), drawn
         except BaseException:
             self._source.give_back(drawn)
             raise
@@ -173,7 +177,8 @@ class _Fetcher:
     def take(self) -> _Batch:
         """The next batch; raises the error that has ended the thread instead, once there is none."""
         with self._changed:
-            self._start()
+            if self._thread is None:
+                self._start()
             self._waiting = True
             try:
                 while not (self._batches or self._error is not None or self._closed):
@@ -188,7 +193,8 @@ class _Fetcher:
     def ready(self) -> bool:
         """Whether `take` would return or raise at once."""
         with self._changed:
-            self._start()
+            if self._thread is None:
+                self._start()
             return bool(self._batches) or self._error is not None
 
     def close(self) -> list[_Batch]:
@@ -201,9 +207,8 @@ class _Fetcher:
         return list(self._batches)
 
     def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="replay-dataset", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="replay-dataset", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         while True:

@@ -51,7 +51,7 @@ class AtariOptions:
             ("max_frames", self.max_frames >= 1, "at least 1"),
         ):
             if not valid:
-                raise ValueError(f"AtariOptions.{field} is {getattr(self, field)!r}, expected {expected}")
+                raise ValueError(f"AtariOptions.{field}: got {getattr(self, field)!r}, expected {expected}.")
 
 
 def check_options(options: dict[str, Any]) -> AtariOptions:
@@ -59,7 +59,9 @@ def check_options(options: dict[str, Any]) -> AtariOptions:
     known = [field.name for field in dataclasses.fields(AtariOptions)]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ValueError(f"unknown Atari options {unknown}; known: {', '.join(known)}")
+        raise ValueError(
+            f"Atari options: got {unknown}, expected fields of AtariOptions: {', '.join(known)}."
+        )
     return AtariOptions(**options)
 
 
@@ -77,7 +79,7 @@ class AtariEnvironment(dm_env.Environment):
             import ale_py
             import ale_py.roms
         except ImportError as error:
-            raise ImportError("Atari games need ale-py; pip install 'repertory[atari]'") from error
+            raise ImportError("Atari games need ale-py. Run pip install 'repertory[atari]'.") from error
         self._options = options or AtariOptions()
         rom = _find_rom(game, ale_py.roms.get_all_rom_ids())
         sequence = np.random.SeedSequence(seed)
@@ -193,7 +195,7 @@ def _make_resize(size: int) -> Any:
         import cv2
     except ImportError as error:
         raise ImportError(
-            "resizing Atari pictures needs OpenCV; pip install 'repertory[atari]' or set size=None"
+            "Resizing Atari frames needs OpenCV. Run pip install 'repertory[atari]', or set size=None."
         ) from error
     # Its own threads cost more than they give on such small pictures, and fight with the other envs.
     cv2.setNumThreads(0)
@@ -207,8 +209,8 @@ def _find_rom(game: str, known: list[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(rom, known, n=3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(sorted(known))}"
-    raise ValueError(f"unknown Atari game {game!r}{hint}")
+    hint = f"Did you mean {' or '.join(close)}?" if close else f"Known games: {', '.join(sorted(known))}."
+    raise ValueError(f"Atari game: got {game!r}, expected a game of ale-py. {hint}")
 
 
 def make_atari(game: str, seed: int | None = None, **options: Any) -> AtariEnvironment:

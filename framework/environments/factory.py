@@ -61,11 +61,14 @@ def make(
       ImportError: the package that the environment needs is not installed; says which extra installs it.
     """
     if num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs}, expected at least 1")
+        raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
     if stepping not in STEPPING:
-        raise ValueError(f"stepping is {stepping!r}, expected one of {', '.join(STEPPING)}")
+        raise ValueError(f"stepping: got {stepping!r}, expected one of {', '.join(STEPPING)}.")
     if num_processes is not None and stepping != "processes":
-        raise ValueError(f"num_processes={num_processes} needs stepping='processes', got {stepping!r}")
+        raise ValueError(
+            f"num_processes: got {num_processes} with stepping={stepping!r}, expected None. "
+            "Use stepping='processes'."
+        )
     source = suites.find(environment, dict(options or {}), render_mode)
     batched: BatchedEnvironment | None = None
     if stepping == "auto" and source.has_fast_vector and num_envs > 1:
@@ -88,7 +91,7 @@ def _batch(
         if source.make_vector is None:
             raise ValueError(
                 f"{source.name}: stepping='vector' needs a gymnasium environment known by its id, or a "
-                "callable that returns a gymnasium.vector.VectorEnv; use 'inline' or 'processes'."
+                "callable that returns a gymnasium.vector.VectorEnv. Use stepping='inline' or 'processes'."
             )
         return VectorEnvironment(source.name, source.make_vector(num_envs), seed)
     seeds = env_seeds(seed, num_envs)

@@ -55,8 +55,8 @@ class InlineEnvironment(BatchedEnvironment):
                 self._envs.append(make())
                 if self._envs[index].spec != self._envs[0].spec:
                     raise EnvironmentFault(
-                        f"{name}, env {first_env + index}: its spec is {self._envs[index].spec}, but env "
-                        f"{first_env}'s is {self._envs[0].spec}; all envs must be alike."
+                        f"{name}, env {first_env + index}: got the spec {self._envs[index].spec}, expected "
+                        f"{self._envs[0].spec} as in env {first_env}. All envs must have the same spec."
                     )
         except BaseException:
             self.close()

@@ -64,7 +64,7 @@ class MinAtarEnvironment(dm_env.Environment):
         """
         name = GAMES.get(game, game)
         if name not in GAMES.values():
-            raise ValueError(f"unknown MinAtar game {game!r}; known: {', '.join(GAMES)}")
+            raise ValueError(f"MinAtar game: got {game!r}, expected one of {', '.join(GAMES)}.")
         try:
             # It warns at import that it cannot draw without seaborn; render() below needs none.
             logging.disable(logging.WARNING)
@@ -73,7 +73,7 @@ class MinAtarEnvironment(dm_env.Environment):
             finally:
                 logging.disable(logging.NOTSET)
         except ImportError as error:
-            raise ImportError(f"minatar:{game} needs minatar; pip install minatar") from error
+            raise ImportError(f"minatar:{game} needs minatar. Run pip install minatar.") from error
         self._game = minatar.Environment(name, sticky_action_prob=sticky_actions, difficulty_ramping=ramping)
         self._game.seed(seed)
         self._actions = self._game.minimal_action_set() if minimal_actions else list(range(6))

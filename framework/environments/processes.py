@@ -98,10 +98,12 @@ class ProcessEnvironment(BatchedEnvironment):
         self.name = source.name
         self.num_envs = len(seeds)
         if not hasattr(socket, "send_fds"):
-            raise ValueError(f"{self.name}: stepping='processes' needs a POSIX system; use stepping='inline'")
+            raise ValueError(
+                f"{self.name}: stepping='processes' needs a POSIX system. Use stepping='inline'."
+            )
         wanted = num_processes if num_processes is not None else _usable_cores()
         if wanted < 1:
-            raise ValueError(f"{self.name}: num_processes is {num_processes}, expected at least 1")
+            raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
         self._step_timeout = step_timeout
         self._children: list[_Child] = []
         self._selector = selectors.DefaultSelector()
@@ -129,7 +131,7 @@ class ProcessEnvironment(BatchedEnvironment):
             if spec != self.spec:
                 raise EnvironmentFault(
                     f"{self.name}, {child.envs}: the spec is {spec}, but {self._children[0].envs} have "
-                    f"{self.spec}; all envs must be alike."
+                    f"{self.spec}. All envs must have the same spec."
                 )
         size = pipes.shared_size(self.spec, self.num_envs)
         descriptor = pipes.make_memory(size)
@@ -180,9 +182,9 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def _command(self, command: bytes, children: Sequence[_Child] | None = None) -> None:
         if self._broken is not None:
-            raise EnvironmentFault(f"{self.name}: cannot be used any more, since {self._broken}.")
+            raise EnvironmentFault(f"{self.name}: the environment can no longer be used: {self._broken}.")
         # Set until the answers are in, so that an interrupt in between leaves a sign.
-        self._broken = "a call was interrupted before the children had answered; make a new environment"
+        self._broken = "a call was interrupted before the children answered. Make a new environment"
         for child in children or self._children:
             try:
                 child.connection.sendall(command)
@@ -233,8 +235,8 @@ class ProcessEnvironment(BatchedEnvironment):
             )
         self._broken = f"the process of {child.envs} {how}"
         return EnvironmentFault(
-            f"{self.name}, {child.envs}: the environment's process {child.process.pid} {how} in the middle "
-            "of a run. Look above for what it printed; run with stepping='inline' to see the failure itself."
+            f"{self.name}, {child.envs}: the environment's process {child.process.pid} {how} during a run. "
+            "Its output is above. Use stepping='inline' to see the failure itself."
         )
 
     def close(self) -> None:

@@ -105,14 +105,14 @@ class DmEnvAdapter(SingleEnv):
     def reset(self) -> Nest:
         timestep = self._environment.reset()
         if not timestep.first():
-            raise ValueError(f"reset() returned step_type {timestep.step_type!r}, expected FIRST")
+            raise ValueError(f"reset() returned step_type {timestep.step_type!r}, expected FIRST.")
         return timestep.observation
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         step_type, reward, discount, observation = self._environment.step(action)
         if step_type == 0:
             raise ValueError(
-                "step() returned FIRST although the step before was not LAST; end the episode with LAST"
+                "step() returned FIRST although the step before was not LAST. End the episode with LAST."
             )
         return observation, reward, discount, int(step_type)
 
@@ -123,7 +123,7 @@ class DmEnvAdapter(SingleEnv):
         physics = getattr(self._environment, "physics", None)
         if physics is not None:  # dm_control
             return physics.render(height=240, width=320, camera_id=0)
-        raise NotImplementedError(f"{type(self._environment).__name__} has no render() method")
+        raise NotImplementedError(f"{type(self._environment).__name__} has no render() method.")
 
     def close(self) -> None:
         self._environment.close()

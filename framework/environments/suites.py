@@ -38,8 +38,8 @@ def find(environment: str | Callable[..., Any], options: dict[str, Any], render_
         return Source(name, environment, options)
     if not isinstance(environment, str):
         raise TypeError(
-            f"environment is {environment!r}, expected a name such as 'gymnasium:CartPole-v1' or a callable "
-            "that makes an environment (pass the class or a function, not the instance)"
+            f"environment: got {environment!r}, expected a name such as 'gymnasium:CartPole-v1' or a "
+            "callable that makes an environment. Pass the class or a function, not the instance."
         )
     suite, separator, name = environment.partition(":")
     if separator and suite in SUITES and name:

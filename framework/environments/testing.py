@@ -214,7 +214,7 @@ class FaultyEnvironment(EchoEnvironment):
         """`exit` ends the process, `hang` never returns: both are for environments in processes."""
         super().__init__(episode_length=episode_length)
         if fault not in self.FAULTS:
-            raise ValueError(f"fault is {fault!r}, expected one of {', '.join(self.FAULTS)}")
+            raise ValueError(f"fault: got {fault!r}, expected one of {', '.join(self.FAULTS)}.")
         self._fault = fault
         self._countdown = at
 

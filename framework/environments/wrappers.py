@@ -82,12 +82,14 @@ class ActionRepeat(EnvironmentWrapper):
     def __init__(self, environment: BatchedEnvironment, num_repeats: int):
         super().__init__(environment)
         if num_repeats < 1:
-            raise ValueError(f"num_repeats is {num_repeats}, expected at least 1")
+            raise ValueError(f"num_repeats: got {num_repeats}, expected at least 1.")
         if not environment.can_step_envs:
             environment.step_envs(None, np.zeros(0, bool))  # raises, and says what to do
         for field, spec in (("reward", environment.reward_spec()), ("discount", environment.discount_spec())):
             if tree.is_nested(spec) or spec.shape != ():
-                raise ValueError(f"{self.name}: ActionRepeat needs a scalar {field}, got the spec {spec}")
+                raise ValueError(
+                    f"{self.name}: {field}: got the spec {spec}, expected a scalar for ActionRepeat."
+                )
         self._num_repeats = num_repeats
 
     def observation_spec(self) -> Nest:
@@ -118,7 +120,7 @@ class StepLimit(EnvironmentWrapper):
     def __init__(self, environment: BatchedEnvironment, limit: int):
         super().__init__(environment)
         if limit < 1:
-            raise ValueError(f"limit is {limit}, expected at least 1")
+            raise ValueError(f"limit: got {limit}, expected at least 1 step.")
         if not environment.can_end_episodes:
             environment.end_episodes(np.zeros(0, bool))  # raises, and says what to do
         self._limit = limit
@@ -220,7 +222,7 @@ class FrameStack(_ObservationWrapper):
     def __init__(self, environment: BatchedEnvironment, num_frames: int):
         super().__init__(environment)
         if num_frames < 1:
-            raise ValueError(f"num_frames is {num_frames}, expected at least 1")
+            raise ValueError(f"num_frames: got {num_frames}, expected at least 1.")
         self._num_frames = num_frames
         inner = environment.observation_spec()
         self._spec = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
@@ -268,7 +270,7 @@ class ObservationActionReward(EnvironmentWrapper):
         """`reward_clip`: the reward is clipped to +- this, in the observation only; None keeps it."""
         super().__init__(environment)
         if reward_clip is not None and not reward_clip > 0:
-            raise ValueError(f"reward_clip is {reward_clip}, expected more than 0, or None")
+            raise ValueError(f"reward_clip: got {reward_clip}, expected more than 0, or None.")
         self._clip = reward_clip
         self._spec = {
             "observation": environment.observation_spec(),

@@ -50,7 +50,9 @@ class Adam(torch.optim.Adam):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step along the gradients that are there; parameters without one stay."""
         if closure is not None:
-            raise ValueError("step() got a closure; compute the loss before, and call step() without.")
+            raise ValueError(
+                "closure: got a function, expected None. Compute the loss and its gradients before step()."
+            )
         for group in self.param_groups:
             parameters: list[torch.Tensor] = []
             gradients: list[torch.Tensor] = []

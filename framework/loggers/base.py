@@ -30,10 +30,10 @@ class Logger(abc.ABC):
         """Flushes and lets go of files. A second call does nothing."""
         self.flush()
 
-    def __enter__(self):
+    def __enter__(self) -> Logger:
         return self
 
-    def __exit__(self, *exc_info) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -55,8 +55,8 @@ def sac_critic_loss(
     """
     if action_values.shape[1:] != rewards.shape:
         raise ValueError(
-            f"action_values: got shape {tuple(action_values.shape)}, expected [critics, *rewards], and "
-            f"rewards has {tuple(rewards.shape)}."
+            f"action_values: got shape {tuple(action_values.shape)}, expected [critics, *rewards], where "
+            f"rewards has shape {tuple(rewards.shape)}."
         )
     check_alike(mask, rewards=rewards, discounts=discounts, next_soft_values=next_soft_values)
     targets = (rewards + discounted(discounts, next_soft_values)).detach()

@@ -1,4 +1,4 @@
-"""How a program is made from an agent and an environment: one dataclass for every reader.
+"""The settings of a program, in one dataclass for every reader.
 
 `make_program`, the workers in the nodes, the flags of `repertory train`, the presets and `docs/programs.md`
 read `RunConfig`. A new option is a field here and the line of code that uses it.
@@ -19,14 +19,14 @@ Stepping = Literal["auto", "inline", "vector", "processes"]
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """How many nodes a program has, how long it runs, and what it writes.
+    """The settings of a program: its nodes, its length and its output.
 
     Raises:
-      ValueError: a field has a wrong type or value, or contradicts another. The text names the field.
+      ValueError: A field has a wrong type or value, or contradicts another field. The text names the field.
     """
 
     directory: str | None = None  # Folder of metrics and checkpoints; resumed if it has one.
-    seed: int = 0  # Of everything. On the serial engine the same seed gives the same run, bit by bit.
+    seed: int = 0  # Of all random numbers. On the serial engine the same seed gives the same run, bit by bit.
 
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
     envs_per_actor: int = 1  # Environments that each actor steps as one batch.
@@ -37,19 +37,19 @@ class RunConfig:
     # alternating: an actor steps one half of its envs while the actions of the other half are computed.
     inference: Inference = "local"
     inference_device: str = "cpu"  # Device of the inference node.
-    inference_min_batch: int = 1  # Envs it acts for once `inference_timeout` has passed.
-    inference_max_batch: int | None = None  # Envs it acts for in one step of the policy. None is all.
+    inference_min_batch: int = 1  # Smallest batch of envs, once `inference_timeout` has passed.
+    inference_max_batch: int | None = None  # Largest batch of envs in one step of the policy. None is all.
     inference_timeout: float = 0.001  # Seconds the first env of a batch waits for others.
-    inference_messages: bool = False  # Its arrays travel in messages even where there is shared memory.
+    inference_messages: bool = False  # Sends its arrays in messages, even where shared memory is available.
 
-    max_env_steps: int | None = None  # Env steps of all actors together, made exactly. None is no limit.
+    max_env_steps: int | None = None  # Exact number of env steps of all actors together. None is no limit.
     max_learner_steps: int | None = None  # Learner steps. None is no limit.
     target_return: float | None = None  # Ends the program when an evaluation's mean return reaches it.
 
     evaluate_period: int | None = 5_000  # Env steps between two evaluations. None makes no evaluator.
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
     publish_period: int = 10  # Learner steps between two versions of the parameters that actors can pull.
-    update_period: int = 10  # Batched steps between two times an actor asks for newer parameters.
+    update_period: int = 10  # Batched steps of an actor between two requests for newer parameters.
     log_period: int = 1_000  # Env steps of one actor between two of its rows of metrics.
     learner_log_period: int = 500  # Learner steps between two rows of the learner.
     csv: bool = False  # Also writes metrics.csv in `directory`.
@@ -57,8 +57,8 @@ class RunConfig:
 
     checkpoint_period: int | None = 50_000  # Env steps between two checkpoints. None turns them off.
     checkpoint_minutes: float | None = 5.0  # Minutes between two checkpoints, whichever is due first.
-    keep_checkpoints: int = 3  # How many checkpoints stay. One is written at the end in any case.
-    replay_backend: ReplayBackend = "repertory"  # What serves the tables. reverb is dm-reverb.
+    keep_checkpoints: int = 3  # Number of checkpoints kept. The end of a run always writes one.
+    replay_backend: ReplayBackend = "repertory"  # Implementation of the tables. reverb is dm-reverb.
 
     def __post_init__(self) -> None:
         if self.directory is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from framework.checkpoints import CheckpointError as CheckpointError
 from launch.errors import ProgramStopped
 
@@ -13,13 +11,7 @@ class ReverbError(Exception):
 
 
 class DeadlineExceededError(ReverbError, TimeoutError):
-    """A call did not complete within its timeout. It had no effect unless its documentation says so.
-
-    Attributes:
-      keys: uint64, keys of the items that `Table.insert` inserted before the timeout.
-    """
-
-    keys: np.ndarray = np.zeros(0, np.uint64)
+    """A call did not complete within its timeout. It had no effect unless its documentation says so."""
 
     def __str__(self) -> str:
         # A second argument to the base class, an OSError, would turn the message into "[Errno …]".

@@ -92,27 +92,6 @@ class Kernels:
             counts[at] += earlier
         return counts
 
-    def acquire(self, counts: np.ndarray, rows: np.ndarray) -> None:
-        """Adds 1 to `counts` of each row; IndexError, and nothing done, if one is out of range."""
-        if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):  # negative ones are huge
-            raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
-        np.add.at(counts, rows, np.int32(1))
-
-    def drop(self, counts: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Subtracts 1; the rows that come to 0, ascending. IndexError as for `acquire`."""
-        if len(rows) and np.maximum.reduce(rows.view(np.uint64)) >= len(counts):
-            raise IndexError(f"rows: got {rows.min()} to {rows.max()}, expected 0 to {len(counts) - 1}")
-        np.subtract.at(counts, rows, np.int32(1))
-        over = counts.take(rows) == 0
-        if not np.count_nonzero(over):
-            return rows[:0]
-        free = rows[over]
-        free.sort()
-        new = free[1:] != free[:-1]
-        if np.count_nonzero(new) == len(new):
-            return free
-        return np.concatenate([free[:1], free[1:][new]])  # several times faster than numpy.unique
-
 
 class CompiledKernels(Kernels):
     """Compiled by numba, for the types below only. Arguments may be read-only and of any stride, as what came

@@ -19,7 +19,7 @@ class LateFlush:
     is kept for `check`.
     """
 
-    def __init__(self, owner: object):
+    def __init__(self, owner: object) -> None:
         """Args: owner: the object that keeps this one; when it is collected, the thread ends."""
         self._schedule = _Schedule()
         self._thread: threading.Thread | None = None
@@ -27,9 +27,14 @@ class LateFlush:
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         """Calls `method` once, after `delay` seconds; a call that is due earlier stays as it is."""
-        self._schedule.add(weakref.WeakMethod(method), delay)
+        schedule, reference = self._schedule, weakref.WeakMethod(method)
+        if reference in schedule.due:
+            return
+        with schedule.changed:
+            schedule.due[reference] = time.monotonic() + min(delay, threading.TIMEOUT_MAX / 2)
+            schedule.changed.notify()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._schedule.run, name="replay-late-flush", daemon=True)
+            self._thread = threading.Thread(target=schedule.run, name="replay-late-flush", daemon=True)
             self._thread.start()
 
     def check(self) -> None:
@@ -44,48 +49,35 @@ class LateFlush:
 
 
 class _Schedule:
-    """The methods that are due, and the loop that calls them."""
+    """The methods that are due, and the loop that calls them. The thread keeps this object alive, and no
+    other."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self._due: dict[weakref.WeakMethod[Callable[[], object]], float] = {}
-        self._changed = threading.Condition()
+        self.due: dict[weakref.WeakMethod[Callable[[], object]], float] = {}
+        self.changed = threading.Condition()
         self._closed = False
 
-    def add(self, method: weakref.WeakMethod[Callable[[], object]], delay: float) -> None:
-        if method in self._due:
-            return
-        with self._changed:
-            self._due[method] = time.monotonic() + min(delay, threading.TIMEOUT_MAX / 2)
-            self._changed.notify()
-
     def close(self) -> None:
-        with self._changed:
+        with self.changed:
             self._closed = True
-            self._changed.notify()
+            self.changed.notify()
 
     def run(self) -> None:
-        while (reference := self._next()) is not None:
+        while True:
+            with self.changed:
+                if self._closed:
+                    return
+                reference = min(self.due, key=self.due.__getitem__, default=None)
+                left = None if reference is None else self.due[reference] - time.monotonic()
+                if reference is None or left is None or left > 0:
+                    self.changed.wait(left)
+                    continue
+                del self.due[reference]
             method = reference()
-            if method is None:
-                continue
             try:
-                method()
+                if method is not None:
+                    method()
             except Exception as error:  # raised by the owner's next call
                 self.error = error
             del method  # the object may be collected while this thread waits
-
-    def _next(self) -> weakref.WeakMethod[Callable[[], object]] | None:
-        """Waits until a method is due; None after `close`."""
-        with self._changed:
-            while not self._closed:
-                if not self._due:
-                    self._changed.wait()
-                    continue
-                method = min(self._due, key=self._due.__getitem__)
-                left = self._due[method] - time.monotonic()
-                if left <= 0:
-                    del self._due[method]
-                    return method
-                self._changed.wait(left)
-        return None

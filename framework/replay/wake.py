@@ -7,17 +7,18 @@ import os
 
 
 class Wake:
-    """A pipe that is readable from `set` until `clear`. May be set from any thread, at any time."""
+    """A pipe that is readable from `set` until `clear`. May be set from any thread, at any time.
+
+    Attributes:
+      descriptor: the file descriptor to poll.
+      is_set: whether the pipe is readable.
+    """
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
+        self.descriptor, self._write = os.pipe()
+        os.set_blocking(self.descriptor, False)
         os.set_blocking(self._write, False)
         self.is_set = False
-
-    def fileno(self) -> int:
-        """The descriptor to poll."""
-        return self._read
 
     def set(self) -> None:
         """Ends the poll of now or, if none is under way, the next one."""
@@ -30,11 +31,11 @@ class Wake:
         """Makes the next poll wait again. The caller looks afterwards at what was to be seen."""
         # In this order: a `set` in between writes nothing, and its caller's change is seen by this caller.
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
+            os.read(self.descriptor, 4096)
         self.is_set = False
 
     def __del__(self) -> None:
         # Not earlier: another thread could write to a descriptor that belongs to somebody else by then.
         with contextlib.suppress(OSError, AttributeError):
-            os.close(self._read)
+            os.close(self.descriptor)
             os.close(self._write)

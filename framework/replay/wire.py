@@ -14,6 +14,7 @@ number of its frame. Arrays of Python objects do not travel.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import struct
@@ -64,13 +65,23 @@ def encode(message: dict[str, Any]) -> list[Any]:
     frames: list[Any] = [b""]
 
     def pack(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return _pack_array(value, frames)
         if isinstance(value, np.generic):
             return value.item()
-        raise TypeError(
-            f"{type(value).__name__} does not travel; expected numbers, strings, lists, dicts, arrays"
-        )
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+            what = "an array of Python objects" if isinstance(value, np.ndarray) else type(value).__name__
+            raise TypeError(
+                f"message: got {what}, expected numbers, strings, lists, dicts, or arrays of numbers, bools "
+                "or fixed-width strings. Convert it first."
+            )
+        array = np.ascontiguousarray(value).reshape(value.shape)
+        kind = array.dtype.str.encode()
+        head = struct.pack(f"<B{len(kind)}sB{array.ndim}q", len(kind), kind, array.ndim, *array.shape)
+        if array.nbytes <= INLINE_BYTES:
+            return msgpack.ExtType(_INLINE, head + array.tobytes())
+        if len(frames) > MAX_ARRAYS:
+            raise ValueError(f"message: got more than {MAX_ARRAYS} large arrays. Send fewer at a time.")
+        frames.append(array.reshape(-1).view(np.uint8).data)
+        return msgpack.ExtType(_FRAME, head + struct.pack("<I", len(frames) - 1))
 
     frames[0] = msgpack.packb(message, default=pack, use_bin_type=True)
     return frames
@@ -87,9 +98,7 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     if not 1 <= len(frames) <= MAX_ARRAYS + 1:
         raise MalformedMessage(f"{len(frames)} frames; expected 1 to {MAX_ARRAYS + 1}")
 
-    def unpack(code: int, data: bytes) -> Any:
-        return _unpack_array(code, data, frames)
-
+    unpack = functools.partial(_unpack_array, frames)
     try:
         message = msgpack.unpackb(frames[0], ext_hook=unpack, raw=False)
     except MalformedMessage:
@@ -101,12 +110,15 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     return message
 
 
-def send(socket: zmq.Socket, frames: Sequence[Any], flags: int = 0) -> zmq.MessageTracker | None:
-    """Sends the frames of `encode`.
+def send(
+    socket: zmq.Socket, message: dict[str, Any], flags: int = 0, identity: bytes | None = None
+) -> zmq.MessageTracker | None:
+    """Sends a message, on a ROUTER socket to the peer of that `identity`.
 
     Large arrays are not copied: they must not change until the tracker that is returned is done, which it is
     when the operating system has taken the message.
     """
+    frames = encode(message) if identity is None else [identity, *encode(message)]
     if all(len(frame) < _ZERO_COPY_BYTES for frame in frames):
         socket.send_multipart(frames, flags)
         return None
@@ -128,23 +140,7 @@ def unpack_error(packed: Any) -> BaseException:
     return _ERRORS.get(name, RuntimeError)(text)
 
 
-def _pack_array(array: np.ndarray, frames: list[Any]) -> msgpack.ExtType:
-    if array.dtype.hasobject:
-        raise TypeError(
-            "arrays of Python objects do not travel; expected numbers, bools or fixed-width strings"
-        )
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    kind = array.dtype.str.encode()
-    head = struct.pack(f"<B{len(kind)}sB{array.ndim}q", len(kind), kind, array.ndim, *array.shape)
-    if array.nbytes <= INLINE_BYTES:
-        return msgpack.ExtType(_INLINE, head + array.tobytes())
-    if len(frames) > MAX_ARRAYS:
-        raise ValueError(f"more than {MAX_ARRAYS} large arrays in one message; send fewer at a time")
-    frames.append(array.reshape(-1).view(np.uint8).data)
-    return msgpack.ExtType(_FRAME, head + struct.pack("<I", len(frames) - 1))
-
-
-def _unpack_array(code: int, data: bytes, frames: Sequence[Any]) -> np.ndarray:
+def _unpack_array(frames: Sequence[Any], code: int, data: bytes) -> np.ndarray:
     if code not in (_INLINE, _FRAME):
         raise MalformedMessage(f"unknown extension type {code}")
     try:

@@ -1,8 +1,8 @@
-"""Parameters from a learner to those who act.
+"""Parameters on their way from a learner to the actors.
 
-A learner's node publishes into one `VariableBlock`; whoever acts keeps its networks fresh with a
-`VariableClient`. A *variable* is a child of the networks by name; its value is that child's state dict. The
-*version* is the number of learner steps, and it only grows.
+A learner's node publishes into one `VariableBlock`. Each actor updates its networks with a `VariableClient`.
+A *variable* is a named child of the networks; its value is the child's state dict. The *version* is the
+number of learner steps and only grows.
 
 ```text
 optimizer.step ─▶ block.publish(version, learner.parameters())      one copy into the block
@@ -12,8 +12,8 @@ client.update() ─▶ block.read                                       compares
                                                                     of the variables that the policy names
 ```
 
-Where the block cannot be mapped (another machine, an engine without shared memory) the client asks
-`get_variables(names, newer_than)` of the learner's node by future instead.
+Where the block cannot be mapped (on another machine, or on an engine without shared memory), the client calls
+`get_variables(names, newer_than)` of the learner's node and gets a future.
 """
 
 from framework.variables.block import VariableBlock, Variables, shared_path

@@ -6,10 +6,10 @@ slot 0            every tensor, one after the other
 slot 1            every tensor, one after the other
 ```
 
-Publication n goes to slot n mod 2, between `begun = n` and `done = n`. A reader copies slot `done`
-mod 2, and copies again if publication `done + 2` has begun meanwhile. So readers never see parts of two
-versions, and the writer never waits for a reader. A writer that dies in the middle leaves the other slot
-intact, and the next one goes on in the same file.
+Publication n writes slot n mod 2, between `begun = n` and `done = n`. A reader copies slot `done` mod 2 and
+copies again if publication `done + 2` began in the meantime. Readers therefore never see parts of two
+versions, and the writer never waits for a reader. A writer that dies during a publication leaves the other
+slot intact, and its successor continues in the same file.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ORDERED_STORES = ("x86_64", "AMD64")
 
 
 class Variables(NamedTuple):
-    """Parameters in a message.
+    """Parameters as they are sent in a message.
 
     Attributes:
-      version: learner steps that they are the result of.
-      env_steps: env steps made when they were published.
+      version: number of learner steps that produced the parameters.
+      env_steps: env steps of the program when the parameters were published.
       values: child name to state dict, in numpy.
     """
 
@@ -52,7 +52,7 @@ class Variables(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """Where a tensor lies in a slot."""
+    """The position of a tensor in a slot."""
 
     offset: int
     shape: tuple[int, ...]
@@ -63,14 +63,14 @@ Layout = dict[str, dict[str, _Entry]]
 
 
 class VariableBlock:
-    """See the module. One thread at a time may publish; any number of threads and processes may read.
+    """The newest parameters of one learner. One thread may publish; any number of processes may read.
 
     Args:
-      parameters: tensors by child name and key; their shapes and dtypes, not their values, are used.
-      path: a file in shared memory, see `shared_path`; one that exists is continued. None: private memory.
+      parameters: tensors by child name and key. Only their shapes and dtypes are used.
+      path: a file in shared memory, see `shared_path`. An existing file is continued. None: private memory.
 
     Raises:
-      OSError: shared memory is full.
+      OSError: Shared memory is full.
     """
 
     def __init__(self, parameters: Parameters, path: str | None = None):
@@ -99,20 +99,20 @@ class VariableBlock:
 
     @property
     def version(self) -> int:
-        """The newest version; -1 before any is published."""
+        """The newest version; -1 before the first publication."""
         done = int(self._header[_DONE])
         return int(self._header[_SLOTS + 2 * (done % 2)]) if done else -1
 
     def publish(self, version: int, parameters: Parameters, env_steps: int = 0) -> None:
-        """Copies `parameters` in, from any device, as `version`.
+        """Copies `parameters`, from any device, into the block as `version`.
 
         Args:
-          version: learner steps; greater than that of any publication before.
-          parameters: what `Learner.parameters()` returns.
-          env_steps: env steps made so far.
+          version: number of learner steps, greater than that of the publication before.
+          parameters: the result of `Learner.parameters()`.
+          env_steps: env steps of the program so far.
 
         Raises:
-          ValueError: the version is not greater, or the tensors are not those of the constructor.
+          ValueError: The version is not greater, or the tensors differ from those of the constructor.
         """
         done = int(self._header[_DONE])
         newest = self._header[_SLOTS + 2 * (done % 2)]
@@ -128,11 +128,12 @@ class VariableBlock:
         """Copies the variables that `targets` names into its tensors.
 
         Returns:
-          Their version and env steps; None, with `targets` as they were, if no version is newer than
-          `newer_than`.
+          The version and env steps of the variables. None, without a change to `targets`, if no version is
+          newer than `newer_than`.
 
         Raises:
-          KeyError, ValueError: `targets` has other names, keys or shapes than what is published.
+          KeyError: `targets` names a variable that is not published.
+          ValueError: `targets` has other keys or shapes than the published variables.
         """
         while True:
             done = int(self._header[_DONE])
@@ -144,10 +145,10 @@ class VariableBlock:
                 return Progress(version, env_steps)
 
     def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
-        """A copy of the variables `names` (all, if none is named), or None if nothing is newer.
+        """A copy of the variables `names` (empty: all), or None if no version is newer than `newer_than`.
 
         Raises:
-          KeyError: a name that is not there.
+          KeyError: A name is not published.
         """
         unknown = sorted(set(names) - set(self._layout))
         if unknown:
@@ -164,12 +165,12 @@ class VariableBlock:
         return Variables(*progress, values)
 
     def __reduce__(self) -> Any:
-        """Another process gets the same block, or None if it cannot reach the file."""
+        """Pickles as the path: another process maps the same block, or gets None if it cannot."""
         return _reach, (self._layout, self._size, self._path)
 
 
 def shared_path() -> str | None:
-    """Where this node puts a block for the other processes of its machine; None where it cannot."""
+    """The file of this node's block in shared memory; None where shared memory is not available."""
     directory = launch.shared_memory_directory()
     if directory is None or platform.machine() not in _ORDERED_STORES:
         return None
@@ -178,10 +179,11 @@ def shared_path() -> str | None:
 
 @torch.no_grad()
 def copy_variables(source: Parameters, targets: Parameters) -> None:
-    """Copies `source` (tensors or numpy arrays) into the tensors of `targets`, which names what it needs.
+    """Copies the variables of `source` (tensors or numpy arrays) that `targets` names into its tensors.
 
     Raises:
-      KeyError, ValueError: a variable is missing, or its entries or their shapes differ.
+      KeyError: A variable is missing.
+      ValueError: The entries of a variable, or their shapes, differ.
     """
     for name, target in targets.items():
         if name not in source:

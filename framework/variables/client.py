@@ -1,4 +1,4 @@
-"""Keeps the networks of one process as fresh as a learner publishes them."""
+"""Copies the parameters that a learner publishes into the networks of one process."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from framework.variables.block import VariableBlock, Variables, copy_variables
 
 
 class VariableClient:
-    """Copies newer parameters into `networks`, those that `policy` names.
+    """Copies newer parameters of the variables that `policy` names into `networks`.
 
-    All copying is done inside `update`, on the thread that calls it, so parameters never change in the middle
-    of a forward pass. The policy's `progress` says what they are.
+    Only `update` copies, on the thread that calls it, so parameters never change during a forward pass. It
+    sets the policy's `progress`.
 
     Args:
       source: a `VariableBlock`, or the client of a node with `variable_block()` and
-        `get_variables(names, newer_than)`. A block that can be reached is read directly. Otherwise the
-        node is asked by future, one request at a time; its errors are raised by the next `update`.
-      networks: what to keep fresh.
-      policy: its `variables` are the children of `networks` to copy; None copies all.
-      update_period: calls of `update` from one look for newer parameters to the next.
-      timeout: seconds that `update` waits for an answer of the node; None waits without a limit.
+        `get_variables(names, newer_than)`. The client reads a block directly if it can map it. Otherwise
+        it sends one request at a time to the node, and the next `update` raises its error.
+      networks: the networks to update.
+      policy: its `variables` are the children of `networks` to copy. None copies all.
+      update_period: number of calls of `update` between two requests for newer parameters.
+      timeout: seconds that `update` waits for an answer of the node. None waits without a limit.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class VariableClient:
         self._targets = {name: children[name].state_dict() for name in names}
         self._update_period = update_period
         self._timeout = timeout
-        self._calls = update_period - 1  # the very first update() looks
+        self._calls = update_period - 1  # The first update() makes a request.
         self._request: concurrent.futures.Future | None = None
 
     def update(self, wait: bool = False) -> bool:
-        """Takes newer parameters over: looks for them if it is time to, or takes those that have arrived.
+        """Copies newer parameters that have arrived, and requests newer ones every `update_period` calls.
 
         Args:
-          wait: look now, whatever the period, and return only with the newest.
+          wait: whether to request now and to block until the newest parameters are copied.
 
         Returns:
-          whether the parameters changed.
+          Whether the parameters changed.
         """
         self._calls += 1
         due = wait or self._calls >= self._update_period
@@ -80,12 +80,13 @@ class VariableClient:
         return True
 
     def _exchange(self, due: bool, wait: bool) -> core.Progress | None:
-        """Takes the answer of the node if it has come, and asks the next question if that is due."""
+        """Takes the answer of the node if it has arrived, and sends the next request if it is due."""
         progress = None
         if self._request is not None and (wait or self._request.done()):
             progress = self._take(self.version)
         if self._is_connected and self._request is None and due:
-            # With `wait` even if an answer has just come: the question may be older than the caller's wish.
+            # With `wait`, request again even if an answer has just arrived: its request may be older than
+            # this call.
             self._calls = 0
             known = self.version if progress is None else progress.version
             self._request = self._source.futures.get_variables(tuple(self._targets), newer_than=known)

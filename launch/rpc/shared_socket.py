@@ -70,7 +70,7 @@ class SharedSocket:
                 poll.register(self._wake_read, select.POLLIN)
                 if self._socket is not None:
                     with contextlib.suppress(zmq.Again):
-                        return self._socket.recv_multipart(zmq.NOBLOCK, copy=False)  # type: ignore[return-value]
+                        return self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
                     poll.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
             if waited:
                 return None

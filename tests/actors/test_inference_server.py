@@ -135,7 +135,7 @@ def test_a_failure_of_the_policy_reaches_who_asked_and_is_over_then(served):
 def test_a_wrong_observation_is_named(served):
     make, kind = served
     (port,) = ports(kind, make(CountingPolicy()), [2])
-    with pytest.raises(ValueError, match=r"observation/x.*\(3, 2\).*\(2, 2\)"):
+    with pytest.raises(ValueError, match=r"observation/x: got shape \(3, 2\), expected \(2, 2\)"):
         port.request(observe([1, 2, 3]), np.ones(2, bool))
         port.answer()
 
@@ -394,10 +394,10 @@ def test_another_machine_is_served_by_messages():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"min_batch": 0}, "min_batch is 0"),
-        ({"min_batch": 4, "max_batch": 2}, "max_batch 2"),
-        ({"timeout": -1.0}, "timeout is -1"),
-        ({"capacity": 0}, "capacity is 0"),
+        ({"min_batch": 0}, "min_batch: got 0"),
+        ({"min_batch": 4, "max_batch": 2}, "max_batch 2, expected"),
+        ({"timeout": -1.0}, "timeout: got -1"),
+        ({"capacity": 0}, "capacity: got 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, words):
@@ -408,9 +408,9 @@ def test_settings_that_make_no_sense_are_refused(options, words):
 def test_rows_run_out_and_sizes_stay():
     slots = Slots(CountingPolicy(), SPEC, 4)
     slots.connect("a", 3)
-    with pytest.raises(ValueError, match=r"asks for 2 envs; 1 of the 4"):
+    with pytest.raises(ValueError, match=r"got 2 from client 'b', expected at most 1: .* of the 4 rows"):
         slots.connect("b", 2)
-    with pytest.raises(ValueError, match=r"had 3 envs and comes back with 2"):
+    with pytest.raises(ValueError, match=r"got 2 from client 'a', expected 3"):
         slots.connect("a", 2)
 
 
@@ -426,7 +426,7 @@ class FickleRows(core.Policy):
 
 def test_a_policy_with_too_few_actions_is_named():
     slots = Slots(FickleRows(), SPEC, 4)
-    with pytest.raises(ValueError, match=r"action of shape \(2,\).*for 3 envs"):
+    with pytest.raises(ValueError, match=r"action: got shape \(2,\).*for 3 envs"):
         slots.act([slots.connect("a", 3)])
 
 

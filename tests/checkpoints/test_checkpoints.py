@@ -151,7 +151,7 @@ def test_all_damaged(checkpointer):
 def test_a_run_goes_on_after_a_fall_back(checkpointer):
     checkpointer.save(100, parts())
     flip(checkpointer.save(200, parts()) / "learner")
-    with pytest.warns(UserWarning, match="Going on from the older"):
+    with pytest.warns(UserWarning, match="Continuing from the older"):
         assert checkpointer.newest_intact().step == 100
     checkpointer.save(150, parts())
     assert checkpointer.restore().step == 150

@@ -34,12 +34,12 @@ WRONG = {
         2,
         ["DQN", "one discrete action", "agent for continuous actions"],
     ),
-    "nothing to plot": (("plot",), 2, ["which runs"]),
+    "nothing to plot": (("plot",), 2, ["got no runs"]),
     "no actors": ((*TRAIN, "--num-actors", "0"), 2, ["num_actors: got 0", "at least 1"]),
     "learners of one process": (
         ("train", "ppo", "--num-learners", "2", "--engine", "serial"),
         2,
-        ["--num-learners 2 needs a process for each learner", "--engine processes"],
+        ["--num-learners 2 requires one process per learner", "--engine processes"],
     ),
     "Atari by its other name": (
         (*TRAIN, "--environment", "gymnasium:ALE/Nowhere-v5"),

@@ -278,11 +278,11 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             environments.make(*arguments)
-    with pytest.raises(ValueError, match="num_envs is 0"):
+    with pytest.raises(ValueError, match="num_envs: got 0"):
         environments.make(CARTPOLE, num_envs=0)
-    with pytest.raises(ValueError, match=r"stepping is 'fast'.*inline"):
+    with pytest.raises(ValueError, match=r"stepping: got 'fast'.*inline"):
         environments.make(CARTPOLE, stepping="fast")
-    with pytest.raises(ValueError, match="num_processes=2 needs stepping='processes'"):
+    with pytest.raises(ValueError, match=r"num_processes: got 2 .* Use stepping='processes'"):
         environments.make(CARTPOLE, num_processes=2)
     with pytest.raises(ValueError, match="stepping='vector' needs"):
         environments.make(testing.EchoEnvironment, stepping="vector")

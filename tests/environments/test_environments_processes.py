@@ -120,7 +120,7 @@ def test_a_dead_child_is_named_with_its_exit_code_and_the_others_end():
     environment.step(np.zeros(4, np.int64))
     with pytest.raises(EnvironmentFault, match=r"envs \d to \d: .*ended with exit code 7"):
         environment.step(np.zeros(4, np.int64))
-    with pytest.raises(EnvironmentFault, match=r"cannot be used any more.*exit code 7"):
+    with pytest.raises(EnvironmentFault, match=r"can no longer be used.*exit code 7"):
         environment.step(np.zeros(4, np.int64))
     environment.close()
     assert _gone(pids, 0)
@@ -312,6 +312,6 @@ def test_an_interrupted_environment_says_that_it_cannot_go_on():
     real, environment._selector = environment._selector, Interrupting()
     with pytest.raises(KeyboardInterrupt):
         environment.step(np.zeros(2, np.int64))
-    with pytest.raises(EnvironmentFault, match=r"cannot be used any more.*interrupted"):
+    with pytest.raises(EnvironmentFault, match=r"can no longer be used.*interrupted"):
         environment.step(np.zeros(2, np.int64))
     environment.close()

@@ -270,9 +270,9 @@ def test_step_limit_works_around_other_wrappers():
 
 
 _WRONG = {
-    "repeats": (lambda e: environments.ActionRepeat(e, 0), "num_repeats is 0"),
-    "limit": (lambda e: environments.StepLimit(e, 0), "limit is 0"),
-    "frames": (lambda e: environments.FrameStack(e, 0), "num_frames is 0"),
+    "repeats": (lambda e: environments.ActionRepeat(e, 0), "num_repeats: got 0"),
+    "limit": (lambda e: environments.StepLimit(e, 0), "limit: got 0"),
+    "frames": (lambda e: environments.FrameStack(e, 0), "num_frames: got 0"),
 }
 
 
@@ -308,5 +308,5 @@ def test_observation_action_reward():
     assert [o["reward"].tolist() for o in seen] == [[0, 0], [1, 2], [103, 100], [0, 0], [150, 150]]
     assert [o["observation"][0, 0] for o in seen] == [0, 1, 2, 3, 4]
     assert timestep.reward.tolist() == [302, 303]  # as it is
-    with pytest.raises(ValueError, match="reward_clip is 0"):
+    with pytest.raises(ValueError, match="reward_clip: got 0"):
         environments.ObservationActionReward(environment, reward_clip=0)

@@ -34,8 +34,8 @@ def insert(client, values, priorities=None, table="t", timeout=0, writer=None):
 
 def insert_now(table, leaf):
     """Past the queue of any writer: keys, or the error that says how many the limiter let through."""
-    items = LayoutBuilder().build(leaf)
-    return table.insert(items.layout, items.index, timeout=0)
+    layout, index, _ = LayoutBuilder().build(leaf)
+    return table.insert(layout, index, timeout=0)
 
 
 def drain(client, n):

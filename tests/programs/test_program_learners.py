@@ -107,7 +107,7 @@ def test_a_learner_that_fails_ends_the_program_with_its_error():
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_several_learners_need_processes(engine):
     with pytest.raises(
-        launch.NodeError, match=rf"num_learners is 2, and the engine '{engine}' has one process"
+        launch.NodeError, match=rf"num_learners: got 2 on engine '{engine}', which has one process"
     ):
         launch.launch(small_program(max_learner_steps=5), engine=engine)
 

@@ -189,7 +189,7 @@ def test_keys_are_found_where_their_cells_collide(steps):
         if adds and len(keys):
             slots = items.take(len(keys))
             new = NewItems(np.zeros((len(keys), 1), np.int64), keys)
-            items.add(slots, 0, new, np.ones(len(keys)), np.arange(len(keys)))
+            items.add(slots, new, np.ones(len(keys)), np.arange(len(keys)))
             slot_of.update(zip(keys.tolist(), slots.tolist(), strict=True))
         elif not adds:
             known = np.array([slot_of.pop(int(key)) for key in keys if int(key) in slot_of], np.int64)

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import ServerClosed
-from framework.replay.local.writer import LocalWriter, find_table
+from framework.replay.local.writer import LocalWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.delivery import Delivery
-from framework.replay.tables.table import Table
+from framework.replay.tables.table import Table, Tables
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 from launch.rpc import sockets
 
@@ -56,7 +56,7 @@ class EmbeddedClient(ReverbApi, Client):
                 raise ValueError(f"tables: got several named {name!r}, expected different names")
         self.concurrent = concurrent
         self.store = store or RowStore()
-        self.tables: dict[str, Table] = dict(zip(names, tables, strict=True))
+        self.tables = Tables(zip(names, tables, strict=True))
         self.checkpointer = checkpointer
         for table in tables:
             table.attach(self.store, concurrent)
@@ -71,7 +71,7 @@ class EmbeddedClient(ReverbApi, Client):
 
     def table(self, name: str) -> Table:
         """The table; RuntimeError as in Reverb if there is none of that name."""
-        return find_table(self.tables, name)
+        return self.tables[name]
 
     def another(self) -> EmbeddedClient:
         """A client of the same tables with writers and an ``interrupt`` of its own."""
@@ -127,12 +127,12 @@ class EmbeddedClient(ReverbApi, Client):
         """
         if self._interrupted:
             raise ServerClosed("the client was interrupted or closed")
-        return self.table(table).sample_batch(batch_size, timeout, out, pad, self.is_interrupted)
+        return self.tables[table].sample_batch(batch_size, timeout, out, pad, self.is_interrupted)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
         ignored."""
-        self.table(table).mutate(keys, priorities)
+        self.tables[table].mutate(keys, priorities)
 
     def mutate_priorities(
         self,
@@ -142,26 +142,26 @@ class EmbeddedClient(ReverbApi, Client):
     ) -> None:
         """Deletes items, then sets priorities; all or nothing."""
         updates = updates or {}
-        self.table(table).mutate(
+        self.tables[table].mutate(
             list(updates.keys()), list(updates.values()), [] if deletes is None else deletes
         )
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Whether ``n`` samples could be had now without waiting."""
-        return self.table(table).can_sample(n)
+        return self.tables[table].can_sample(n)
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Whether ``n`` items could be inserted now without waiting."""
-        return self.table(table).can_insert(n)
+        return self.tables[table].can_insert(n)
 
     def weight(self, table: str) -> tuple[float, int]:
         """The sum of the sampler's weights (the number of items if it is not ``Prioritized``), and the number
         of items that it can choose from."""
-        return self.table(table).weight()
+        return self.tables[table].weight()
 
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
-        self.table(table).reset()
+        self.tables[table].reset()
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """What is to be known of each table. It never waits here, so ``timeout`` does not matter."""
@@ -198,7 +198,7 @@ class EmbeddedSource(Source):
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, Drawn]:
-        found = self._client.table(table)
+        found = self._client.tables[table]
         delivery = found.sample(n, timeout, self._is_interrupted)
         try:
             return delivery.gather(out, pad), Drawn(found, delivery)
@@ -213,7 +213,7 @@ class EmbeddedSource(Source):
         drawn.table.give_back(drawn.delivery)
 
     def can_sample(self, table: str, n: int) -> bool:
-        return self._client.can_sample(table, n)
+        return self._client.tables[table].can_sample(n)
 
     def interrupt(self) -> None:
         self._interrupted = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import threading
 import time
 import weakref
@@ -14,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
-from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError, WouldBlockError
+from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.late import LateFlush
 from framework.replay.local.rows import HeldRows
-from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
+from framework.replay.rows.layout import LayoutBuilder, Slice
 from framework.replay.rows.store import RowStore, Stream
-from framework.replay.tables.items import make_keys
-from framework.replay.tables.table import Table
+from framework.replay.tables.items import NewItems
+from framework.replay.tables.table import Table, Tables
 from framework.types import Nest
 
 # Queues and rows of writers that were dropped without `close`.
@@ -41,7 +40,7 @@ class LocalWriter(Writer):
 
     def __init__(
         self,
-        tables: Mapping[str, Table],
+        tables: Tables,
         store: RowStore,
         max_in_flight_items: int | None = None,
         concurrent: bool = True,
@@ -89,16 +88,14 @@ class LocalWriter(Writer):
         timeout: float | None = None,
     ) -> np.ndarray:
         self._check()
-        into = find_table(self._tables, table)
+        into = self._tables[table]
         layout, index, lengths = self._builder.build(trajectory)
-        n = len(index)
         if priorities is not None:
-            priorities = np.array(into.check_priorities(priorities, n))
+            priorities = np.array(priorities, np.float64)  # a copy: the items may wait
         if episodes is not None:
             episodes = np.array(episodes, np.uint64)
-        into.bind(layout)  # wrong streams, columns and shapes are errors of this call
-        items = _Items(into, layout, index, priorities, np.empty(n, np.uint64), lengths, episodes)
-        if n and self._queue.put(items):
+        items = into.new_items(layout, index, priorities, None, lengths, episodes)
+        if len(index) and self._queue.put(into, items):
             if self._queue.untried >= min(_HELD_BACK, self._max_in_flight) or into.sampler_waits:
                 self._queue.flush()
             elif self._concurrent:
@@ -116,7 +113,7 @@ class LocalWriter(Writer):
         self._queue.release(self._rows.let_go(stream, rows), rows)
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        return find_table(self._tables, table).can_insert(n)
+        return self._tables[table].can_insert(n)
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
         self._check()
@@ -144,10 +141,6 @@ class LocalWriter(Writer):
     def before_read(self, function: Callable[[], object]) -> None:
         self._queue.before_read = function
 
-    def flush_pending(self) -> None:
-        """Inserts what waits, without waiting; a table calls it before it is read."""
-        self._queue.flush_before_read()
-
     def close(self, timeout: float | None = None) -> int:
         if self._closed:
             return 0
@@ -173,60 +166,6 @@ class LocalWriter(Writer):
         self._late.check()
 
 
-def find_table(tables: Mapping[str, Table], name: str) -> Table:
-    """The table of that name; UnknownTableError if there is none."""
-    try:
-        return tables[name]
-    except KeyError:
-        raise UnknownTableError(f"table {name!r} was not found; there are {sorted(tables)}") from None
-
-
-@dataclasses.dataclass(eq=False)
-class _Items:
-    """Items of one `create_items` call, or of several: arrays with one entry per item."""
-
-    table: Table
-    layout: Layout
-    index: np.ndarray
-    priorities: np.ndarray | None
-    keys: np.ndarray
-    lengths: np.ndarray | None
-    episodes: np.ndarray | None
-
-    def kind(self) -> tuple[object, ...]:
-        """Equal for items that one insertion can take."""
-        optional = (self.priorities, self.lengths, self.episodes)
-        return (id(self.table), id(self.layout), *[array is None for array in optional])
-
-    def after(self, count: int) -> _Items:
-        """All but the first `count`."""
-        optional = (self.priorities, self.lengths, self.episodes)
-        priorities, lengths, episodes = (None if array is None else array[count:] for array in optional)
-        return _Items(
-            self.table, self.layout, self.index[count:], priorities, self.keys[count:], lengths, episodes
-        )
-
-
-def _join(parts: list[_Items]) -> _Items:
-    """One of several of the same kind."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-
-    def joined(arrays: list[np.ndarray | None]) -> np.ndarray | None:
-        return None if arrays[0] is None else np.concatenate([array for array in arrays if array is not None])
-
-    return _Items(
-        first.table,
-        first.layout,
-        np.concatenate([part.index for part in parts]),
-        joined([part.priorities for part in parts]),
-        np.concatenate([part.keys for part in parts]),
-        joined([part.lengths for part in parts]),
-        joined([part.episodes for part in parts]),
-    )
-
-
 class ItemQueue:
     """Items on their way into the tables, first in, first out; those that a limiter refuses wait here.
 
@@ -238,7 +177,7 @@ class ItemQueue:
         # Items since the last attempt to insert.
         self.untried = 0
         self.before_read: Callable[[], object] | None = None
-        self._items: collections.deque[_Items] = collections.deque()
+        self._items: collections.deque[tuple[Table, NewItems]] = collections.deque()
         self._created = 0
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, Stream, np.ndarray]] = collections.deque()
@@ -249,20 +188,15 @@ class ItemQueue:
         for table in self._tables:
             table.add_drain(self.flush_before_read)
 
-    def put(self, items: _Items) -> bool:
-        """Adds items at the end and gives them their keys; whether any wait.
-
-        Single items wait for others. A batch goes straight in if nothing waits before it; the table names its
-        items then, which makes later updates of their priorities cheaper.
-        """
+    def put(self, table: Table, items: NewItems) -> bool:
+        """Adds items at the end; whether any wait. A batch goes straight in if nothing waits before it."""
         with self._lock:
             count = len(items.keys)
-            done = self._insert(items, named=False) if count > 1 and not self._items else 0
+            done = table.insert_now(items) if count > 1 and not self._items else 0
             self._created += count
             if done == count:
                 return False
-            items.keys[done:] = make_keys(count - done)
-            self._items.append(items.after(done))
+            self._items.append((table, items.part(done, count)))
             self.num_pending += count - done
             self.untried += count - done
             return True
@@ -299,44 +233,26 @@ class ItemQueue:
 
     def _insert_front(self) -> bool:
         """Inserts the items at the front that one call can take; whether all of them went in."""
-        kind = self._items[0].kind()
+        table, kind = self._items[0][0], self._items[0][1].kind()
         parts = []
-        for items in self._items:
-            if items.kind() != kind:
+        for into, items in self._items:
+            if into is not table or items.kind() != kind:
                 break
             parts.append(items)
-        items = _join(parts)
-        count = self._insert(items)
+        joined = NewItems.join(parts)
+        count = table.insert_now(joined)
         for _ in parts:
             self._items.popleft()
         self.num_pending -= count
-        if count == len(items.keys):
+        if count == len(joined.keys):
             return True
-        self._items.appendleft(items.after(count))
+        self._items.appendleft((table, joined.part(count, len(joined.keys))))
         return False
-
-    def _insert(self, items: _Items, named: bool = True) -> int:
-        """Inserts as many of the items as the limiter allows; how many. Fills in keys unless `named`."""
-        try:
-            keys = items.table.insert(
-                items.layout,
-                items.index,
-                items.priorities,
-                items.keys if named else None,
-                items.lengths,
-                items.episodes,
-                timeout=0,
-            )
-        except DeadlineExceededError as error:
-            keys = error.keys
-        if not named:
-            items.keys[: len(keys)] = keys
-        return len(keys)
 
     def blocked_by(self) -> Table | None:
         """The table that the first item waits for; None if no item waits."""
         with self._lock:
-            return self._items[0].table if self._items else None
+            return self._items[0][0] if self._items else None
 
     def end(self) -> None:
         """Closes the queue as soon as it is empty; the tables keep it until then."""

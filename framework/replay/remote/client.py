@@ -25,7 +25,6 @@ from framework.replay.remote.connection import (
     Connection,
     SessionLost,
 )
-from framework.replay.remote.mapping import MappedStore
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout, pack_function
@@ -40,19 +39,72 @@ _LAST_WORDS = 2.0
 _CHECKPOINT_S = 600.0
 
 
-class ServedSource(Source):
-    """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release."""
+class _Reader:
+    """Draws samples over a connection.
 
-    def __init__(self, client: ServedClient, connection: Connection, interrupt: Wake) -> None:
+    Args:
+      client: whose writers insert what they have created before anything is drawn.
+      connection: for one thread at a time.
+      hold: whether samples can be given back until they are released.
+    """
+
+    def __init__(self, client: ServedClient, connection: Connection, hold: bool) -> None:
         self._client = client
         self._connection = connection
-        self._interrupt = interrupt
+        self._hold = hold
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, Drawn]:
-        sample, delivery = self._client.draw(self._connection, table, n, timeout, out, pad, hold=True)
-        return sample, Drawn(self._connection.session, delivery)
+        connection, hold = self._connection, self._hold
+        self._client.show()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                connection.open(None if left is None else left + 1.0)
+                local = connection.mapped.local
+                message = {"op": "sample", "table": table, "n": n, "local": local, "hold": hold, "pad": pad}
+                answer = connection.request(message, left)
+                break
+            except SessionLost:
+                continue  # in a new session
+        info = SampleInfo(*[array.copy() for array in answer["info"]])
+        layouts, delivery = connection.layouts, answer.get("delivery", 0)
+        try:
+            for number, description, files in answer["define"]:
+                layout = Layout.from_wire(description)
+                layouts[number] = (
+                    connection.mapped.bind(layout, files, table) if local else pack_function(layout)
+                )
+            drawn = Drawn(connection.session, delivery)
+            if local:
+                parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
+                return gather_parts(table, info, n, parts, out, pad), drawn
+            pack = layouts[answer["layout"]]
+            assert callable(pack)
+            leaves = [
+                _into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])
+            ]
+            if pad:
+                return PaddedSample(info, pack(leaves), pack(answer["lengths"])), drawn
+            return ReplaySample(info, pack(leaves)), drawn
+        except BaseException:
+            if hold:
+                with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
+                    connection.request({"op": "give_back", "deliveries": [delivery]}, _LAST_WORDS, wait=False)
+            raise
+        finally:
+            if local and not hold:
+                connection.done.append(delivery)
+
+
+class ServedSource(_Reader, Source):
+    """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release."""
+
+    def __init__(self, client: ServedClient, connection: Connection, interrupt: Wake) -> None:
+        super().__init__(client, connection, hold=True)
+        self._interrupt = interrupt
 
     def release(self, drawn: Drawn) -> None:
         if drawn.session == self._connection.session:
@@ -106,9 +158,7 @@ class ServedClient(ReverbApi, Client):
     ) -> None:
         self._arguments = (address, curve, local, reconnect_timeout)
         self.address = address
-        self._local = local is not False
-        self._channel = Channel(address, curve, reconnect_timeout)
-        self._mapped: MappedStore | None = None
+        self._channel = Channel(address, curve, reconnect_timeout, local is not False)
         self._lock = threading.Lock()
         self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
         self._dropped: collections.deque[ServedWriter] = collections.deque()
@@ -131,75 +181,12 @@ class ServedClient(ReverbApi, Client):
     ) -> ReplaySample | PaddedSample:
         """``batch_size`` samples stacked; see `EmbeddedClient.sample_batch`."""
         with self._channel.borrow() as connection:
-            return self.draw(connection, table, batch_size, timeout, out, pad, hold=False)[0]
+            return _Reader(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
 
     def source(self) -> ServedSource:
         """What a `Dataset` draws from."""
         interrupt = Wake()
         return ServedSource(self, self._channel.connection(interrupt), interrupt)
-
-    def draw(
-        self,
-        connection: Connection,
-        table: str,
-        n: int,
-        timeout: float | None,
-        out: list[Any] | None,
-        pad: bool,
-        hold: bool,
-    ) -> tuple[ReplaySample | PaddedSample, int]:
-        """Samples over a connection, and the number of their delivery.
-
-        Args:
-          hold: whether they can be given back until the number is in `Connection.done`.
-        """
-        self._show()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                connection.open(None if left is None else left + 1.0)
-                mapped = self._mapped_store(connection)
-                message = {"op": "sample", "table": table, "n": n, "local": mapped.local}
-                answer = connection.request({**message, "hold": hold, "pad": pad}, left)
-                break
-            except SessionLost:
-                continue  # in a new session
-        info = SampleInfo(*[array.copy() for array in answer["info"]])
-        layouts, delivery = connection.layouts, answer.get("delivery", 0)
-        local = "parts" in answer
-        for number, description, files in answer["define"]:
-            layout = Layout.from_wire(description)
-            layouts[number] = mapped.bind(layout, files, table) if local else pack_function(layout)
-        try:
-            if local:
-                parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
-                return gather_parts(table, info, n, parts, out, pad), delivery
-            pack = layouts[answer["layout"]]
-            assert callable(pack)
-            leaves = [
-                _into(array, None if out is None else out[at]) for at, array in enumerate(answer["leaves"])
-            ]
-            if pad:
-                return PaddedSample(info, pack(leaves), pack(answer["lengths"])), delivery
-            return ReplaySample(info, pack(leaves)), delivery
-        except BaseException:
-            if hold:
-                with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
-                    connection.request({"op": "give_back", "deliveries": [delivery]}, _LAST_WORDS, wait=False)
-            raise
-        finally:
-            if local and not hold:
-                connection.done.append(delivery)
-
-    def _mapped_store(self, connection: Connection) -> MappedStore:
-        """The rows of the connection's server, as far as they are mapped."""
-        welcome = connection.welcome
-        with self._lock:
-            if self._mapped is None or self._mapped.server != welcome["server"]:
-                directory = welcome["directory"] if self._local else ""
-                self._mapped = MappedStore(welcome["server"], directory)
-            return self._mapped
 
     # Writing.
 
@@ -209,14 +196,13 @@ class ServedClient(ReverbApi, Client):
         Args:
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
-        self._show()
-        connection = self._channel.connection()
-        writer = ServedWriter(connection, self._mapped_store, max_in_flight_items, self._dropped)
+        self.show()
+        writer = ServedWriter(self._channel.connection(), max_in_flight_items, self._dropped)
         with self._lock:
             self._writers.add(writer)
         return writer
 
-    def _show(self) -> None:
+    def show(self) -> None:
         """Has the server try what this client's writers have created, before anything is read.
 
         Writers that were dropped without `close` end: they insert what they can without waiting.
@@ -233,7 +219,7 @@ class ServedClient(ReverbApi, Client):
     # The rest.
 
     def _call(self, message: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        self._show()
+        self.show()
         return self._channel.call(message, timeout)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
@@ -283,7 +269,7 @@ class ServedClient(ReverbApi, Client):
 
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""
-        self._show()
+        self.show()
         # No limiter holds it back, so it is made after an interrupt too: a stopping program's last one.
         message = {"op": "checkpoint", "timeout": _CHECKPOINT_S}
         return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])

@@ -25,6 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 from framework.nest import Pack
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+from framework.replay.remote.mapping import MappedStore
 from framework.replay.rows.binding import Binding
 from framework.replay.wake import Wake
 from launch.rpc import sockets
@@ -60,12 +61,25 @@ class ServerState:
       stopped: it said that it stops, and has not answered since.
     """
 
-    def __init__(self, address: str, curve: sockets.CurveKeys | None, reconnect_timeout: float) -> None:
+    def __init__(
+        self, address: str, curve: sockets.CurveKeys | None, reconnect_timeout: float, local: bool
+    ) -> None:
         self.address = address
         self.curve = curve
         self.reconnect_timeout = reconnect_timeout
         self.away = False
         self.stopped = False
+        self._local = local
+        self._mapped: MappedStore | None = None
+        self._lock = threading.Lock()
+
+    def mapped(self, welcome: dict[str, Any]) -> MappedStore:
+        """The rows of the server that sent this greeting, as far as they are mapped."""
+        server = welcome.get("server", "")
+        with self._lock:
+            if self._mapped is None or self._mapped.server != server:
+                self._mapped = MappedStore(server, welcome.get("directory", "") if self._local else "")
+            return self._mapped
 
 
 class Connection:
@@ -78,6 +92,7 @@ class Connection:
     Attributes:
       welcome: what the server said of itself.
       session: number of sessions so far; 0 before the first.
+      mapped: the rows of this session's server, as far as this process has mapped them.
       layouts: how samples of each layout that the server has defined in this session are put together.
       done: deliveries whose rows were read; the next message tells the server. Any thread may append.
     """
@@ -85,6 +100,7 @@ class Connection:
     def __init__(self, server: ServerState, *interrupts: Wake) -> None:
         self.welcome: dict[str, Any] = {}
         self.session = 0
+        self.mapped: MappedStore
         self.layouts: dict[int, Binding | Pack] = {}
         self.done: collections.deque[int] = collections.deque()
         self._server = server
@@ -95,7 +111,7 @@ class Connection:
         self._said_hello = False
         self._greeted = False
         self._next_id = 0
-        self._answers: list[dict[str, Any]] = []  # to messages that nothing waits for, until `poll`
+        self._answers: dict[int | None, dict[str, Any]] = {}  # that were received and not taken yet
 
     # --- the session ---
 
@@ -106,10 +122,10 @@ class Connection:
           ServerClosed: the server said that it stops, or did not answer within `reconnect_timeout`.
           DeadlineExceededError: `timeout` seconds passed first.
         """
-        server, interrupted = self._server, self.interrupted
+        server = self._server
         if self._greeted and self._address == server.address:
             return
-        stopped = server.stopped
+        interrupted, stopped = self.interrupted, server.stopped
         last = float("inf") if timeout is None else time.monotonic() + timeout
         limit = _COME_BACK if stopped else server.reconnect_timeout
         limit = min(limit, _LAST_WORDS) if interrupted else limit
@@ -125,9 +141,10 @@ class Connection:
                 deadline = max(deadline, min(last, time.monotonic() + server.reconnect_timeout))
             away = server.away and not interrupted
             until = min(time.monotonic() + _LOOK, last if away else deadline)
-            if self._wait(until, not interrupted, connecting=True):
-                if self._read_greeting():
-                    return
+            if self._receive(until, not interrupted, connecting=True):
+                answer = self._answers.pop(self._next_id, None)
+                if answer is not None:
+                    return self._begin(answer)
                 continue
             now, moved = time.monotonic(), self._address != server.address and not interrupted
             if now >= last or (now >= deadline and not (server.away and not interrupted) and not moved):
@@ -142,23 +159,19 @@ class Connection:
             "client have its keys?"
         )
 
-    def _read_greeting(self) -> bool:
-        """Whether the next message is the answer to this session's hello."""
-        assert self._socket is not None
-        answer = wire.decode(self._socket.recv_multipart(copy=False))
-        if answer.get("id") != self._next_id:
-            return False
+    def _begin(self, answer: dict[str, Any]) -> None:
+        """Begins a session with the server's answer to hello."""
         if "error" in answer:
             self.close()
             raise wire.unpack_error(answer["error"])
         self.welcome = answer
         self.session += 1
+        self.mapped = self._server.mapped(answer)
         self.layouts = {}
         self.done.clear()
-        self._answers = []
+        self._answers = {}
         self._greeted = True
         self._server.stopped = False
-        return True
 
     def close(self) -> None:
         """Ends the session; the server takes back what it held."""
@@ -189,7 +202,9 @@ class Connection:
         Raises:
           SessionLost: the connection has ended.
         """
-        if self._socket is None or not self._greeted or self._lost():
+        if self._socket is None or self._monitor is None or not self._greeted:
+            raise SessionLost
+        if self._monitor.poll(0) and self._lost():
             self._end()
         self._next_id += 1
         message["id"] = self._next_id
@@ -198,7 +213,7 @@ class Connection:
             while self.done:
                 done.append(self.done.popleft())
         try:
-            wire.send(self._socket, wire.encode(message), zmq.NOBLOCK)
+            wire.send(self._socket, message, zmq.NOBLOCK)
         except zmq.Again:  # nothing to send to any more
             self._end()
         return self._next_id
@@ -214,10 +229,11 @@ class Connection:
             raise SessionLost
         watch = timeout != 0.0 and not self.interrupted
         until = None if timeout is None else time.monotonic() + timeout
-        if not self._answers and self._wait(until, watch):
-            self._read_all()
-        answers, self._answers = self._answers, []
-        return answers
+        if not self._answers:
+            while self._receive(until, watch):
+                until, watch = 0.0, False  # the others that are there
+        answers, self._answers = self._answers, {}
+        return list(answers.values())
 
     def request(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = True
@@ -242,64 +258,38 @@ class Connection:
         else:
             limit = _GRACE if timeout is None else timeout
         number = self.post(message)
-        try:
-            return self._answer(number, limit, watch)
-        except Interrupted:
-            # The server lets go of the request, and says so, or has answered it already.
-            self.post({"op": "cancel"})
-            with contextlib.suppress(ServerClosed, DeadlineExceededError):
-                return self._answer(number, _LAST_WORDS, False)
-            raise
-        except DeadlineExceededError:
-            if wait and not watch:
-                raise Interrupted from None
-            raise
-
-    def _answer(self, number: int, limit: float | None, watch: bool) -> dict[str, Any]:
-        """Waits for the answer to message `number`, which must come within `limit` seconds."""
         deadline = None if limit is None else time.monotonic() + limit
-        try:
-            while self._wait(deadline, watch):
-                assert self._socket is not None
-                answer = wire.decode(self._socket.recv_multipart(copy=False))
-                if answer.get("id") != number:
-                    self._take(answer)
-                elif "error" in answer:
-                    error = wire.unpack_error(answer["error"])
-                    if watch and isinstance(error, ServerClosed):
-                        self._note_stop()
-                    raise error
-                else:
-                    return answer
-        except KeyboardInterrupt:
-            self.close()  # the request still waits on the server: end its session
-            raise
-        self.close()
-        raise DeadlineExceededError(f"the replay server at {self._address} did not answer in time")
-
-    def _take(self, message: dict[str, Any]) -> None:
-        """Keeps an answer that is not waited for, and acts on a notice."""
-        notice = message.get("notice")
-        if notice is None:
-            self._answers.append(message)
-        elif notice == "stopped":
+        while number not in self._answers:
+            try:
+                if not self._receive(deadline, watch):
+                    break
+            except Interrupted:
+                # The server lets go of the request, and says so, or has answered it already.
+                self.post({"op": "cancel"})
+                deadline, watch = time.monotonic() + _LAST_WORDS, False
+            except KeyboardInterrupt:
+                self.close()  # the request still waits on the server: end its session
+                raise
+        answer = self._answers.pop(number, None)
+        if answer is None:
             self.close()
-            self._note_stop()
-            raise ServerClosed(f"the replay server at {self._address} has stopped")
-        elif notice == "lost":
-            self.close()
-            raise SessionLost
+            error: BaseException = DeadlineExceededError(
+                f"the replay server at {self._address} did not answer in time"
+            )
+        elif "error" in answer:
+            error = wire.unpack_error(answer["error"])
+            if watch and isinstance(error, ServerClosed):
+                self._note_stop()
+        else:
+            return answer
+        if wait and not watch and isinstance(error, (DeadlineExceededError, ServerClosed)):
+            raise Interrupted
+        raise error
 
     def _note_stop(self) -> None:
         """This connection's server has stopped: not the one that has taken its place elsewhere."""
         if self._address == self._server.address:
             self._server.stopped = True
-
-    def _read_all(self) -> None:
-        """Takes every message that is there."""
-        with contextlib.suppress(zmq.Again):
-            while self._socket is not None:
-                self._take(wire.decode(self._socket.recv_multipart(zmq.NOBLOCK, copy=False)))
 
     # --- the socket ---
 
@@ -326,21 +316,36 @@ class Connection:
         hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}
         assert self._socket is not None
         try:
-            wire.send(self._socket, wire.encode(hello), zmq.NOBLOCK)
+            wire.send(self._socket, hello, zmq.NOBLOCK)
             self._said_hello = True
         except zmq.Again:
             self._said_hello = False
 
-    def _wait(self, deadline: float | None, watch: bool, connecting: bool = False) -> bool:
-        """Whether there is a message before the deadline; raises if there will be none."""
+    def _receive(self, deadline: float | None, watch: bool, connecting: bool = False) -> bool:
+        """Takes one message, an answer or a notice; False if none comes before the deadline.
+
+        Raises:
+          SessionLost: the connection has ended.
+          ServerClosed: the server stops, or the client was interrupted and `watch` is true.
+        """
         assert self._socket is not None
         watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
         if watch:  # an interrupt from before the call does not end it; such a call must not wait for long
-            watched += [(interrupt.fileno(), zmq.POLLIN) for interrupt in self._interrupts]
+            watched += [(interrupt.descriptor, zmq.POLLIN) for interrupt in self._interrupts]
         while True:
             left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
             ready = dict(zmq.zmq_poll(watched, left))
             if self._socket in ready:
+                message = wire.decode(self._socket.recv_multipart(copy=False))
+                notice = message.get("notice")
+                if notice is None:
+                    self._answers[message.get("id")] = message
+                elif notice in ("stopped", "lost") and not connecting:
+                    self.close()
+                    if notice == "lost":
+                        raise SessionLost
+                    self._note_stop()
+                    raise ServerClosed(f"the replay server at {self._address} has stopped")
                 return True
             if self._monitor in ready and self._lost():
                 if not connecting:
@@ -361,25 +366,36 @@ class Connection:
         return lost
 
     def _end(self) -> NoReturn:
-        """Raises SessionLost for a connection that has ended, or what the server said last."""
-        if self._greeted:
-            # That it stopped may be old news: the next session finds out whether the server has come back.
-            with contextlib.suppress(SessionLost, ServerClosed):
-                self._read_all()
+        """Raises SessionLost for a connection that has ended; notes whether its server said that it stops."""
+        assert self._socket is not None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                # That it stopped may be old news: the next session finds out whether the server is back.
+                message = wire.decode(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+                if message.get("notice") == "stopped":
+                    self._note_stop()
         self.close()
         raise SessionLost
 
 
 class Channel:
-    """All connections of one client to one server; a thread borrows one that no other thread uses."""
+    """All connections of one client to one server; a thread borrows one that no other thread uses.
+
+    Args:
+      address: where the server is.
+      curve: the keys of the program, if the server has any.
+      reconnect_timeout: seconds for which calls wait for a server that is not there.
+      local: whether to map the rows of a server on this machine.
+    """
 
     def __init__(
         self,
         address: str,
         curve: sockets.CurveKeys | None = None,
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+        local: bool = True,
     ) -> None:
-        self.server = ServerState(address, curve, reconnect_timeout)
+        self.server = ServerState(address, curve, reconnect_timeout, local)
         self.interrupted = Wake()
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
@@ -401,7 +417,7 @@ class Channel:
         finally:
             with self._lock:
                 if self._closed:
-                    connection.close()
+                    connection.close()  # type: ignore[unreachable]  # by another thread
                 else:
                     self._idle.append(connection)
 

@@ -36,8 +36,7 @@ from framework.replay.errors import (
 )
 from framework.replay.late import LateFlush
 from framework.replay.remote.connection import Connection, Interrupted, SessionLost
-from framework.replay.remote.mapping import MappedStore
-from framework.replay.rows.arrays import span
+from framework.replay.rows.arrays import grown, span
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.tables.items import make_keys
 from framework.types import Nest
@@ -52,34 +51,25 @@ _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most t
 _LAST_WORDS = 2.0  # seconds for which an interrupted or closing writer waits for its server
 
 
-_Specs = dict[str, tuple[tuple[int, ...], np.dtype]]  # (shape of one row, dtype) by column
-
-
 class _Stream:
     """A stream as its writer knows it: the server's names and arrays, and the rows."""
 
     def __init__(self) -> None:
         self.name = ""  # the server's
         self.columns: dict[str, str] = {}  # the server's, by the writer's
-        self.specs: _Specs = {}
+        self.specs: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # of a row; by the writer's names
         self.mapped: dict[str, np.ndarray] = {}  # by the writer's names; empty if arrays travel
         self.spare = np.zeros(0, np.int64)  # leased and not used yet
+        self.block = 0  # rows to lease at a time
         self.wanted = 0  # rows to ask for with the next message
         self.held = np.zeros(1024, np.bool_)
-
-    def block(self, n: int, specs: _Specs) -> int:
-        """How many rows with these columns to lease when `n` are needed at once."""
-        row_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in specs.values())
-        return max(2 * n, min(_LEASE_ROWS, _LEASE_BYTES // max(1, row_bytes)))
 
     def take(self, n: int) -> np.ndarray:
         """`n` of the spare rows, held from now on. Asks for more if that leaves few."""
         rows, self.spare = self.spare[:n].copy(), self.spare[n:]
         if len(self.spare) < n:
-            self.wanted = self.block(n, self.specs)
-        end = int(rows.max(initial=-1)) + 1
-        if end > len(self.held):
-            self.held = np.pad(self.held, (0, max(end, 2 * len(self.held)) - len(self.held)))
+            self.wanted = max(2 * n, self.block)
+        self.held = grown(self.held, int(rows.max(initial=-1)) + 1)
         self.held[rows] = True
         return rows
 
@@ -95,7 +85,6 @@ class ServedWriter(Writer):
 
     Args:
       connection: the writer's own.
-      mapped: returns the mapped rows of the connection's server.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
       dropped: where a writer that is dropped without `close` puts itself, to be closed.
 
@@ -106,7 +95,6 @@ class ServedWriter(Writer):
     def __init__(
         self,
         connection: Connection,
-        mapped: Callable[[Connection], MappedStore],
         max_in_flight_items: int | None,
         dropped: collections.deque[ServedWriter],
     ) -> None:
@@ -116,7 +104,6 @@ class ServedWriter(Writer):
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self.num_lost = 0
         self._connection = connection
-        self._find_mapped = mapped
         self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
         self._builder = LayoutBuilder()
         self._streams: dict[str, _Stream] = {}
@@ -147,9 +134,30 @@ class ServedWriter(Writer):
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         with self._in_session():
-            arrays = {name: np.asarray(value) for name, value in columns.items()}
             held = self._streams.get(stream) or _Stream()
-            n = self._check_arrays(stream, held, arrays, rows)
+            arrays: dict[str, np.ndarray] = {}
+            n = -1 if rows is None else len(rows)
+            for name, value in columns.items():
+                arrays[name] = array = np.asarray(value)
+                if not array.ndim:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...]."
+                    )
+                shape, dtype = held.specs.get(name, (array.shape[1:], array.dtype))
+                if array.shape[1:] != shape or array.dtype != dtype:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
+                        f"{dtype}{['n', *shape]} as in the first append."
+                    )
+                if n < 0:
+                    n = len(array)
+                elif len(array) != n:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {n} as in the "
+                        "other columns."
+                    )
+            if not arrays:
+                raise ValueError(f"stream {stream!r}: got no columns, expected at least one.")
             if rows is not None and not held.holds(rows):
                 raise ValueError(f"append, stream {stream!r}: got rows that this writer does not hold.")
             fresh = {name: array for name, array in arrays.items() if name not in held.specs}
@@ -158,7 +166,16 @@ class ServedWriter(Writer):
                 self._lease(stream, held, fresh, max(0, short))
             if rows is None:
                 rows = held.take(n)
-            self._write(held, rows, arrays)
+            if held.mapped:
+                at = span(rows)
+                for name, array in arrays.items():
+                    held.mapped[name][at] = array
+                return rows
+            copies = {held.columns[name]: array.copy() for name, array in arrays.items()}
+            self._writes.append([held.name, rows, copies])
+            self._write_bytes += sum(array.nbytes for array in copies.values())
+            if self._write_bytes >= _SEND_BYTES:
+                self._send()
             return rows
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
@@ -251,9 +268,9 @@ class ServedWriter(Writer):
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
         with self._in_session():
-            self._wait(keep, timeout)
             if not keep:
                 self._send()  # rows that were released, even if no item waits
+            self._wait(keep, timeout)
             self._raise_error()
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
@@ -353,30 +370,6 @@ class ServedWriter(Writer):
             raise error
         self._late.check()
 
-    def _check_arrays(
-        self, stream: str, held: _Stream, arrays: Mapping[str, np.ndarray], rows: np.ndarray | None
-    ) -> int:
-        """The n that all arrays `[n, ...]` are for."""
-        if not arrays:
-            raise ValueError(f"stream {stream!r}: got no columns, expected at least one")
-        n = -1 if rows is None else len(rows)
-        for name, array in arrays.items():
-            if not array.ndim:
-                raise ValueError(
-                    f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...]"
-                )
-            shape, dtype = held.specs.get(name, (array.shape[1:], array.dtype))
-            if array.shape[1:] != shape or array.dtype != dtype:
-                raise ValueError(
-                    f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
-                    f"{dtype}{['n', *shape]} as in the first append"
-                )
-            if n < 0:
-                n = len(array)
-            elif len(array) != n:
-                raise ValueError(f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {n}")
-        return n
-
     def _lease(self, stream: str, held: _Stream, arrays: Mapping[str, np.ndarray], n: int) -> None:
         """Declares the columns of `arrays` and leases at least `n` more rows."""
         request = {
@@ -385,8 +378,10 @@ class ServedWriter(Writer):
             "stream": held.name or None,
             "columns": {name: [list(array.shape[1:]), array.dtype.str] for name, array in arrays.items()},
         }
-        specs = {name: (array.shape[1:], array.dtype) for name, array in arrays.items()}
-        block = held.block(n, {**held.specs, **specs}) if n else 0
+        specs = {**held.specs, **{name: (array.shape[1:], array.dtype) for name, array in arrays.items()}}
+        row_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in specs.values())
+        per_block = min(_LEASE_ROWS, _LEASE_BYTES // max(1, row_bytes))
+        block = max(2 * n, per_block) if n else 0
         try:
             answer = self._connection.request({**request, "n": block}, wait=False)
         except MemoryError:
@@ -394,27 +389,14 @@ class ServedWriter(Writer):
                 raise
             answer = self._connection.request({**request, "n": n}, wait=False)  # no room for more than needed
         held.name = answer["stream"]
-        held.specs.update(specs)
-        mapped = self._find_mapped(self._connection)
+        held.specs, held.block = specs, per_block
+        mapped = self._connection.mapped
         for name, (column, path, shape, dtype) in answer["columns"].items():
             held.columns[name] = column
             if mapped.local:
                 held.mapped[name] = mapped.column(held.name, column, path, shape, dtype)
         held.spare = np.concatenate([held.spare, answer["rows"]])
         self._streams[stream] = self._owner[held.name] = held
-
-    def _write(self, held: _Stream, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
-        if held.mapped:
-            at = span(rows)
-            for name, array in arrays.items():
-                held.mapped[name][at] = array
-            return
-        self._writes.append(
-            [held.name, rows, {held.columns[name]: array.copy() for name, array in arrays.items()}]
-        )
-        self._write_bytes += sum(array.nbytes for array in arrays.values())
-        if self._write_bytes >= _SEND_BYTES:
-            self._send()
 
     def _send(self) -> None:
         """Sends what is queued."""
@@ -435,7 +417,7 @@ class ServedWriter(Writer):
             held.wanted = 0
         self._new_layouts, self._writes, self._items, self._released = [], [], [], []
         self._write_bytes = self._num_queued = self._num_released = 0
-        self._collect(self._connection.poll(0.0))
+        self._collect(0.0)
 
     def _send_late(self) -> None:
         """Sends single items that were not followed by others."""
@@ -444,8 +426,9 @@ class ServedWriter(Writer):
                 with self._in_session():
                     self._send()
 
-    def _collect(self, answers: list[dict[str, Any]]) -> None:
-        """Notes the answers to inserts."""
+    def _collect(self, timeout: float | None) -> bool:
+        """Notes the answers to inserts; waits up to `timeout` seconds for one. Whether any message came."""
+        answers = self._connection.poll(timeout)
         for answer in answers:
             count = self._in_flight.pop(answer["id"], None)
             if count is None:
@@ -458,12 +441,13 @@ class ServedWriter(Writer):
             for name, rows in answer["rows"].items():
                 held = self._owner[name]
                 held.spare = np.concatenate([held.spare, rows])
+        return bool(answers)
 
     def _sync(self) -> None:
         """Learns what the server could carry out of all that was created so far."""
         self._send()
         self._connection.request({"op": "sync"}, wait=False)
-        self._collect(self._connection.poll(0.0))
+        self._collect(0.0)
 
     def _wait(self, keep: int, timeout: float | None) -> None:
         """Waits until at most `keep` items are pending."""
@@ -477,9 +461,7 @@ class ServedWriter(Writer):
         try:
             while self._pending > keep:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                answers = self._connection.poll(left)
-                self._collect(answers)
-                if not answers and deadline is not None and time.monotonic() >= deadline:
+                if not self._collect(left) and deadline is not None and time.monotonic() >= deadline:
                     self._sync()  # an answer may be on its way: it comes before the answer to this
                     if self._pending <= keep:
                         break

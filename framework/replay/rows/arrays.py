@@ -17,6 +17,9 @@ def grown(array: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
 def span(numbers: np.ndarray) -> slice | np.ndarray:
     """A slice if `numbers` are consecutive, which copies several times faster; else `numbers`."""
     n = len(numbers)
-    if n and numbers[-1] - numbers[0] == n - 1 and np.count_nonzero(numbers[1:] - numbers[:-1] == 1) == n - 1:
-        return slice(int(numbers[0]), int(numbers[0]) + n)
-    return numbers
+    if not n:
+        return numbers
+    begin = int(numbers[0])
+    if int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] - numbers[:-1] == 1) != n - 1:
+        return numbers
+    return slice(begin, begin + n)

@@ -12,7 +12,7 @@ items of one call have one ``Layout``; what differs between them is one line of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,24 +21,21 @@ from framework import nest as nests
 from framework.types import Nest
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Slice:
-    """One leaf of a trajectory: ``column`` of ``stream`` at ``rows``, int64 ``[k]`` or ``[k, L]`` for k
-    items.
+    """One leaf of a trajectory: `column` of `stream` at `rows`, int64 `[k]` or `[k, L]` for k items.
 
-    ``lengths`` (int ``[k]``, for ``[k, L]`` only) says how many of the L rows of each item count; the rest
-    are padding and
-    repeat a row that does.
+    Attributes:
+      lengths: int `[k]`, for rows `[k, L]` only: how many of the L rows of each item count. The rest are
+        padding and repeat a row that does.
+      step: whether the table's signature may describe one step of it, as for Reverb's older writer.
     """
 
-    __slots__ = ("column", "lengths", "rows", "step", "stream")
-
-    def __init__(self, stream: str, column: str, rows: np.ndarray, lengths: np.ndarray | None = None):
-        self.stream = stream
-        self.column = column
-        self.rows = rows
-        self.lengths = lengths
-        #: Whether the table's signature may describe one step of it, as for Reverb's older writer.
-        self.step = False
+    stream: str
+    column: str
+    rows: np.ndarray
+    lengths: np.ndarray | None = None
+    step: bool = False
 
 
 class Group(NamedTuple):
@@ -113,27 +110,18 @@ def layout_paths(layout: Layout) -> list[str]:
     return nests.paths(nests.thaw(layout.structure))
 
 
-@dataclasses.dataclass(slots=True)
-class Referenced:
-    """The items of one ``create_items`` call. ``index`` is int64 ``[k, width]``; ``lengths`` int32
-    ``[k, groups]``."""
-
-    layout: Layout
-    index: np.ndarray
-    lengths: np.ndarray | None
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.layout, self.index, self.lengths))
-
-
 class LayoutBuilder:
     """Turns nests of ``Slice`` into layouts and index matrices; remembers layouts, so one per writer."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Layout, int, bool]] = {}  # with its width, and whether it is ragged
 
-    def build(self, trajectory: Nest) -> Referenced:
-        """ValueError if the nest has no leaves or the leaves are not for the same number of items."""
+    def build(self, trajectory: Nest) -> tuple[Layout, np.ndarray, np.ndarray | None]:
+        """The layout of k items, their index int64 `[k, width]`, and lengths int32 `[k, groups]` if ragged.
+
+        Raises:
+          ValueError: the nest has no leaves, or the leaves are not for the same number of items.
+        """
         slices: list[Slice] = []
         shape = _signature(trajectory, slices)
         if not slices:
@@ -159,7 +147,7 @@ class LayoutBuilder:
         layout, width, ragged = known
         items = len(arrays[0])
         if width == 1 and not ragged:
-            return Referenced(layout, arrays[0].reshape(-1, 1).copy(), None)
+            return layout, arrays[0].reshape(-1, 1).copy(), None
         index = np.empty((items, width), np.int64)
         at = 0
         for group, rows in zip(layout.groups, arrays, strict=True):
@@ -173,7 +161,7 @@ class LayoutBuilder:
                 index[:, at : at + group.length] = rows
             at += group.length
         if not ragged:
-            return Referenced(layout, index, None)
+            return layout, index, None
         table = np.empty((items, len(layout.groups)), np.int32)
         for at, (group, given) in enumerate(zip(layout.groups, lengths, strict=True)):
             table[:, at] = group.length if given is None else given
@@ -185,7 +173,7 @@ class LayoutBuilder:
                 raise ValueError(
                     f"lengths: got {given}, expected 1 to {group.length} for each of {items} items"
                 )
-        return Referenced(layout, index, table)
+        return layout, index, table
 
     def _make(self, trajectory: Nest, slices: list, arrays: list, lengths: list, leaves: list) -> Layout:
         for leaf in slices:

@@ -36,6 +36,6 @@ def connect_node(
     if isinstance(server_or_address, Server):
         client = server_or_address.localhost_client()
     else:
-        client = Client(server_or_address, curve=curve)  # type: ignore[assignment]
+        client = Client(server_or_address, curve=curve)
     launch.register_stop_handler(client.interrupt)
     return client

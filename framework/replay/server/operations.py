@@ -23,10 +23,12 @@ Any message may carry `done`: the deliveries of which the client has read the ro
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.server.sessions import Leases, Reply, Session, Waiting
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.items import NewItems
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample
 
@@ -48,7 +51,6 @@ _MAX_LEASE = 1 << 20
 _MAX_SAMPLES = 1 << 20
 _MAX_ANSWER_BYTES = 1 << 30
 _MAX_LAYOUTS = 4096  # of one client
-_LONGEST_TIMEOUT = 1e9  # seconds
 
 
 class Operations:
@@ -68,22 +70,20 @@ class Operations:
         self._tables = tables
         self._store = store
         self._memory = memory
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self.wake: Callable[[], None] = lambda: None
-        self._leases: dict[str, Leases] = {}
-        self._layouts: list[Layout] = []
-        self._layout_numbers: dict[Layout, int] = {}
+        self.leases: dict[str, Leases] = {}
         # Random, so that those of an earlier life of this server mean nothing.
-        self._next_delivery = secrets.randbits(48)
+        self.next_delivery = itertools.count(secrets.randbits(48)).__next__
         self._server = secrets.token_hex(16)
         # A client that can read this file is of this user and on this machine, and may use the memory.
         with open(os.path.join(memory.directory, "proof"), "w") as file:
             file.write(self._server)
         self._operations: dict[str, Callable[[Session, dict[str, Any]], Reply | Waiting]] = {
             "lease": self._lease,
-            "insert": self._insert,
+            "insert": functools.partial(_Insert, self),
             "sync": self._sync,
-            "sample": self._sample,
+            "sample": functools.partial(_Sample, self),
             "give_back": self._give_back,
             "update": self._update,
             "reset": self._reset,
@@ -91,7 +91,7 @@ class Operations:
             "can_insert": self._can_insert,
             "weight": self._weight,
             "info": self._info,
-            "checkpoint": self._save,
+            "checkpoint": functools.partial(_Save, self),
         }
 
     def open(self, session: Session) -> Reply:
@@ -124,10 +124,10 @@ class Operations:
         """Takes back what a session held. Samples that its client has not confirmed were never drawn."""
         for number, (_, _, held) in list(session.deliveries.items()):
             self._settle(session, number, not held)
-        for leases in self._leases.values():
+        for leases in self.leases.values():
             leases.release_all(session.number)
 
-    def _table(self, name: str) -> Table:
+    def table(self, name: str) -> Table:
         table = self._tables.get(name)
         if table is None:
             raise UnknownTableError(f"table {name!r} was not found; this server has {sorted(self._tables)}")
@@ -141,135 +141,25 @@ class Operations:
             raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
         n = _number(message, "n", 0, _MAX_LEASE)
         stream, names = self._store.claim(message["name"], columns, message["stream"])
-        leases = self._leases.setdefault(stream.name, Leases(stream))
+        leases = self.leases.get(stream.name)
+        if leases is None:
+            leases = self.leases[stream.name] = Leases(stream)
         return {
             "stream": stream.name,
-            "columns": {name: [own, *self._files(stream.name, own)] for name, own in names.items()},
+            "columns": {name: [own, *self.files(stream.name, own)] for name, own in names.items()},
             "rows": leases.lease(session.number, n),
         }
 
-    def _files(self, stream: str, column: str) -> list[Any]:
+    def files(self, stream: str, column: str) -> list[Any]:
         """Path, shape and dtype of a column; an empty path if it cannot be mapped."""
         array = self._store.streams[stream].columns[column]
         path = "" if self._store.compress else self._memory.path(stream, column)
         return [path, list(array.shape), array.dtype.str]
 
-    def _insert(self, session: Session, message: dict[str, Any]) -> Waiting:
-        return _Insert(self, session, message)
-
-    def prepare_insert(self, session: Session, message: dict[str, Any]) -> list[_Batch]:
-        """Writes the rows of a message and checks all of its items, before any of them is inserted."""
-        for number, layout in message["layouts"]:
-            if len(session.layouts) >= _MAX_LAYOUTS:
-                raise ValueError(f"layouts: got more than {_MAX_LAYOUTS} from one client")
-            session.layouts[int(number)] = Layout.from_wire(layout)
-        for name, rows, columns in message["write"]:
-            leases = self._leases[name]
-            leases.check(session.number, rows)
-            for column, values in columns.items():
-                leases.stream.write(column, rows, values)
-        return [self._check_items(session, item) for item in message["items"]]
-
-    def _check_items(self, session: Session, item: Sequence[Any]) -> _Batch:
-        """The items of one table, checked."""
-        name, number, index, lengths, keys, priorities, episodes = item
-        table = self._table(name)
-        layout = session.layouts[number]
-        n = len(index)
-        if index.dtype != np.int64 or index.shape != (n, layout.width):
-            raise ValueError(f"index: got {index.dtype}{index.shape}, expected int64 [{n}, {layout.width}]")
-        for label, array, shape, dtype in (
-            ("keys", keys, (n,), np.uint64),
-            ("episodes", episodes, (n,), np.uint64),
-            ("lengths", lengths, (n, len(layout.groups)), np.int32),
-        ):
-            if array is not None and (array.shape != shape or array.dtype != dtype):
-                raise ValueError(
-                    f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}"
-                )
-        if lengths is not None and n:
-            most = np.array([group.length for group in layout.groups])
-            if (lengths < 1).any() or (lengths > most).any():
-                raise ValueError(
-                    f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
-                )
-        if priorities is not None:
-            priorities = table.check_priorities(priorities, n)
-        at = 0
-        for group in layout.groups:
-            self._leases[group.stream].check(session.number, index[:, at : at + group.length].ravel())
-            at += group.length
-        table.bind(layout)
-        return table, layout, [index, priorities, keys.copy(), lengths, episodes]
-
-    def release_rows(self, session: Session, message: dict[str, Any]) -> None:
-        """Releases the rows that an insert names."""
-        for name, rows in message["release"]:
-            self._leases[name].release(session.number, rows)
-
-    def lease_rows(self, session: Session, message: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Leases the rows that an insert asks for."""
-        leased = {}
-        for name, n in message["lease"].items():
-            # Without room the client gets none. It asks again when it needs them, and is told why.
-            with contextlib.suppress(MemoryError):
-                leased[name] = self._leases[name].lease(session.number, max(0, min(int(n), _MAX_LEASE)))
-        return leased
-
     def _sync(self, session: Session, message: dict[str, Any]) -> Reply:
         return {"inserted": session.inserted}
 
     # --- reading ---
-
-    def _sample(self, session: Session, message: dict[str, Any]) -> Waiting:
-        table = self._table(message["table"])
-        return _Sample(self, session, table, _number(message, "n", 1, _MAX_SAMPLES), message)
-
-    def answer_sample(
-        self, session: Session, table: Table, delivery: Delivery, message: dict[str, Any]
-    ) -> Reply:
-        """Describes samples that were drawn; notes what the client holds of them."""
-        reply: Reply = {"info": list(delivery.info)}
-        local, hold = bool(message["local"]), bool(message["hold"])
-        if local:
-            numbers = [self._layout_number(part[0].layout) for part in delivery.parts]
-            reply["parts"] = [[n, *part[1:]] for n, part in zip(numbers, delivery.parts, strict=True)]
-        else:
-            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery)
-            if num_bytes > _MAX_ANSWER_BYTES:
-                raise ValueError(
-                    f"table {table.name!r}: got a request for {len(delivery)} samples of {num_bytes} bytes, "
-                    f"expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
-                )
-            sample = delivery.gather(pad=bool(message["pad"]))
-            numbers = [self._layout_number(delivery.parts[0][0].layout)]
-            reply["layout"] = numbers[0]
-            reply["leaves"] = nests.flatten(sample.data)[0]
-            if isinstance(sample, PaddedSample):
-                reply["lengths"] = nests.flatten(sample.lengths)[0]
-        reply["define"] = [self._define(n, local) for n in numbers if n not in session.known]
-        session.known.update(numbers)
-        if local or hold:
-            self._next_delivery += 1
-            reply["delivery"] = self._next_delivery
-            session.deliveries[self._next_delivery] = (table, delivery, hold)
-        else:
-            table.release(delivery)
-        return reply
-
-    def _layout_number(self, layout: Layout) -> int:
-        number = self._layout_numbers.get(layout)
-        if number is None:
-            number = self._layout_numbers[layout] = len(self._layouts)
-            self._layouts.append(layout)
-        return number
-
-    def _define(self, number: int, local: bool) -> list[Any]:
-        """A layout, and where its columns are: `[[stream, column, path, shape, dtype]]`."""
-        layout = self._layouts[number]
-        places = {(layout.groups[leaf.group].stream, leaf.column) for leaf in layout.leaves}
-        files = [[*place, *self._files(*place)] for place in sorted(places)] if local else []
-        return [number, layout.to_wire(), files]
 
     def _give_back(self, session: Session, message: dict[str, Any]) -> Reply:
         for number in message["deliveries"]:
@@ -286,32 +176,26 @@ class Operations:
     # --- the rest ---
 
     def _update(self, session: Session, message: dict[str, Any]) -> Reply:
-        table = self._table(message["table"])
+        table = self.table(message["table"])
         table.mutate(message["keys"], message["priorities"], message["deletes"])
         return {}
 
     def _reset(self, session: Session, message: dict[str, Any]) -> Reply:
-        self._table(message["table"]).reset()
+        self.table(message["table"]).reset()
         return {}
 
     def _can_sample(self, session: Session, message: dict[str, Any]) -> Reply:
-        return {"value": bool(self._table(message["table"]).can_sample(int(message["n"])))}
+        return {"value": bool(self.table(message["table"]).can_sample(int(message["n"])))}
 
     def _can_insert(self, session: Session, message: dict[str, Any]) -> Reply:
-        return {"value": bool(self._table(message["table"]).can_insert(int(message["n"])))}
+        return {"value": bool(self.table(message["table"]).can_insert(int(message["n"])))}
 
     def _weight(self, session: Session, message: dict[str, Any]) -> Reply:
-        total, number = self._table(message["table"]).weight()
+        total, number = self.table(message["table"]).weight()
         return {"sum": total, "number": number}
 
     def _info(self, session: Session, message: dict[str, Any]) -> Reply:
         return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}
-
-    def _save(self, session: Session, message: dict[str, Any]) -> Waiting:
-        return _Save(self._checkpoint, self.wake, session, message)
-
-
-_Batch = tuple[Table, Layout, list[Any]]  # index, priorities, keys, lengths, episodes
 
 
 class _Insert(Waiting):
@@ -322,30 +206,73 @@ class _Insert(Waiting):
         self.session = session
         self._operations = operations
         self._message = message
-        self._batches: list[_Batch] | None = None  # None until it is this message's turn
+        self._batches: list[tuple[Table, NewItems]] | None = None  # None until it is this message's turn
         self._counted: dict[str, Table] = {}
 
     def attempt(self) -> Reply | None:
+        session, message, leases = self.session, self._message, self._operations.leases
+        error: Exception | None = None
         try:
             if self._batches is None:
-                self._batches = self._operations.prepare_insert(self.session, self._message)
+                self._batches = self._check()
             while self._batches:
-                table, layout, arrays = self._batches[0]
-                try:
-                    index, priorities, keys, lengths, episodes = arrays
-                    table.insert(layout, index, priorities, keys, lengths, episodes, timeout=0)
-                except DeadlineExceededError as error:
-                    done = int(error.args[1])
-                    self.session.inserted += done
-                    self._batches[0] = table, layout, [None if a is None else a[done:] for a in arrays]
+                table, items = self._batches[0]
+                done = table.insert_now(items)
+                session.inserted += done
+                if done < len(items.keys):
+                    self._batches[0] = table, items.part(done, len(items.keys))
                     return None
-                self.session.inserted += len(arrays[0])
                 del self._batches[0]
-        except Exception:
-            self._operations.release_rows(self.session, self._message)  # its client does not do it again
-            raise
-        self._operations.release_rows(self.session, self._message)
-        return {"rows": self._operations.lease_rows(self.session, self._message)}
+        except Exception as raised:
+            error = raised
+        for name, rows in message["release"]:  # after an error too: the client does not do it again
+            leases[name].release(session.number, rows)
+        if error is not None:
+            raise error
+        leased = {}
+        for name, n in message["lease"].items():
+            # Without room the client gets none. It asks again when it needs them, and is told why.
+            with contextlib.suppress(MemoryError):
+                leased[name] = leases[name].lease(session.number, max(0, min(int(n), _MAX_LEASE)))
+        return {"rows": leased}
+
+    def _check(self) -> list[tuple[Table, NewItems]]:
+        """Writes the rows of the message and checks all of its items, before any of them is inserted."""
+        session, message, leases = self.session, self._message, self._operations.leases
+        for number, layout in message["layouts"]:
+            if len(session.layouts) >= _MAX_LAYOUTS:
+                raise ValueError(f"layouts: got more than {_MAX_LAYOUTS} from one client")
+            session.layouts[int(number)] = Layout.from_wire(layout)
+        for name, rows, columns in message["write"]:
+            leases[name].check(session.number, rows)
+            for column, values in columns.items():
+                leases[name].stream.write(column, rows, values)
+        batches = []
+        for name, number, index, lengths, keys, priorities, episodes in message["items"]:
+            table, layout, n = self._operations.table(name), session.layouts[number], len(index)
+            for label, array, shape, dtype in (
+                ("index", index, (n, layout.width), np.int64),
+                ("keys", keys, (n,), np.uint64),
+                ("episodes", episodes, (n,), np.uint64),
+                ("lengths", lengths, (n, len(layout.groups)), np.int32),
+            ):
+                if array is not None and (array.shape != shape or array.dtype != dtype):
+                    raise ValueError(
+                        f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}"
+                    )
+            if lengths is not None and n:
+                most = np.array([group.length for group in layout.groups])
+                if (lengths < 1).any() or (lengths > most).any():
+                    raise ValueError(
+                        f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
+                    )
+            at = 0
+            for group in layout.groups:
+                leases[group.stream].check(session.number, index[:, at : at + group.length].ravel())
+                at += group.length
+            items = table.new_items(layout, index, priorities, keys.copy(), lengths, episodes)
+            batches.append((table, items))
+        return batches
 
     def count(self, change: int) -> None:
         if change > 0:
@@ -357,31 +284,67 @@ class _Insert(Waiting):
 class _Sample(Waiting):
     """Samples that are drawn as the rate limiter of their table allows."""
 
-    def __init__(
-        self, operations: Operations, session: Session, table: Table, n: int, message: dict[str, Any]
-    ) -> None:
-        super().__init__(("sample", table.name), _timeout(message))
+    def __init__(self, operations: Operations, session: Session, message: dict[str, Any]) -> None:
+        self._table = operations.table(message["table"])
+        self._n = _number(message, "n", 1, _MAX_SAMPLES)
+        super().__init__(("sample", self._table.name), message["timeout"])
         self.session = session
         self._operations = operations
-        self._table = table
-        self._n = n
         self._message = message
         self._delivery: Delivery | None = None
 
     def attempt(self) -> Reply | None:
         before = self._delivery
-        self._delivery = self._table.draw(self._n, before)
-        if self._delivery is None or len(self._delivery) < self._n:
-            if self._delivery is not before:
+        delivery = self._delivery = self._table.draw(self._n, before)
+        if delivery is None or len(delivery) < self._n:
+            if delivery is not before:
                 self._operations.wake()  # perhaps there are more: a large request lets others in between
             return None
         try:
-            return self._operations.answer_sample(self.session, self._table, self._delivery, self._message)
+            reply = self._describe(delivery)
         except BaseException:
             self.drop()
             raise
-        finally:
-            self._delivery = None
+        self._delivery = None
+        return reply
+
+    def _describe(self, delivery: Delivery) -> Reply:
+        """The answer for samples that were drawn; notes what the client holds of them."""
+        session, message = self.session, self._message
+        local, hold = bool(message["local"]), bool(message["hold"])
+        reply: Reply = {"info": list(delivery.info), "define": []}
+        if not local:
+            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery)
+            if num_bytes > _MAX_ANSWER_BYTES:
+                raise ValueError(
+                    f"table {self._table.name!r}: got a request for {len(delivery)} samples of {num_bytes} "
+                    f"bytes, expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
+                )
+            sample = delivery.gather(pad=bool(message["pad"]))
+            reply["leaves"] = nests.flatten(sample.data)[0]
+            if isinstance(sample, PaddedSample):
+                reply["lengths"] = nests.flatten(sample.lengths)[0]
+        parts = []
+        for binding, places, index, lengths in delivery.parts:
+            layout = binding.layout
+            number = session.known.get(layout)
+            if number is None:
+                number = session.known[layout] = len(session.known)
+                # A layout, and where its columns are: `[[stream, column, path, shape, dtype]]`.
+                columns = {(layout.groups[leaf.group].stream, leaf.column) for leaf in layout.leaves}
+                files = [[*each, *self._operations.files(*each)] for each in sorted(columns)] if local else []
+                reply["define"].append([number, layout.to_wire(), files])
+            parts.append([number, places, index, lengths])
+        if local:
+            reply["parts"] = parts
+        else:
+            reply["layout"] = parts[0][0]
+        if local or hold:
+            reply["delivery"] = self._operations.next_delivery()
+            session.deliveries[reply["delivery"]] = (self._table, delivery, hold)
+        else:
+            self._table.release(delivery)
+        return reply
 
     def late(self) -> Exception:
         why = self._table.rate_limiter.why_not_sample(1) or "no item is left to sample"
@@ -401,25 +364,18 @@ class _Sample(Waiting):
 class _Save(Waiting):
     """A checkpoint, written by a thread of its own: others go on as far as the checkpointer allows."""
 
-    def __init__(
-        self,
-        checkpoint: Callable[[], str],
-        wake: Callable[[], None],
-        session: Session,
-        message: dict[str, Any],
-    ) -> None:
-        super().__init__(("checkpoint", session.number), _timeout(message))
-        self._checkpoint = checkpoint
-        self._wake = wake
+    def __init__(self, operations: Operations, session: Session, message: dict[str, Any]) -> None:
+        super().__init__(("checkpoint", session.number), message["timeout"])
+        self._operations = operations
         self._outcome: str | Exception | None = None
         threading.Thread(target=self._save, name="replay-checkpoint", daemon=True).start()
 
     def _save(self) -> None:
         try:
-            self._outcome = self._checkpoint()
+            self._outcome = self._operations.checkpoint()
         except Exception as error:  # raised by the next attempt, for the client
             self._outcome = error
-        self._wake()
+        self._operations.wake()
 
     def attempt(self) -> Reply | None:
         if isinstance(self._outcome, Exception):
@@ -432,12 +388,3 @@ def _number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{name}: got {value!r}, expected a number from {low} to {high}. Ask for less.")
     return value
-
-
-def _timeout(message: Mapping[str, Any]) -> float | None:
-    value = message["timeout"]
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not value >= 0:  # NaN is not
-        raise ValueError(f"timeout: got {value!r}, expected seconds >= 0 or None")
-    return min(float(value), _LONGEST_TIMEOUT)

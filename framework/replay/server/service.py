@@ -77,7 +77,7 @@ class Service(threading.Thread):
         self._probes: list[float] = []
         self._numbers = itertools.count(1)
         self._stopping = False
-        self._reason: BaseException = ServerClosed("the replay server has stopped")
+        self._reason: Exception = ServerClosed("the replay server has stopped")
         self._wake = Wake()
 
     # --- called by other threads ---
@@ -87,7 +87,7 @@ class Service(threading.Thread):
         if self._lines:
             self._wake.set()
 
-    def stop(self, reason: BaseException | None = None) -> None:
+    def stop(self, reason: Exception | None = None) -> None:
         """Answers every waiting request with ServerClosed, tells all clients, and ends the loop."""
         self._reason = reason or self._reason
         self._stopping = True
@@ -110,11 +110,13 @@ class Service(threading.Thread):
     def _loop(self) -> None:
         monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         poller = zmq.Poller()
-        for source in (self._socket, monitor, self._wake.fileno()):
+        for source in (self._socket, monitor, self._wake.descriptor):
             poller.register(source, zmq.POLLIN)
         try:
             while not self._stopping:
-                ready = dict(poller.poll(self._time_left()))
+                due = [entry[0] for entry in self._deadlines[:1]] + self._probes[:1]
+                left = min(_LONGEST_POLL, max(0.0, min(due) - time.monotonic())) if due else None
+                ready = dict(poller.poll(None if left is None else int(1000 * left + 0.999)))
                 if self._wake.is_set:
                     self._wake.clear()
                 if monitor in ready:
@@ -126,19 +128,11 @@ class Service(threading.Thread):
                     self._receive()
                 if self._lines:
                     self._try_waiting()
-                    self._expire_waiting()
                 if self._probes and self._probes[0] <= time.monotonic():
                     self._probe()
         finally:
             self._socket.disable_monitor()
             monitor.close(linger=0)
-
-    def _time_left(self) -> int | None:
-        """Milliseconds until something is due."""
-        due = [entry[0] for entry in self._deadlines[:1]] + self._probes[:1]
-        if not due:
-            return None
-        return int(1000 * min(_LONGEST_POLL, max(0.0, min(due) - time.monotonic())) + 0.999)
 
     # --- messages ---
 
@@ -169,7 +163,7 @@ class Service(threading.Thread):
         elif session is None:
             self._send(identity, {"notice": "lost"})
             return
-        answer: Reply | Waiting | None
+        answer: Reply | Waiting | Exception | None
         try:
             if op == "hello":
                 answer = self._handler.open(session)
@@ -177,7 +171,7 @@ class Service(threading.Thread):
             elif op == "cancel":
                 answer = None
                 for waiting in list(session.waiting.values()):
-                    self._finish(waiting, ServerClosed("the request was canceled by its client"))
+                    self._end_waiting(waiting, ServerClosed("the request was canceled by its client"))
             else:
                 answer = self._handler.handle(session, message)
                 if isinstance(answer, Waiting):
@@ -187,15 +181,25 @@ class Service(threading.Thread):
             # The client is told; the server goes on.
             if not isinstance(error, (ValueError, TypeError, KeyError, MemoryError, ReverbError)):
                 _LOG.exception("request %r failed", op)
-            answer = {"error": wire.pack_error(error)}
-        if answer is not None and (number is not None or "error" in answer):
-            self._send(identity, {**answer, "id": number})
+            answer = error
+        if answer is not None:
+            self._send(identity, answer, number)
 
-    def _send(self, identity: bytes, answer: Reply) -> None:
-        """Sends to a client; ends the session of one that has gone, or that does not read its answers."""
+    def _send(self, identity: bytes, answer: Reply | Exception, number: int | None = None) -> None:
+        """Answers a client's message `number`, or sends a notice.
+
+        Only an error answers a message without a number. Ends the session of a client that has gone, or that
+        does not read its answers.
+        """
+        if isinstance(answer, Exception):
+            answer = {"error": wire.pack_error(answer), "id": number}
+        elif number is not None:
+            answer = {**answer, "id": number}
+        elif "notice" not in answer:
+            return
         session = self._sessions.get(identity)
         try:
-            tracker = wire.send(self._socket, [identity, *wire.encode(answer)], zmq.NOBLOCK)
+            tracker = wire.send(self._socket, answer, zmq.NOBLOCK, identity)
             if tracker is None or session is None:
                 return
             while session.unsent and session.unsent[0].done:
@@ -222,12 +226,10 @@ class Service(threading.Thread):
             return answer
         if waiting.timeout == 0 or len(session.waiting) >= _MAX_WAITING:
             waiting.drop()
-            raise (
-                waiting.late()
-                if waiting.timeout == 0
-                else ValueError(
-                    f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
-                )
+            if waiting.timeout == 0:
+                raise waiting.late()
+            raise ValueError(
+                f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
             )
         waiting.number = next(self._numbers)
         session.waiting[waiting.number] = waiting
@@ -239,7 +241,7 @@ class Service(threading.Thread):
         return None
 
     def _try_waiting(self) -> None:
-        """Tries the first request of every line for as long as any goes through.
+        """Tries the first request of every line for as long as any goes through; ends those that are late.
 
         One that goes through may free what another line waits for: a sample makes room for an insert.
         """
@@ -256,24 +258,16 @@ class Service(threading.Thread):
                     if answer is None:
                         break
                     moved = True
-                    self._finish(line[0], answer)
-
-    def _expire_waiting(self) -> None:
+                    self._end_waiting(line[0], answer)
         now = time.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now:
             waiting = heapq.heappop(self._deadlines)[2]
-            if waiting.number in waiting.session.waiting:
-                self._finish(waiting, waiting.late())
+            self._end_waiting(waiting, waiting.late())
 
-    def _finish(self, waiting: Waiting, answer: Reply | Exception) -> None:
-        """Answers a request that has waited."""
-        self._forget(waiting)
-        reply = {"error": wire.pack_error(answer)} if isinstance(answer, Exception) else answer
-        if waiting.id is not None or "error" in reply:
-            self._send(waiting.session.identity, {**reply, "id": waiting.id})
-
-    def _forget(self, waiting: Waiting) -> None:
-        del waiting.session.waiting[waiting.number]
+    def _end_waiting(self, waiting: Waiting, answer: Reply | Exception | None) -> None:
+        """Ends a request that has waited, if it has not ended yet, and answers it unless `answer` is None."""
+        if waiting.session.waiting.pop(waiting.number, None) is None:
+            return
         line = self._lines[waiting.line]
         line.remove(waiting)
         if line:
@@ -282,6 +276,8 @@ class Service(threading.Thread):
             del self._lines[waiting.line]
         waiting.count(-1)
         waiting.drop()
+        if answer is not None:
+            self._send(waiting.session.identity, answer, waiting.id)
 
     # --- ends ---
 
@@ -296,15 +292,13 @@ class Service(threading.Thread):
         if self._sessions.get(session.identity) is session:
             del self._sessions[session.identity]
         for waiting in list(session.waiting.values()):
-            self._forget(waiting)
+            self._end_waiting(waiting, None)
         self._handler.close(session)
 
     def _end(self) -> None:
         for session in list(self._sessions.values()):
             for waiting in list(session.waiting.values()):
-                # An earlier answer may have found the client gone, and ended its session.
-                if waiting.number in session.waiting:
-                    self._finish(waiting, self._reason)  # type: ignore[arg-type]
+                self._end_waiting(waiting, self._reason)
             if session.identity in self._sessions:
                 self._send(session.identity, {"notice": "stopped"})
             if session.identity in self._sessions:

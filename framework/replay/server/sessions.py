@@ -12,12 +12,14 @@ import numpy as np
 import zmq
 
 from framework.replay.errors import DeadlineExceededError
+from framework.replay.rows.arrays import grown
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import Stream
 from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.table import Table
 
 Reply = dict[str, Any]
+_LONGEST_TIMEOUT = 1e9  # seconds
 
 
 class Waiting(abc.ABC):
@@ -34,6 +36,10 @@ class Waiting(abc.ABC):
     """
 
     def __init__(self, line: Hashable, timeout: float | None) -> None:
+        if timeout is not None:
+            if type(timeout) not in (int, float) or not timeout >= 0:  # NaN is not
+                raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None")
+            timeout = min(float(timeout), _LONGEST_TIMEOUT)
         self.line = line
         self.timeout = timeout
         self.session: Session
@@ -67,7 +73,7 @@ class Session:
       waiting: requests that cannot be answered yet, by number.
       unsent: trackers of large answers that the client may not have read yet.
       layouts: layouts that the client has defined, by its numbers.
-      known: numbers of layouts that the client has been told.
+      known: layouts that the client has been told, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
       inserted: items of this client that went into tables.
@@ -80,7 +86,7 @@ class Session:
         self.waiting: dict[int, Waiting] = {}
         self.unsent: collections.deque[zmq.MessageTracker] = collections.deque()
         self.layouts: dict[int, Layout] = {}
-        self.known: set[int] = set()
+        self.known: dict[Layout, int] = {}
         self.deliveries: dict[int, tuple[Table, Delivery, bool]] = {}
         self.inserted = 0
 
@@ -95,9 +101,7 @@ class Leases:
     def lease(self, owner: int, n: int) -> np.ndarray:
         """Leases `n` rows to a session, int64 `[n]`."""
         rows = self.stream.lease(n)
-        top = int(rows.max(initial=-1)) + 1
-        if top > len(self._owner):
-            self._owner = np.concatenate([self._owner, np.zeros(max(top, len(self._owner)), np.int64)])
+        self._owner = grown(self._owner, int(rows.max(initial=-1)) + 1)
         self._owner[rows] = owner
         return rows
 

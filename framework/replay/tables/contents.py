@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -56,44 +57,47 @@ class Contents:
 
     # In and out.
 
-    def insert(self, layout: int, new: NewItems) -> None:
+    def insert(self, new: NewItems) -> None:
         """Adds at most `max_size` items, then removes as many as are too many."""
         items, n = self.items, len(new.keys)
         over = items.size + n - self.max_size
         oldest_first = type(self.remover) is Fifo
-        if over > 0 and n > 1 and not oldest_first:
-            for at in range(n):  # the remover may choose one of the new items
-                self.insert(layout, new.part(at, at + 1))
+        if over > 0 and n > 1 and (over < n or not oldest_first):
+            # Those that fill the table, then those that replace others; one by one where the remover may
+            # choose one of the new items.
+            cuts = [0, n - over, n] if oldest_first else range(n + 1)
+            for begin, end in itertools.pairwise(cuts):
+                self.insert(new.part(begin, end))
             return
         if new.priorities is None:
+            if self.max_priority is None:
+                self.max_priority = 1.0
             priorities = np.empty(n)
-            priorities.fill(1.0 if self.max_priority is None else self.max_priority)
+            priorities.fill(self.max_priority)
         else:
             priorities = new.priorities
-        self.max_priority = max(float(np.maximum.reduce(priorities)), self.max_priority or 0.0)
-        self.bindings.known[layout].acquire(new.index)
+            self.max_priority = max(float(np.maximum.reduce(priorities)), self.max_priority or 0.0)
+        self.bindings.known[new.layout].acquire(new.index)
         stamps = np.arange(self.stamp, self.stamp + n)
         self.stamp += n
-        k = n  # how many take new slots; the others those of the oldest
+        replaced: np.ndarray | None = None
         if over > 0 and oldest_first:
-            oldest = self.remover.first(over)
-            if np.count_nonzero(items.times.take(oldest) != items.done.take(oldest)):  # readers have some
-                self.remove(oldest)
+            replaced = self.remover.first(n)
+            if np.count_nonzero(items.times.take(replaced) != items.done.take(replaced)):  # readers have some
+                self.remove(replaced)
+                replaced = None
             else:
-                k = n - over
-                self._forget(oldest)
-                self._drop_rows(oldest)
-        slots = items.take(k) if k else oldest
-        if 0 < k < n:
-            slots = np.concatenate([slots, oldest])
-        items.add(slots, layout, new, priorities, stamps)
+                self._forget(replaced)
+                self._drop_rows(replaced)
+        slots = items.take(n) if replaced is None else replaced
+        items.add(slots, new, priorities, stamps)
         if new.episodes is not None:
             self._count_episodes(new.episodes, 1)
         for selector in (self.sampler, self.remover):
-            if k < n:
-                selector.replace(slots[k:], priorities[k:], stamps[k:])
-            if k:
-                selector.insert(slots[:k], priorities[:k], stamps[:k])
+            if replaced is None:
+                selector.insert(slots, priorities, stamps)
+            else:
+                selector.replace(slots, priorities, stamps)
         if over > 0 and not oldest_first:
             self.trim()
 
@@ -219,10 +223,8 @@ class Contents:
             self.trim()  # others may have taken their places
         self._free_left(slots)
 
-    def turns(self, min_size: int) -> int | None:
-        """How many samples there are before the table is smaller than `min_size`; None for no limit."""
-        if not self.max_times_sampled:
-            return None
+    def turns(self, min_size: int) -> int:
+        """How many samples there are before the table is smaller than `min_size`, if turns are limited."""
         items = self.items
         turns = np.sort(self.max_times_sampled - items.times[items.state == LIVE])
         return int(turns[: max(0, len(turns) - min_size + 1)].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 Part = tuple[Binding, np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Delivery:
     """`n` samples of a table: counted, and their rows kept until they are released or given back.
 
@@ -36,18 +38,13 @@ class Delivery:
       open: whether the delivery was neither released nor given back.
     """
 
-    __slots__ = ("age", "contents", "info", "open", "parts", "slots", "table")
-
-    def __init__(
-        self, table: str, info: SampleInfo, slots: np.ndarray, parts: list[Part], contents: Any, age: int
-    ):
-        self.table = table
-        self.info = info
-        self.slots = slots
-        self.parts = parts
-        self.contents = contents
-        self.age = age
-        self.open = True
+    table: str
+    info: SampleInfo
+    slots: np.ndarray
+    parts: list[Part]
+    contents: Any
+    age: int
+    open: bool = True
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -61,7 +58,7 @@ class Delivery:
           out: arrays for the leaves, in the order of the flattened nest, to copy into.
           pad: items of different lengths become a `PaddedSample`; without it they are a ValueError.
         """
-        return gather_parts(self.table, self.info, len(self), self.parts, out, pad)
+        return gather_parts(self.table, self.info, len(self.slots), self.parts, out, pad)
 
 
 def join(first: Delivery, second: Delivery) -> Delivery:

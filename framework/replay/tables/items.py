@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,30 +18,30 @@ from framework.replay.types import SampleInfo
 FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
 # Bits 56 to 63 of a key are 0, free for a client of several servers. Bit 55 is set: no key is 0.
-_KEY_BIT = np.uint64(1 << 55)
+_KEY_BIT = 1 << 55
 
 
 class KeyCounter:
     """Makes keys that are unique among processes but for a chance of about 1e-16 a pair."""
 
     def __init__(self) -> None:
-        self._next = secrets.randbits(54)
+        self._next = _KEY_BIT | secrets.randbits(54)
         self._lock = threading.Lock()
 
     def take(self, n: int) -> np.ndarray:
         """`n` new keys, uint64 `[n]`."""
         with self._lock:
             begin, self._next = self._next, self._next + n
-        return np.arange(begin, begin + n, dtype=np.uint64) | _KEY_BIT
+        return np.arange(begin, begin + n, dtype=np.uint64)
 
 
 #: Writers make the keys of their items, because they need them before the server answers.
 make_keys = KeyCounter().take
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class NewItems:
-    """Items of one layout on their way into a table.
+    """Items of one layout on their way into a table, checked by it: see `Table.new_items`.
 
     Attributes:
       index: int64 `[k, width]`, the rows of each item.
@@ -48,6 +49,7 @@ class NewItems:
       priorities: float64 `[k]`, or None for the largest so far.
       lengths: int32 `[k, groups]`, or None if the layout is not ragged.
       episodes: uint64 `[k]`, or None.
+      layout: the table's number for the layout.
     """
 
     index: np.ndarray
@@ -55,19 +57,41 @@ class NewItems:
     priorities: np.ndarray | None = None
     lengths: np.ndarray | None = None
     episodes: np.ndarray | None = None
+    layout: int = 0
 
     def part(self, begin: int, end: int) -> NewItems:
         """Items `begin` to `end`."""
+        optional = (self.priorities, self.lengths, self.episodes)
+        priorities, lengths, episodes = (None if array is None else array[begin:end] for array in optional)
+        return NewItems(
+            self.index[begin:end], self.keys[begin:end], priorities, lengths, episodes, self.layout
+        )
 
-        def cut(array: np.ndarray | None) -> np.ndarray | None:
-            return None if array is None else array[begin:end]
+    def kind(self) -> tuple[object, ...]:
+        """Equal for items that `join` can join."""
+        return (self.layout, *[array is None for array in (self.priorities, self.lengths, self.episodes)])
+
+    @staticmethod
+    def join(parts: Sequence[NewItems]) -> NewItems:
+        """One of several of the same kind and table."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+
+        def joined(arrays: list[np.ndarray | None]) -> np.ndarray | None:
+            return (
+                None
+                if arrays[0] is None
+                else np.concatenate([array for array in arrays if array is not None])
+            )
 
         return NewItems(
-            self.index[begin:end],
-            self.keys[begin:end],
-            cut(self.priorities),
-            cut(self.lengths),
-            cut(self.episodes),
+            np.concatenate([part.index for part in parts]),
+            np.concatenate([part.keys for part in parts]),
+            joined([part.priorities for part in parts]),
+            joined([part.lengths for part in parts]),
+            joined([part.episodes for part in parts]),
+            first.layout,
         )
 
 
@@ -115,7 +139,7 @@ class Items:
         # `_cells` holds slots, which count where the slot has a key of that cell; an item that has lost its
         # cell is a stray.
         self._cells = np.zeros(1 << (2 * len(self.state) - 1).bit_length(), np.int64)
-        self._mask = np.uint64(len(self._cells) - 1)
+        self._mask = np.array(len(self._cells) - 1, np.uint64)  # not a scalar, which takes numpy longer
         self._strays: dict[int, int] = {}
         used = np.flatnonzero(self.keys)
         keys = self.keys[used]
@@ -135,16 +159,15 @@ class Items:
         reused = min(n, self._num_free)
         self._num_free -= reused
         slots = self._free[self._num_free : self._num_free + reused].copy()
-        if reused < n:
-            begin, self._next = self._next, self._next + n - reused
-            slots = np.concatenate([slots, np.arange(begin, self._next)])
-            if self._next > len(self.state):
-                self._grow(self._next)
-        return slots
+        if reused == n:
+            return slots
+        begin, self._next = self._next, self._next + n - reused
+        if self._next > len(self.state):
+            self._grow(self._next)
+        fresh = np.arange(begin, self._next)
+        return np.concatenate([slots, fresh]) if reused else fresh
 
-    def add(
-        self, slots: np.ndarray, layout: int, new: NewItems, priorities: np.ndarray, stamps: np.ndarray
-    ) -> None:
+    def add(self, slots: np.ndarray, new: NewItems, priorities: np.ndarray, stamps: np.ndarray) -> None:
         """Puts new items into `slots`."""
         groups = 0 if new.lengths is None else new.lengths.shape[1]
         if new.index.shape[1] > self.index.shape[1] or groups > self.lengths.shape[1]:
@@ -155,7 +178,7 @@ class Items:
         self.times[at] = 0
         self.done[at] = 0
         self.stamps[at] = stamps
-        self.layouts[at] = layout
+        self.layouts[at] = new.layout
         self.episodes[at] = 0 if new.episodes is None else new.episodes
         self.index[at, : new.index.shape[1]] = new.index
         if new.lengths is not None:
@@ -187,15 +210,16 @@ class Items:
     def _name(self, slots: np.ndarray, keys: np.ndarray) -> None:
         """Gives the items in `slots`, which have none, their keys."""
         cells = keys & self._mask
-        others = self._cells.take(cells.view(np.int64))
+        places = cells.view(np.int64)  # an index of another type is converted each time
+        others = self._cells.take(places)
         known = self.keys.take(others)
         lose = known & self._mask == cells
         if np.count_nonzero(lose):
             self._stray(others[lose], known[lose])
-        self._cells[cells] = slots
+        self._cells[places] = slots
         self.keys[slots] = keys
         if len(keys) > 1 and int(keys[-1]) - int(keys[0]) != len(keys) - 1:  # some may have the same cell
-            lose = self._cells.take(cells.view(np.int64)) != slots
+            lose = self._cells.take(places) != slots
             self._stray(slots[lose], keys[lose])
 
     def _stray(self, slots: np.ndarray, keys: np.ndarray) -> None:
@@ -212,7 +236,9 @@ class Items:
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
         slots = self._cells.take((keys & self._mask).view(np.int64))
-        found = (self.keys.take(slots) == keys) & (keys != 0)
+        found = self.keys.take(slots) == keys
+        if np.count_nonzero(keys) < len(keys):  # free slots have key 0
+            found &= keys != 0
         if np.count_nonzero(found) < len(keys):
             slots[~found] = [self._strays.get(key, -1) for key in keys[~found].tolist()]
         return slots

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError, WouldBlockError
 from framework.replay.rows.binding import Bindings
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
@@ -223,16 +223,12 @@ class Table:
     def close(self, reason: str = "the server was stopped") -> None:
         """Every call that waits, and every later one, is a `ServerClosed`."""
         with self._lock:
-            self._closed = reason
+            self._closed = f"table {self.name!r}: {reason}"
         self.wake()
 
     def wake(self) -> None:
         """Makes calls that wait look at their `cancelled` again."""
         self._waiting.wake()
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise ServerClosed(f"table {self.name!r}: {self._closed}")
 
     def _wait(
         self,
@@ -243,7 +239,8 @@ class Table:
         cancelled: Callable[[], bool] | None,
     ) -> None:
         """Waits until the other side has done something. Called with the lock held."""
-        self._check_open()
+        if self._closed is not None:
+            raise ServerClosed(self._closed)
         if cancelled is not None and cancelled():
             raise ServerClosed(f"table {self.name!r}: the client was interrupted")
         expired = deadline is not None and time.monotonic() >= deadline
@@ -262,10 +259,6 @@ class Table:
 
     # Inserting.
 
-    def bind(self, layout: Layout) -> int:
-        """The table's number for `layout`; ValueError if its streams, columns or the signature do not fit."""
-        return self._bindings.number(layout)
-
     def check_priorities(self, priorities: Any, n: int) -> np.ndarray:
         """`priorities` as float64 `[n]`; ValueError if a selector cannot use one of them."""
         array = np.asarray(priorities, np.float64)
@@ -283,6 +276,37 @@ class Table:
                 if selector.uses_priorities:
                     selector.check(float(low), float(high))
         return array
+
+    def new_items(
+        self,
+        layout: Layout,
+        index: np.ndarray,
+        priorities: Any = None,
+        keys: np.ndarray | None = None,
+        lengths: np.ndarray | None = None,
+        episodes: np.ndarray | None = None,
+    ) -> NewItems:
+        """Checks k items that `insert_now` is to insert; the arguments and errors are those of `insert`."""
+        n = len(index)
+        if priorities is not None:
+            priorities = self.check_priorities(priorities, n)
+        number = self._bindings.number(layout)
+        return NewItems(index, make_keys(n) if keys is None else keys, priorities, lengths, episodes, number)
+
+    def insert_now(self, new: NewItems) -> int:
+        """Inserts the first of the items, as many as the rate limiter allows now; how many. Never waits."""
+        n, done, limiter = len(new.keys), 0, self.rate_limiter
+        with self._lock:
+            if self._closed is not None:
+                raise ServerClosed(self._closed)
+            while done < n and (allowed := limiter.allowed_inserts(min(n - done, self.max_size))):
+                self._contents.insert(new if allowed == n else new.part(done, done + allowed))
+                done += allowed
+                limiter.inserts += allowed
+                limiter.size = self._contents.items.size
+            if done:
+                self._waiting.notify(SAMPLERS)
+        return done
 
     def insert(
         self,
@@ -315,30 +339,16 @@ class Table:
           ValueError: wrong priorities, rows or layout; nothing was changed.
           DeadlineExceededError: its `args[1]` says how many were inserted before the time was over.
         """
-        n = len(index)
-        if priorities is not None:
-            priorities = self.check_priorities(priorities, n)
-        number = self.bind(layout)
-        new = NewItems(index, make_keys(n) if keys is None else keys, priorities, lengths, episodes)
+        new = self.new_items(layout, index, priorities, keys, lengths, episodes)
+        n, done = len(index), 0
         deadline = None if timeout is None else time.monotonic() + timeout
-        limiter, done = self.rate_limiter, 0
-        with self._lock:
-            while done < n:
-                self._check_open()
-                allowed = limiter.allowed_inserts(min(n - done, self.max_size))
-                if not allowed:
-                    try:
-                        self._wait(INSERTERS, n, done, deadline, cancelled)
-                    except DeadlineExceededError as error:
-                        error.keys = new.keys[:done]
-                        raise
-                    continue
-                self._contents.insert(number, new if allowed == n else new.part(done, done + allowed))
-                done += allowed
-                limiter.inserts += allowed
-                limiter.size = self._contents.items.size
-                self._waiting.notify(SAMPLERS)
-        return new.keys
+        while True:
+            done += self.insert_now(new.part(done, n) if done else new)
+            if done == n:
+                return new.keys
+            with self._lock:
+                if not self.rate_limiter.can_insert(1):
+                    self._wait(INSERTERS, n, done, deadline, cancelled)
 
     def wait_to_insert(self, timeout: float | None, cancelled: Callable[[], bool] | None = None) -> None:
         """Waits until one item could be inserted; DeadlineExceededError if the timeout is over first."""
@@ -367,7 +377,7 @@ class Table:
         try:
             while True:
                 before, delivery = delivery, self.draw(n, delivery)
-                got = 0 if delivery is None else len(delivery)
+                got = 0 if delivery is None else len(delivery.slots)
                 if delivery is not None and got == n:
                     return delivery
                 with self._lock:
@@ -389,12 +399,13 @@ class Table:
         """
         self._drain()
         with self._lock:
-            self._check_open()
+            if self._closed is not None:
+                raise ServerClosed(self._closed)
             contents, limiter = self._contents, self.rate_limiter
             if delivery is not None and delivery.contents is not contents:
                 delivery.contents.release(delivery.slots)
                 delivery.open, delivery = False, None
-            missing = min(_MAX_DRAW, n - (0 if delivery is None else len(delivery)))
+            missing = min(_MAX_DRAW, n - (0 if delivery is None else len(delivery.slots)))
             picks: list[tuple[np.ndarray, SampleInfo]] = []
             while missing > 0 and (allowed := limiter.allowed_samples(missing)):
                 picks.append(contents.pick(allowed, limiter.min_size_to_sample))
@@ -459,14 +470,15 @@ class Table:
         Raises:
           ValueError: a priority is negative or not a number; nothing was changed.
         """
-        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
+        keys = np.asarray(keys, np.uint64)
         priorities = self.check_priorities(priorities, len(keys))
         self._drain()
         with self._lock:
-            self._check_open()
+            if self._closed is not None:
+                raise ServerClosed(self._closed)
             contents, changed = self._contents, 0
             if len(deletes):
-                slots = np.unique(contents.items.find(deletes))
+                slots = np.unique(contents.items.find(np.asarray(deletes, np.uint64)))
                 slots = slots[slots >= 0]
                 if len(slots):
                     contents.remove(slots)
@@ -499,10 +511,10 @@ class Table:
         """Whether `num_samples` could be sampled now without waiting."""
         self._drain()
         with self._lock:
-            if not self.rate_limiter.can_sample(num_samples):
-                return False
-            turns = self._contents.turns(self.rate_limiter.min_size_to_sample)
-            return turns is None or num_samples <= turns
+            limiter = self.rate_limiter
+            return limiter.can_sample(num_samples) and (
+                not self.max_times_sampled or num_samples <= self._contents.turns(limiter.min_size_to_sample)
+            )
 
     def can_insert(self, num_inserts: int = 1) -> bool:
         """Whether `num_inserts` could be inserted now without waiting."""
@@ -551,15 +563,22 @@ class Table:
                     sample_stats=CallStats(limiter.samples, waiting.counts[SAMPLERS], sampled_ms),
                 ),
                 signature=self.signature,
-                current_size=self.size,
+                current_size=contents.items.size,
                 num_episodes=len(contents.episodes),
                 num_deleted_episodes=contents.num_deleted_episodes,
                 num_unique_samples=contents.num_unique_samples,
                 table_worker_time=TableWorkerTime(
                     waiting_for_sampling_ms=inserted_ms, waiting_for_inserts_ms=sampled_ms
                 ),
-                max_priority=1.0 if self.max_priority is None else self.max_priority,
+                max_priority=1.0 if contents.max_priority is None else contents.max_priority,
                 why_not_sample=limiter.why_not_sample(),
                 why_not_insert=limiter.why_not_insert(),
                 sampled_age=contents.age_sum,
             )
+
+
+class Tables(dict[str, Table]):
+    """Tables by name; `UnknownTableError` for another name."""
+
+    def __missing__(self, name: str) -> Table:
+        raise UnknownTableError(f"table {name!r} was not found; there are {sorted(self)}")
