@@ -247,9 +247,7 @@ class _Colocation(Node):
         if not nodes or not all(isinstance(node, Node) for node in nodes):
             raise TypeError(f"{type(self).__name__}(nodes): got {nodes!r}, expected a list of nodes.")
         if any(node.parts() for node in nodes):
-            raise ValueError(
-                f"{type(self).__name__}(nodes): got a colocation in a colocation, expected other nodes."
-            )
+            raise ValueError(f"{type(self).__name__}(nodes): got nested colocations, expected other nodes.")
         self._nodes = list(nodes)
 
     def parts(self) -> Sequence[Node]:

@@ -24,7 +24,7 @@ class StatusOptions:
     """Shows whether a run is running, its nodes and its newest numbers."""
 
     run: tyro.conf.Positional[str]  # Folder of the run.
-    watch: bool = False  # Show the nodes, again every second, until the run ends.
+    watch: bool = False  # Show the table of nodes, every second, until the run ends.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,12 +38,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def watch(folder: RunFolder, console: Any = None, interval: float = 1.0) -> None:
-    """Shows the table of nodes until the run ends or Ctrl-C; the last one stays.
+    """Shows the table of nodes until the run ends or Ctrl-C; leaves the last table on the terminal.
 
     Args:
-      folder: of the run.
-      console: a `rich.console.Console`; None is standard output.
-      interval: seconds between two looks at the run.
+      folder: folder of the run.
+      console: a `rich.console.Console`; None means standard output.
+      interval: seconds between two updates.
     """
     from rich.live import Live
 
@@ -61,7 +61,7 @@ def watch(folder: RunFolder, console: Any = None, interval: float = 1.0) -> None
 
 
 def text(folder: RunFolder) -> str:
-    """What `repertory status` prints."""
+    """Returns the output of `repertory status`."""
     pid = folder.running_pid()
     state = f"running as process {pid}" if pid is not None else "not running"
     lines = [f"{folder.path}: {folder.agent} in {folder.environment_name}, {state}"]
@@ -79,10 +79,10 @@ def text(folder: RunFolder) -> str:
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:
-    """What the engine wrote last; what it could not write any more, because it was killed, is put right."""
+    """Returns the engine's last status, corrected if the engine was killed before it could write the end."""
     try:
         status: dict[str, Any] = json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):  # not every engine writes it; it may be half written
+    except (FileNotFoundError, json.JSONDecodeError):  # not every engine writes it; it may be incomplete
         return {}
     if folder.running_pid() is None:
         for each in (status, *status.get("nodes", [])):

@@ -1,4 +1,4 @@
-"""`repertory stop`: ends a run from outside, cleanly."""
+"""`repertory stop`: stops a run cleanly from another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from framework.programs.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class StopOptions:
-    """Stops a run of this machine; it saves a checkpoint first and can be resumed."""
+    """Stops a run on this machine; it saves a checkpoint first and can be resumed."""
 
     run: tyro.conf.Positional[str]  # Folder of the run.
     timeout: float = 60.0  # Seconds to wait for its end.

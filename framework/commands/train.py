@@ -26,20 +26,20 @@ from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
 from launch.view import NodesView
 
-_POLL_S = 0.5  # between two looks at the program for the display
+_POLL_S = 0.5  # seconds between two updates of the display
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumeOptions:
-    """Goes on with a run from its checkpoint. Flags that are not given stay as they were."""
+    """Resumes a run from its checkpoint. Settings without a flag stay as they were."""
 
     resume: str  # Folder of the run.
-    checkpoint: str = "latest"  # Or "previous", or a step; newer ones are then set aside.
-    engine: str | None = None  # What runs the program.
+    checkpoint: str = "latest"  # "latest", "previous", or a step; newer ones are then set aside.
+    engine: str | None = None  # Engine of the program.
     restarts: int | None = None  # How often each node may fail and be restarted.
-    max_env_steps: int | None = None  # A new limit of env steps, counted from the run's beginning.
-    target_return: float | None = None  # A new goal.
-    environment: str | None = None  # Only checked: a run goes on in its own environment.
+    max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run.
+    target_return: float | None = None  # New target return.
+    environment: str | None = None  # Only checked: a run keeps its environment.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,7 +74,9 @@ def start(name: str, arguments: Sequence[str]) -> int:
     spec = building.environment_spec(agent, options.environment, config)
     building.check_agent(agent, spec)
     _check_new(path)
-    program = building.build_program(agent, options.environment, config)  # may be refused: before the folder
+    program = building.build_program(
+        agent, options.environment, config
+    )  # may fail, so it comes before the folder is created
     folder = RunFolder.describe(agent, options.environment, config, spec)
     folder = dataclasses.replace(folder, engine=options.engine, restarts=options.restarts)
     folder.save()
@@ -82,7 +84,7 @@ def start(name: str, arguments: Sequence[str]) -> int:
 
 
 def parse_new(name: str, arguments: Sequence[str]) -> tuple[AgentEntry, TrainOptions, RunConfig, Any]:
-    """The agent's entry, the options, the run's config and the agent's; the preset gives the defaults."""
+    """Returns the agent's entry, the options, the run's config and the agent's; presets give defaults."""
     entry = find(name)
     preset = presets_of(entry.load()).get(_environment_of(arguments), Preset())
     parsed = parse_train(
@@ -96,7 +98,7 @@ def parse_new(name: str, arguments: Sequence[str]) -> tuple[AgentEntry, TrainOpt
 
 
 def find(name: str) -> AgentEntry:
-    """The agent of a command line; UsageError if there is none."""
+    """Returns the agent of a command line; raises `UsageError` if there is none."""
     try:
         entry = find_agent(name)
         entry.load()
@@ -106,7 +108,7 @@ def find(name: str) -> AgentEntry:
 
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
-    """Goes on with a run."""
+    """Resumes a run."""
     given = parse(ResumeOptions, arguments, prog="repertory train")
     folder = RunFolder.open(given.resume)
     if name is not None and find(name).name != folder.agent:
@@ -126,7 +128,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
 
 
 def _check_new(path: Path) -> None:
-    """CommandError if the folder holds a run."""
+    """Raises `CommandError` if the folder holds a run."""
     if not (path / "config.json").exists():
         return
     if Checkpointer(path / "checkpoints").checkpoints():
@@ -137,7 +139,7 @@ def _check_new(path: Path) -> None:
 
 
 def _default_path(agent: str, environment: str, seed: int) -> Path:
-    """A new folder's name: `runs/dqn-CartPole-v1-seed1-20260131-120000`."""
+    """Returns the name of a new folder, such as `runs/dqn-CartPole-v1-seed1-20260131-120000`."""
     place = environment.partition(":")[2].replace("/", "-").replace(":", "-")
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{agent.rpartition(':')[2]}-{place}-seed{seed}-{now}"
@@ -149,9 +151,9 @@ def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
-    """Makes `which` the newest checkpoint of the run, by renaming those after it; refuses a damaged one.
+    """Makes `which` the newest checkpoint of the run by renaming later ones; refuses a damaged one.
 
-    They get their names back if what follows fails before it has saved a checkpoint of its own.
+    They get their names back if the block fails before it has saved a checkpoint.
     """
     checkpointer = folder.checkpointer
     try:
@@ -162,7 +164,7 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
         )
         raise CommandError(f"{error}{advice if checkpointer.checkpoints() else ''}") from error
     limit = folder.config.max_env_steps
-    # Without a result it was interrupted in its last evaluation, which is played now.
+    # A run without a result was interrupted in its last evaluation, which it repeats now.
     if limit is not None and reader.step >= limit and (folder.path / "result.json").exists():
         raise CommandError(
             f"{folder.path} has made {reader.step:,} env steps, and its limit is {limit:,}. Give it more: "
@@ -194,7 +196,7 @@ def run(folder: RunFolder, program: launch.Program) -> int:
 
 
 def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
-    """The result, and the signal that ended the run or None."""
+    """Returns the result, and the signal that ended the run or None."""
     restarts = dict.fromkeys(program.groups, folder.restarts) if folder.restarts else None
     with (
         launch.start(program, folder.engine, directory=folder.path, restarts=restarts) as job,
@@ -212,26 +214,26 @@ def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
                         raise
                     display.update(None if received else _snapshot(job))
         finally:
-            display.update(None)  # how the nodes have ended
+            display.update(None)  # shows how the nodes ended
         return job.result, (received[0] if received else None)
 
 
 def _snapshot(job: Any) -> Any:
-    """The monitor's newest numbers; None while the program starts or ends."""
+    """Returns the monitor's newest numbers; None while the program starts or ends."""
     try:
         return job.client("monitor").with_timeout(5.0).snapshot()
-    except (launch.LaunchError, ValueError):  # ValueError: its sockets have gone; wait() knows how it ended
+    except (launch.LaunchError, ValueError):  # ValueError: its sockets are closed; wait() raises its error
         return None
 
 
 @contextlib.contextmanager
 def _stopping(job: Any) -> Iterator[list[int]]:
-    """The first signal stops the job cleanly, a second one kills it; the list holds those received."""
+    """Makes the first signal stop the job cleanly and a second one kill it; the list holds both."""
     received: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
         received.append(number)
-        # On a thread of its own: the interrupted code may hold a lock that the stop needs.
+        # On a separate thread, because the interrupted code may hold a lock that the stop needs.
         threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
 
     numbers = [signal.SIGINT, signal.SIGTERM]
@@ -263,7 +265,7 @@ def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
 
 
 def describe_result(result: dict[str, Any], config: RunConfig) -> str:
-    """Why the run ended and what it reached, for people."""
+    """Returns a sentence on why the run ended and what it reached."""
     steps = result.get("env_steps")
     after = f" after {steps:,} env steps" if steps is not None else ""
     reached = result.get("episode_return")
@@ -288,19 +290,19 @@ def _explain(error: Exception, path: Path) -> str:
     cause = error.__cause__
     node = getattr(error, "node", None)
     if isinstance(cause, CheckpointError):
-        return str(cause)  # names the file; the node that asked for the checkpoint is not to blame
+        return str(cause)  # names the file; the node that asked for the checkpoint did not fail
     if node is not None and isinstance(cause, OSError):
-        return f"node {node!r}: {cause.strerror or cause}"  # about the disk: a traceback would only hide it
+        return f"node {node!r}: {cause.strerror or cause}"  # an error of the disk
     reason, _, traceback = str(error).partition("\n\n")
     if traceback:
-        print(traceback, file=sys.stderr)  # first: what ends up at the bottom of the screen is the reason
+        print(traceback, file=sys.stderr)  # first, so that the reason is at the bottom of the screen
     logs = f"; logs of its nodes are in {path / 'logs'}" if (path / "logs").is_dir() else ""
     return f"{reason}\nThe run ended in {path}{logs}."
 
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turns what goes wrong with the run's own files into one clear error."""
+    """Turns errors in writing the run's files into one clear error."""
     try:
         yield
     except CheckpointError as error:
@@ -313,7 +315,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _environment_of(arguments: Sequence[str]) -> str:
-    """What `--environment` says, before all the flags are known."""
+    """Returns the value of `--environment` before the other flags are parsed."""
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if flag == "--environment":

@@ -1,4 +1,4 @@
-"""`repertory video`: films what a run has learned."""
+"""`repertory video`: records a video of the policy of a run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _FORMATS = (".mp4", ".gif")
 
 @dataclass(frozen=True)
 class VideoOptions:
-    """Films episodes played greedily with what a run has learned."""
+    """Records episodes played greedily with the policy of a run."""
 
     run: tyro.conf.Positional[str]  # Folder of the run.
     output: str | None = None  # An .mp4 or .gif file; by default video.mp4 in the run's folder.
-    episodes: int = 1  # How many are filmed.
-    max_steps: int = 5_000  # The film ends after this many steps at the latest.
-    fps: int = 30  # Pictures per second.
-    seed: int = 0  # Of the environment and of the policy's random choices.
-    checkpoint: str = "latest"  # Or "best" (as evaluated during the run), "previous", or a step.
+    episodes: int = 1  # Number of episodes.
+    max_steps: int = 5_000  # The video ends after this number of steps at the latest.
+    fps: int = 30  # Frames per second.
+    seed: int = 0  # Seed of the environment and of the policy.
+    checkpoint: str = "latest"  # "latest", "best" (as evaluated during the run), "previous", or a step.
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(VideoOptions, arguments, prog="repertory video")
     output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
     if output.suffix not in _FORMATS:
-        raise UsageError(f"--output {output}: expected a name that ends in {' or '.join(_FORMATS)}.")
+        raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(_FORMATS)}.")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory; it needs no display
     policy = load_policy(options.run, options.checkpoint)
     count = write_video(
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> Iterator[Any]:
-    """The pictures `[height, width, 3]` uint8 of whole episodes, the first and the last included."""
+    """Yields the frames uint8 `[height, width, 3]` of whole episodes, including the first and the last."""
     environment = policy.make_environment(1, seed, render_mode="rgb_array")
     actor = policy.make_actor(1, seed)
     try:
@@ -65,7 +65,7 @@ def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> It
 
 
 def write_video(output: Path, pictures: Iterator[Any], fps: int) -> int:
-    """Writes an mp4 or a gif and returns the number of pictures."""
+    """Writes an mp4 or a gif and returns the number of frames."""
     import imageio.v2 as imageio
 
     output.parent.mkdir(parents=True, exist_ok=True)

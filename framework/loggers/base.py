@@ -1,7 +1,7 @@
-"""What a logger is: `write` takes one row of named scalars, `close` ends it with nothing lost.
+"""The interface of loggers: `write` takes one row of named scalars, and `close` flushes all rows.
 
-Rows are flat dicts. Names that start with `time/` (seconds, rates, dates) are the only ones whose values
-may differ between two serial runs of one seed.
+Rows are flat dicts. Between two serial runs with the same seed, only values whose names start with `time/`
+(seconds, rates, dates) may differ.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Logger(abc.ABC):
         """Takes one row: name to number, string, bool, None, or a 0-d array or tensor."""
 
     def flush(self) -> None:  # noqa: B027 - many loggers have nothing to flush
-        """Brings everything written so far to where it is kept."""
+        """Writes all buffered rows to their destination."""
 
     def close(self) -> None:
-        """Flushes and lets go of files. A second call does nothing."""
+        """Flushes and closes files. A second call does nothing."""
         self.flush()
 
     def __enter__(self) -> Logger:
@@ -53,7 +53,7 @@ class Dispatcher(Logger):
             logger.flush()
 
     def close(self) -> None:
-        """Closes all of them; the first error is raised when all had their turn."""
+        """Closes all loggers, and then raises the first error."""
         first: BaseException | None = None
         for logger in self._loggers:
             try:
@@ -75,17 +75,17 @@ class InMemoryLogger(Logger):
 
 
 def to_scalars(row: Mapping[str, Any]) -> Row:
-    """The row with plain Python values. ValueError names the entry that is no scalar."""
+    """Returns the row with plain Python values; raises `ValueError` for an entry that is not a scalar."""
     return {name: _to_scalar(name, value) for name, value in row.items()}
 
 
 def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a row that two serial runs of one seed have in common."""
+    """Returns the part of a row that is equal in two serial runs with the same seed."""
     return {name: value for name, value in row.items() if not name.startswith(TIME_PREFIX)}
 
 
 def format_value(value: Scalar) -> str:
-    """A short text for people: `1337`, `42.000`, `1.2e-05`, `foo`."""
+    """Formats a value as a short text: `1337`, `42.000`, `1.2e-05`, `foo`."""
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
     if not math.isfinite(value):
@@ -104,8 +104,8 @@ def _to_scalar(name: str, value: Any) -> Scalar:
         what = (
             f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else type(value).__name__
         )
-        raise ValueError(f"Metric {name!r} is a {what}; expected a scalar. Log its mean or norm instead.")
+        raise ValueError(f"Metric {name!r}: got a {what}, expected a scalar. Log its mean or norm instead.")
     plain = item()
     if not isinstance(plain, bool | int | float | str):
-        raise ValueError(f"Metric {name!r} is a {type(plain).__name__}; expected a number, string or bool.")
+        raise ValueError(f"Metric {name!r}: got a {type(plain).__name__}, expected a number, string or bool.")
     return plain

@@ -1,4 +1,4 @@
-"""Rows as a table for spreadsheets; a column that appears late is added to the whole table."""
+"""Rows as a table for spreadsheets; a column that appears later is added to the whole table."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from framework.loggers.files import AppendFile, explained
 class CSVLogger(Logger):
     """Appends rows to `path`; every row reaches the operating system before `write` returns.
 
-    A row with new columns rewrites the file under the longer header, beside the old one, and then replaces
-    it in one step: a crash leaves one or the other. Missing values are empty fields.
+    A row with new columns writes a new file with the longer header and then replaces the old file atomically,
+    so that a crash leaves one of them intact. Missing values are empty fields.
 
     Args:
-      path: the file; its folder is made. An existing file is continued, with its columns.
+      path: the file; its folder is created. An existing file is continued, with its columns.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -61,6 +61,6 @@ class CSVLogger(Logger):
             raise explained(error, self._path) from error
         finally:
             beside.unlink(missing_ok=True)
-        self._file.close()  # the old table, which is no longer there
+        self._file.close()  # the old table, which was replaced
         self._file = AppendFile(self._path)
         self._columns = columns

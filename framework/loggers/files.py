@@ -1,4 +1,4 @@
-"""Appending to a file so that a full disk costs the row at hand and nothing else."""
+"""Appends to a file so that a full disk loses only the current row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from framework.checkpoints.folder import REASONS
 
 
 class AppendFile:
-    """A file that texts are appended to, each handed to the operating system whole or not at all.
+    """A file for appending texts, each of which is written completely or not at all.
 
     Args:
-      path: the file; its folder is made. A last line that a killed run left half written is ended first.
+      path: the file; its folder is created. If a killed run left an incomplete last line, it is ended first.
 
     Raises:
-      OSError: from here and from `append`, with the file's name, the reason and the fix.
+      OSError: The file cannot be written; `append` raises it too. The message has the file's name, the reason
+        and the fix.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -33,7 +34,7 @@ class AppendFile:
         return self._file.closed
 
     def append(self, text: str) -> None:
-        """Appends `text`; when that fails, what part of it was written is taken back."""
+        """Appends `text`; if that fails, removes the part that was written."""
         if self._file.closed:
             raise ValueError(f"{self.path}: write after close.")
         size = self._file.seek(0, os.SEEK_END)
@@ -42,7 +43,7 @@ class AppendFile:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
+            with contextlib.suppress(OSError):  # the first error is the one to report
                 self._file.truncate(size)
             raise explained(error, self.path) from error
 
@@ -57,7 +58,7 @@ class AppendFile:
 
 
 def explained(error: OSError, path: str | os.PathLike) -> OSError:
-    """The same error with a text that names the file and the fix."""
+    """Returns the same error with a message that names the file and the fix."""
     reason = REASONS.get(error.errno or 0, error.strerror or str(error))
     return OSError(
         error.errno,

@@ -1,4 +1,4 @@
-"""One JSON object per line: columns may appear at any time, a cut last line costs only itself."""
+"""One JSON object per line: columns may appear at any time, and an incomplete last line affects no other."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JSONLLogger(Logger):
-    """Appends rows to `path`; every row is handed to the operating system before `write` returns.
+    """Appends rows to `path`; every row reaches the operating system before `write` returns.
 
-    NaN and infinities become the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, so that every line is
-    JSON to any reader; `read_jsonl` turns them back.
+    NaN and infinities become the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, so that every line is valid
+    JSON; `read_jsonl` converts them back.
 
     Args:
-      path: the file; its folder is made. An existing file is continued.
+      path: the file; its folder is created. An existing file is continued.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -37,7 +37,7 @@ class JSONLLogger(Logger):
 
 
 def read_jsonl(path: str | os.PathLike) -> Iterator[Row]:
-    """The rows of a file. A broken line is left out with a warning that gives its number."""
+    """Yields the rows of a file. Skips invalid lines with a warning that gives the line number."""
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

@@ -12,7 +12,7 @@ _BAR_WIDTH = 40
 
 
 class ProgressDisplay:
-    """Shows the snapshots of a program's monitor; on a terminal in place, elsewhere a line now and then.
+    """Shows the snapshots of a program's monitor: in place on a terminal, as periodic lines elsewhere.
 
     ```python
     with ProgressDisplay(max_env_steps=50_000, target_return=475.0) as display:
@@ -20,13 +20,13 @@ class ProgressDisplay:
     ```
 
     Args:
-      max_env_steps: the end of the bar; None shows no bar and no time to go.
+      max_env_steps: end of the bar; None shows no bar and no remaining time.
       target_return: shown beside the return.
       console: a `rich.console.Console`; None writes to standard output.
-      line_every: seconds between two lines where the output is no terminal.
-      clock: seconds, for tests.
-      below: makes what stands under the numbers on a terminal, as a table of the program's nodes; a line
-        shows nothing of it.
+      line_every: seconds between two lines if the output is not a terminal.
+      clock: returns seconds, for tests.
+      below: returns a renderable to show under the numbers on a terminal, such as a table of the program's
+        nodes; lines do not include it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ProgressDisplay:
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
         """Shows `{"counts": {name: count}, "labels": {label: newest row}}`.
 
-        None where there is no newer one, as while the program starts: only what stands below is renewed.
+        None means that there is no new snapshot, as while the program starts; then only `below` is updated.
         """
         if snapshot is not None:
             self._shown = snapshot
@@ -82,7 +82,7 @@ class ProgressDisplay:
         self.close()
 
     def numbers(self) -> dict[str, str]:
-        """What is shown: heading to text."""
+        """Returns the texts to show by heading."""
         snapshot = self._shown or {}
         counts = snapshot.get("counts", {})
         labels = snapshot.get("labels", {})
@@ -111,11 +111,11 @@ class ProgressDisplay:
         return result
 
     def line(self) -> str:
-        """The numbers on one line."""
+        """Returns the numbers on one line."""
         return " | ".join(f"{name} {text}" for name, text in self.numbers().items())
 
     def render(self) -> Any:
-        """The bar and the table, and what stands below, for rich."""
+        """Returns the bar, the table and `below`, for rich."""
         from rich.console import Group
 
         parts = [] if self._shown is None else [self._render_numbers()]
@@ -143,7 +143,7 @@ class ProgressDisplay:
         return view
 
     def _is_due(self, snapshot: Mapping[str, Any]) -> bool:
-        """The first line comes with the first env steps."""
+        """Returns whether a line is due; the first one is due with the first env steps."""
         if self._last_line is None:
             return bool(snapshot.get("counts", {}).get("env_steps"))
         return self._clock() - self._last_line >= self._line_every
@@ -166,7 +166,7 @@ class ProgressDisplay:
 
 
 class _Meter:
-    """Growth of counts per second over the last ten seconds or so."""
+    """Growth of counts per second over about the last ten seconds."""
 
     def __init__(self, clock: Callable[[], float], window: float = 10.0):
         self._clock = clock

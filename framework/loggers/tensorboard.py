@@ -11,12 +11,12 @@ from framework.loggers.base import Logger, to_scalars
 
 
 class TensorBoardLogger(Logger):
-    """Writes the numbers of each row under `label/name`; strings, bools and None are left to other loggers.
+    """Writes the numbers of each row under `label/name`; ignores strings, bools and None.
 
     Args:
-      directory: where the event files go.
-      steps_keys: the first of these that a row has is its place on the x axis. A row without any gets the
-        number of rows of its label before it.
+      directory: directory of the event files.
+      steps_keys: names of the step; the first that a row has is its position on the x axis. A row without any
+        of them gets the number of earlier rows of its label.
     """
 
     def __init__(self, directory: str | os.PathLike, steps_keys: Sequence[str] = ("env_steps", "steps")):

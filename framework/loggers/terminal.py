@@ -12,8 +12,8 @@ class TerminalLogger(Logger):
     """Prints each row as `[label] A = 1337 | B = 42.000 | C = foo`.
 
     Args:
-      label: put before every line, in brackets.
-      print_fn: takes the line.
+      label: printed before every line, in brackets.
+      print_fn: prints a line.
     """
 
     def __init__(self, label: str = "", print_fn: Callable[[str], object] = print):
@@ -25,6 +25,6 @@ class TerminalLogger(Logger):
 
 
 def format_row(row: Mapping[str, Any], label: str = "") -> str:
-    """The line that `TerminalLogger` prints."""
+    """Returns the line that `TerminalLogger` prints."""
     text = " | ".join(f"{name} = {format_value(value)}" for name, value in to_scalars(row).items())
     return f"[{label}] {text}" if label else text

@@ -363,4 +363,4 @@ def unserved(label: str, description: str) -> LaunchError:
 
 
 def unknown_node(node_id: int) -> LaunchError:
-    return LaunchError(f"The program has no node {node_id}. Add the node of this handle to it.")
+    return LaunchError(f"The program has no node {node_id}. Its handle is of a node that was not added.")

@@ -284,9 +284,9 @@ def test_arrays_come_back_exactly(checkpointer, dtype):
 
 Pair = namedtuple("Pair", "a b")
 REFUSED = {
-    "function": ({"a": [1, print]}, r"state\['a'\]\[1\] is a builtin_function"),
-    "named tuple": ({"p": Pair(1, 2)}, r"state\['p'\] is a Pair"),
-    "object array": ({"o": np.array([object()])}, r"state\['o'\] has dtype object"),
+    "function": ({"a": [1, print]}, r"state\['a'\]\[1\]: got a builtin_function"),
+    "named tuple": ({"p": Pair(1, 2)}, r"state\['p'\]: got a Pair"),
+    "object array": ({"o": np.array([object()])}, r"state\['o'\]: got dtype object"),
 }
 
 

@@ -107,7 +107,7 @@ def test_programs_that_make_no_sense(build, message):
 
 
 NODES = {
-    "not callable": (lambda: lp.PyNode(5), TypeError, "something to call"),
+    "not callable": (lambda: lp.PyNode(5), TypeError, "expected a callable"),
     "unknown server option": (
         lambda: lp.CourierNode(Nothing, courier_kwargs={"port": 1}),
         ValueError,
@@ -287,7 +287,7 @@ def test_serial_worker_without_step_is_told_what_to_add():
 
     program = lp.Program("test")
     program.add_node(lp.CourierNode(OnlyRun), label="worker")
-    with pytest.raises(lp.NodeError, match=r"add step\(\)"):
+    with pytest.raises(lp.NodeError, match=r"Add step\(\)"):
         lp.launch(program, "serial")
 
 

@@ -220,7 +220,7 @@ def test_job_client_reaches_services(concurrent_engine):
         assert client.futures.add(1, 2).result(PATIENCE) == 3
         with pytest.raises(LookupError, match="calculator-0"):
             job.client("nobody")
-        with pytest.raises(lp.LaunchError, match="serves nothing"):
+        with pytest.raises(lp.LaunchError, match="serves no methods"):
             job.client("main")
 
 
