@@ -87,18 +87,6 @@ def _flatten(nest: Nest, leaves: list[Any], leaf_type: type | None) -> Any:
     return None
 
 
-def map_leaves(function: Callable[[Any], Any], nest: Nest) -> Nest:
-    """The same nest with `function(leaf)` in place of each leaf."""
-    if isinstance(nest, tuple):
-        parts = [map_leaves(function, child) for child in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
-    if isinstance(nest, dict):
-        return {key: map_leaves(function, child) for key, child in nest.items()}
-    if isinstance(nest, list):
-        return [map_leaves(function, child) for child in nest]
-    return function(nest)
-
-
 def packer(structure: Structure) -> Pack:
     """A function from a list of leaves to the nest that `structure` describes."""
     pack, _ = _packer(structure[0], 0)

@@ -101,11 +101,3 @@ def test_wrong_leaves_and_keys_are_named():
         nest.register(dict)
     with pytest.raises(ValueError, match="kind 'set'"):
         nest.packer([["set", [None]]])
-
-
-@given(NESTS)
-def test_map_leaves_is_that_of_dm_tree(value):
-    mapped = nest.map_leaves(lambda leaf: leaf * 10, value)
-    expected = tree.map_structure(lambda leaf: leaf * 10, value)
-    assert mapped == expected
-    assert repr(mapped) == repr(expected), "the same classes, and dicts in the same order"

@@ -6,6 +6,7 @@ import collections
 from typing import Any, NamedTuple
 
 import numpy as np
+import tree
 
 from framework import nest as nests
 from framework.replay.types import PaddedSample, ReplaySample
@@ -30,7 +31,7 @@ def to_tensors(sample: Any, device: Any) -> Any:
             return leaf
         return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy()).to(device)
 
-    return sample._replace(data=nests.map_leaves(move, sample.data))
+    return sample._replace(data=tree.map_structure(move, sample.data))
 
 
 class PinnedTransfer:

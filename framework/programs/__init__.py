@@ -1,4 +1,4 @@
-"""From agents to program graphs, the workers and services that sit in their nodes, and what a run leaves."""
+"""Program graphs of agents, the workers and services in their nodes, and the folder of a run."""
 
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.make import make_program

@@ -1,4 +1,4 @@
-"""What an actor node acts with, for each way of inference: all envs at once, or two halves that alternate.
+"""The environments and actors of an actor node: all envs at once, or two halves that alternate.
 
 ```text
 half 0     |env|adder|  ....  |env|adder|  ....  |env|adder|        ....  waits for its turn
@@ -6,9 +6,9 @@ half 1        ....  |env|adder|  ....  |env|adder|
 inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of the half that does not step
 ```
 
-Each half is an environment, an adder and a loop of its own, as if it were a smaller actor; what they share
-is where their actions come from. It pays where inference does not need the time that stepping needs: an
-inference server, a GPU, environments in processes, networks so large that torch releases the interpreter.
+Each half has its own environment, adder and loop, like a smaller actor. The halves share the source of their
+actions. Halves are faster where inference can overlap stepping: with an inference server, a GPU, environments
+in processes, or networks so large that torch releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from framework.variables import VariableClient
 
 @dataclasses.dataclass
 class Half:
-    """Some of an actor's envs, or all of them, and what steps them.
+    """All or some of an actor's envs, with their actor and loop.
 
     Attributes:
-      environment: of these envs.
-      actor: chooses their actions, and has the adder of their experience.
-      should_update: whether the actor looks for newer parameters at each step.
+      environment: the batched environment of these envs.
+      actor: chooses their actions and owns the adder.
+      should_update: whether the actor requests newer parameters at each step.
       loop: drives the environment with the actor.
     """
 
@@ -52,19 +52,19 @@ class Half:
         self.start()
 
     def start(self) -> None:
-        """Begins with a reset of all envs at the next step."""
+        """Makes a new loop, which resets all envs at its first step."""
         self.loop = EnvironmentLoop(self.environment, self.actor, should_update=self.should_update)
 
 
 class Acting:
-    """Steps the envs of one actor node: one `Half` at a time, by turns.
+    """Steps the envs of one actor node, one `Half` at a time, in turn.
 
     Args:
-      halves: two, or one with all envs. With two, the actors are `InferenceActor`s.
-      versioned: its `version` is that of the parameters that acted last; None without parameters. An
-        attribute, too.
-      hold_period: actions are not computed ahead for the step with this number and each multiple of it. (An
-        unroll begins there, for which parameters may have to be awaited.) None always computes ahead.
+      halves: one half with all envs, or two. With two, the actors are `InferenceActor`s.
+      versioned: the object whose `version` is that of the parameters that acted last; None without
+        parameters. Also an attribute.
+      hold_period: actions are not computed ahead for steps that are a multiple of this number, because an
+        unroll begins there and may need newer parameters. None always computes ahead.
       close: called last by `close`.
     """
 
@@ -84,34 +84,34 @@ class Acting:
         self._steps = 0
 
     def ready(self) -> bool:
-        """Whether the half whose turn it is could add a step without waiting."""
+        """Whether the next half can take a step without waiting."""
         adder = self._next.actor.adder
         return adder is None or adder.ready()
 
     def step(self, max_steps: int | None = None) -> tuple[int, dict[str, Any] | None]:
-        """One batched step of the half whose turn it is.
+        """One batched step of the next half.
 
         Returns:
-          The transitions made, and what `EnvironmentLoop.step` returns.
+          The number of transitions, and the result of `EnvironmentLoop.step`.
         """
         half = self._next
         if len(self._askers) > 1:
-            self._askers[self._steps % 2].request()  # nothing, if that was done ahead
+            self._askers[self._steps % 2].request()  # Does nothing if the request was made ahead.
             self._steps += 1
             self._next = self.halves[self._steps % 2]
             if self._hold_period is None or self._steps % self._hold_period:
-                self._askers[self._steps % 2].request()  # is computed while this half steps
+                self._askers[self._steps % 2].request()  # Computed while this half steps.
         before = half.loop.num_steps
         finished = half.loop.step(max_steps)
         return half.loop.num_steps - before, finished
 
     def update(self) -> None:
-        """Takes the newest parameters over, for all envs."""
+        """Pulls the newest parameters for all envs."""
         for half in self.halves:
             half.actor.update(wait=True)
 
     def flush(self, timeout: float | None) -> None:
-        """Waits until the tables have all items, `timeout` seconds for each half."""
+        """Waits until all items are in the tables, at most `timeout` seconds for each half."""
         for adder in self._adders():
             adder.flush(timeout=timeout)
 
@@ -120,7 +120,7 @@ class Acting:
         return sum(adder.close(timeout=timeout) for adder in self._adders())
 
     def replace_adders(self, make_adder: Callable[[], Any]) -> int:
-        """Goes on with new adders and new episodes; returns how many items the old adders lost."""
+        """Replaces the adders and starts new episodes; returns how many items the old adders lost."""
         lost = self.close_adders(timeout=0.0)
         for half in self.halves:
             half.actor.adder = make_adder()
@@ -131,7 +131,7 @@ class Acting:
         return [half.actor.adder for half in self.halves if half.actor.adder is not None]
 
     def take_seconds(self) -> dict[str, float]:
-        """See `EnvironmentLoop.take_seconds`; with halves, `select_action` is time spent waiting."""
+        """See `EnvironmentLoop.take_seconds`. With two halves, `select_action` is time spent waiting."""
         parts = [half.loop.take_seconds() for half in self.halves]
         return {key: sum(part[key] for part in parts) for key in parts[0]}
 
@@ -140,11 +140,11 @@ class Acting:
         return self.halves[0].actor.save()
 
     def restore(self, state: Any) -> None:
-        """Continues with the random choices of `save`."""
+        """Restores the random choices from what `save` returned."""
         self.halves[0].actor.restore(state)
 
     def close(self) -> None:
-        """Disconnects from inference, then closes the environments."""
+        """Closes the actors, which disconnect from inference, then the environments."""
         for actor in self._askers:
             actor.close()
         self._close()
@@ -164,7 +164,7 @@ def make_acting(
     seed: int,
     make_adder: Callable[[], Any],
 ) -> Acting:
-    """Makes the parts for `config.inference`; the arguments are those of `ActorWorker`."""
+    """Makes the `Acting` for `config.inference`. The arguments are those of `ActorWorker`."""
     envs = config.envs_per_actor
     alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
     sizes = [envs - envs // 2, envs // 2] if alternates else [envs]
@@ -204,8 +204,8 @@ def make_acting(
             actor = InferenceActor(ports[index], adder, size)
         else:
             actor = PolicyActor(policy, adder, variables, envs, seed)
-        # Actors that follow the learner in step take newer parameters at the start of an unroll only. Halves
-        # share their parameters: one of them asks for newer ones, once per step of all envs.
+        # Actors with a limited policy lag pull parameters only at the start of an unroll. Halves share their
+        # parameters, so only one half requests newer ones, once per step of all envs.
         updates = not in_step and index == 0
         halves.append(Half(environment, actor, updates))
     hold_period = None

@@ -1,4 +1,4 @@
-"""The worker of an actor node: it steps one batched environment with one actor."""
+"""The worker of an actor node, which steps one batched environment with one actor."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from framework.programs.statistics import summarize
 from framework.programs.worker import ProgramWorker
 from framework.replay.errors import ServerClosed, ServerLost
 
-# Batched steps that are asked of the counter at a time: at first few, so that short programs are shared among
-# their actors too; later a share of what was made, for each question is a message and a wait.
+# Batched steps that a worker requests from the counter at a time. The first grants are small, so that all
+# actors take part in a short program. Later grants are a share of the steps made, because each request costs
+# a message and a wait.
 _FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 64
 
 
 class ActorWorker(ProgramWorker):
-    """Acts for the B envs of one environment until the counter hands out no more steps.
+    """Acts for the B envs of one environment until the budget of env steps is spent.
 
-    One `step()` is one step of all envs. The steps that all actors of a program may make are handed
-    out by the counter in small grants, so that a program makes exactly `max_env_steps` of them.
+    One `step()` is one step of all envs. The counter grants steps to all actors of a program in small
+    portions, so that the program makes exactly `max_env_steps` steps.
 
     Args:
       agent: makes the networks, the policy and the adder.
       make_environment: `(num_envs, seed) -> BatchedEnvironment`.
       spec: the `EnvironmentSpec` of one env.
       config: the run's settings.
-      replay: the replay client that the adder writes to; None for an agent that stores nothing.
-      learner: the variable source to pull parameters from; None for an agent without parameters.
-      counter: hands out steps and counts them.
+      replay: the replay client of the adder. None for an agent that stores nothing.
+      learner: the variable source. None for an agent without parameters.
+      counter: grants and counts steps.
       monitor: takes the rows of metrics.
-      checkpointer: keeps the state of the policy's random numbers between lives; None keeps nothing.
-      index: which of the actors this is.
-      seed: of this actor; environments and exploration derive theirs from it.
+      checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
+      index: index of this actor.
+      seed: seed of this actor, from which its environments and its policy derive their seeds.
       inference: the inference server, for the modes that need one.
     """
 
@@ -82,13 +83,13 @@ class ActorWorker(ProgramWorker):
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
             self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
         self._started = False
-        self._batched_steps = 0  # with two halves, two of them are a step of all envs
-        self._granted = self._spent = 0  # env steps of the current grant, and those of them that are made
-        self._episodes = self._counted_episodes = 0  # that ended
-        self._ended: list[dict[str, Any]] = []  # since the last row
-        self._dropped = 0  # items that were on their way when the program stopped
-        self._lost = 0  # items that were on their way when a replay server was lost
-        self._replaced_at = -1  # own steps when the adder was replaced last
+        self._batched_steps = 0  # With two halves, two of them are a step of all envs.
+        self._granted = self._spent = 0  # Env steps of the current grant, and how many of them are made.
+        self._episodes = self._counted_episodes = 0  # Finished episodes.
+        self._ended: list[dict[str, Any]] = []  # Episodes that ended since the last row.
+        self._dropped = 0  # Items in flight when the program stopped.
+        self._lost = 0  # Items in flight when a replay server was lost.
+        self._replaced_at = -1  # This actor's steps at the last replacement of the adder.
         self._steps = self._logged_at = 0
         state = None if checkpointer is None else checkpointer.get(self._name)
         if state is not None:
@@ -101,22 +102,22 @@ class ActorWorker(ProgramWorker):
         return self._lockstep is None or self._lockstep.may_step(self._batched_steps, self._version())
 
     def why_not_ready(self) -> str:
-        """What the serial engine prints if nothing can go on."""
+        """The text that the serial engine prints in a deadlock."""
         if not self._acting.ready():
             return (
-                f"its adder waits for room for what a step of its {self._config.envs_per_actor} envs may "
-                f"write: {describe_room(self._replay)}. Use fewer envs, or a rate limiter with a larger "
-                "buffer."
+                "its adder waits until replay accepts the items of a step of its "
+                f"{self._config.envs_per_actor} envs: {describe_room(self._replay)}. Use fewer envs, or a "
+                "rate limiter with a larger buffer."
             )
         assert self._lockstep is not None
         return f"waits for version {self._lockstep.needed_version(self._batched_steps)} of the parameters"
 
     def step(self) -> None:
-        if not self._started:  # not in the constructor: the learner may not be up yet
+        if not self._started:  # Not in the constructor: the learner may not have started yet.
             self._start()
         if self._lockstep is not None and not self._begin_unroll(self._lockstep):
-            return  # the caller looks whether the program is being stopped, and calls again
-        # Before the grant is too small for a step of all envs: that would cut their episodes short.
+            return  # The caller checks for a stop of the program, and calls again.
+        # Ask before the grant is too small for a step of all envs, which would cut episodes short.
         if self._granted - self._spent < self._config.envs_per_actor:
             self._report(ask=True)
             if self._granted == 0:
@@ -133,7 +134,7 @@ class ActorWorker(ProgramWorker):
             self._log()
 
     def recover(self, error: ServerClosed) -> bool:
-        """Goes on with new adders, unless the server does not come back, or was stopped."""
+        """Continues with new adders; False if the server did not restart, or was stopped."""
         if not isinstance(error, ServerLost) or self._steps == self._replaced_at:
             return False
         self._replaced_at = self._steps
@@ -141,7 +142,7 @@ class ActorWorker(ProgramWorker):
         return True
 
     def close(self) -> None:
-        """Counts what was done, leaves the state for the last checkpoint and closes the environment."""
+        """Reports the last counts, saves the state for the last checkpoint, and closes the environment."""
         if not self._finished:
             self._finish()
         self._acting.close()
@@ -160,7 +161,7 @@ class ActorWorker(ProgramWorker):
         return -1 if self._acting.versioned is None else self._acting.versioned.version
 
     def _begin_unroll(self, lockstep: Lockstep) -> bool:
-        """Takes the newest parameters where an unroll begins; False if those that it needs are not there."""
+        """Pulls the newest parameters where an unroll begins; False if the required version is not there."""
         needed = lockstep.needed_version(self._batched_steps)
         if needed is None:
             return True
@@ -170,12 +171,13 @@ class ActorWorker(ProgramWorker):
         return True
 
     def _report(self, ask: bool) -> None:
-        """Counts the steps made of the last grant and, if `ask`, asks for the next grant."""
+        """Reports the steps made of the last grant and, if `ask`, requests the next grant."""
         envs, wanted = self._config.envs_per_actor, 0
         if ask:
             wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs
         if ask and self._lockstep is not None:
-            # No more than its unroll takes: what others need for theirs would be missing at the end.
+            # At most the rest of the unroll: a larger grant could take steps that other actors need to
+            # complete their unrolls at the end of the budget.
             left = self._lockstep.steps_left(self._batched_steps) * envs // len(self._acting.halves)
             wanted = min(wanted, max(1, left))
         episodes = self._episodes - self._counted_episodes
@@ -186,18 +188,18 @@ class ActorWorker(ProgramWorker):
 
     def _finish(self) -> None:
         self._finished = True
-        # What a rate limiter does not let in now it never will: nothing is sampled any more.
+        # Items that a rate limiter refuses now stay out: no learner samples any more.
         self._dropped = self._acting.close_adders(timeout=0.2)
         if self._lockstep is not None:
             self._lockstep.wait_for_last(self._batched_steps)
         self._report(ask=False)
         self._log()
-        ends_program = self._config.evaluate_period is None  # otherwise the evaluator does
+        ends_program = self._config.evaluate_period is None  # Otherwise the evaluator does.
         if ends_program and self._counter.remaining() == 0:
             self._monitor.finish("max_env_steps", self._counter.get_counts())
 
     def _log(self) -> None:
-        # Before the row: if that cannot be written, the state is safe.
+        # Save the state before the row, in case writing the row fails.
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, self.save())
         if self._steps == self._logged_at:

@@ -1,7 +1,6 @@
 """The counts of a program, and its budget of env steps.
 
-An actor asks for steps before it takes them, so that the actors of all processes together stop at exactly
-`max_steps`:
+An actor requests steps before it takes them, so that all actors together stop at exactly `max_steps`:
 
 ```python
 granted = counter.grant("actor-0", 256)
@@ -20,14 +19,14 @@ from typing import Any
 from framework.core import Saveable
 
 Count = int | float
-_STEPS = "env_steps"  # the name that `grant` counts spent steps under
+_STEPS = "env_steps"  # The count to which `grant` adds spent steps.
 
 
 class Counter(Saveable[dict[str, Any]]):
     """Named counts, safe to use from any thread.
 
     Args:
-      max_steps: the budget of env steps that `grant` hands out; None is no limit.
+      max_steps: the budget of env steps for `grant`. None is no limit.
     """
 
     def __init__(self, max_steps: int | None = None):
@@ -37,7 +36,7 @@ class Counter(Saveable[dict[str, Any]]):
         self._changed = threading.Condition()
         self._counts: dict[str, Count] = {}
         self._grants: dict[str, int] = {}
-        self._settled: set[str] | None = None  # actors that have reported since `restore`; None before any
+        self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
         self._interrupted = False
 
     def increment(self, **counts: Count) -> dict[str, Count]:
@@ -52,18 +51,18 @@ class Counter(Saveable[dict[str, Any]]):
             return dict(self._counts)
 
     def grant(self, who: str, n: int, spent: int = 0, **counts: Count) -> int:
-        """Hands `who` up to `n` more steps of the budget; 0 when all of it is spent or handed out.
+        """Grants `who` up to `n` more steps of the budget; 0 when all steps are spent or granted.
 
         The sum of all `spent` never exceeds `max_steps`. `grant(who, 0, spent)` only reports.
 
         Args:
-          who: the name of the actor, the same after a restart.
-          n: steps asked for.
-          spent: steps taken out of the last grant. What `who` was granted before and did not spend goes
-            back to the budget, so an actor that died in the middle of a grant simply asks again. The first
-            report of each `who` after `restore` is taken as it comes, up to the budget: its grant was made
-            before the counter was restarted.
-          counts: what else to add, as `increment` does; saves a call.
+          who: name of the actor, the same after a restart.
+          n: number of requested steps.
+          spent: number of steps taken from the last grant. The unspent rest of that grant returns to the
+            budget, so an actor that died during a grant requests a new one. The first report of each `who`
+            after `restore` is accepted without a grant, up to the budget, because the restarted counter does
+            not know the grant.
+          counts: further counts to add, as `increment` does.
         """
         if n < 0 or spent < 0:
             raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected at least 0 for both.")
@@ -85,12 +84,12 @@ class Counter(Saveable[dict[str, Any]]):
             return granted
 
     def ungranted(self) -> int | None:
-        """Steps of the budget that `grant` can still hand out; None without a budget."""
+        """Steps of the budget that are neither spent nor granted; None without a budget."""
         with self._changed:
             return None if self._max_steps is None else self._left()
 
     def remaining(self) -> int | None:
-        """Steps of the budget that are not taken yet, granted ones included; None without a budget."""
+        """Steps of the budget that are not spent, including granted ones; None without a budget."""
         with self._changed:
             return None if self._max_steps is None else self._left() + sum(self._grants.values())
 
@@ -105,13 +104,13 @@ class Counter(Saveable[dict[str, Any]]):
             return self._counts.get(name, 0) >= value
 
     def interrupt(self) -> None:
-        """Ends every `wait_for`, now and from now on. For the stop handlers of a program."""
+        """Ends every current and future `wait_for`. For the stop handlers of a program."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
 
     def save(self) -> dict[str, Any]:
-        """The counts. Grants are not part of it: what was not spent is free again after a restore."""
+        """The counts. Grants are not saved: their unspent steps return to the budget after a restore."""
         return {"counts": self.get_counts()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

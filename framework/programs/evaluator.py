@@ -1,4 +1,4 @@
-"""The worker of the evaluator node: plays whole episodes with the newest parameters, greedily."""
+"""The worker of the evaluator node, which plays whole episodes greedily with the newest parameters."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from framework.variables import VariableClient
 
 
 class Evaluator(ProgramWorker):
-    """Evaluates every `evaluate_period` env steps, and ends the program at its goal or at its last step.
+    """Evaluates every `evaluate_period` env steps, and ends the program at its goal or its last step.
 
-    One `step()` plays `num_evaluation_episodes` episodes, one in each of as many envs, so that no
-    episode is counted because it happened to be short.
+    One `step()` plays `num_evaluation_episodes` episodes, each in its own env, so that short episodes are not
+    counted more often than long ones.
 
     Args:
       agent: makes the networks and the policy (with `evaluation=True`).
-      make_environment: `(num_envs, seed) -> BatchedEnvironment`; the evaluator has its own.
+      make_environment: `(num_envs, seed) -> BatchedEnvironment`, for the evaluator's own environment.
       spec: the `EnvironmentSpec` of one env.
       config: the run's settings; `evaluate_period` is not None.
       learner: the variable source.
-      counter: says how many env steps were made.
-      monitor: takes the rows of metrics; it ends the program.
-      checkpointer: keeps the parameters of the best evaluation and the step of the last; None keeps nothing.
+      counter: counts the env steps of the program.
+      monitor: takes the rows of metrics and ends the program.
+      checkpointer: keeps the parameters of the best evaluation and the step of the last one. None keeps
+        nothing.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Evaluator(ProgramWorker):
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._environment = make_environment(num_episodes, seed)
         networks = agent.make_networks(spec)
-        # All variables, not only those that the policy names: `best` keeps the whole networks.
+        # All variables, not only those that the policy names, because `best` holds the whole networks.
         self._variables = VariableClient(learner, networks) if learner is not None else None
         self._actor = PolicyActor(
             agent.make_policy(networks, evaluation=True),
@@ -59,7 +60,7 @@ class Evaluator(ProgramWorker):
         self._loop = EnvironmentLoop(self._environment, self._actor, should_update=False)
         self._num_episodes = num_episodes
         self._networks = networks
-        self._best: float | None = None  # the highest mean return so far; None before it was looked up
+        self._best: float | None = None  # The highest mean return so far; None before it is read.
         assert config.evaluate_period is not None
         self._period, self._max_env_steps = config.evaluate_period, config.max_env_steps
         self._target_return = config.target_return
@@ -70,17 +71,17 @@ class Evaluator(ProgramWorker):
         return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
 
     def why_not_ready(self) -> str:
-        """What the serial engine prints if nothing can go on."""
+        """The text that the serial engine prints in a deadlock."""
         return f"waits for env step {self._next}"
 
     def step(self) -> None:
-        # Bounded, so that a stop is noticed; the counter wakes us when the step is reached.
+        # A bounded wait, to notice a stop. The counter ends it when the step is reached.
         if not self._counter.wait_for("env_steps", self._next, timeout=0.5):
             return
         self.evaluate()
 
     def evaluate(self) -> dict[str, Any]:
-        """Plays the episodes now, writes a row, and ends the program if it is at its goal or its end."""
+        """Plays the episodes now, writes a row, and ends the program at its goal or its last step."""
         counts = self._counter.get_counts()
         self._actor.update(wait=True)
         played = self._loop.run_episodes(self._num_episodes)
@@ -109,7 +110,7 @@ class Evaluator(ProgramWorker):
         return due if self._max_env_steps is None else min(due, self._max_env_steps)
 
     def _keep_if_best(self, row: dict[str, Any]) -> None:
-        """Puts the parameters of the best evaluation so far into the run's checkpoints, as part `best`."""
+        """Saves the parameters of the best evaluation so far as part `best` of the run's checkpoints."""
         if self._checkpointer is None or self._variables is None:
             return
         if self._best is None:

@@ -1,4 +1,4 @@
-"""The nodes of an agent's program, and what they hold of each other."""
+"""The nodes of an agent's program, and their handles to each other."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from framework.programs.seeding import derive_seed
 
 MakeEnvironment = Callable[[int, int], Any]  # (num_envs, seed) -> BatchedEnvironment
 
-# For nodes whose methods may be carried out twice: a call that a restart of the node swallowed is made again,
-# so that its caller does not fail with it.
+# For nodes whose methods may run twice: a call that a restart of the node interrupted is repeated, so that
+# its caller does not fail.
 _REPEAT = {"repeat_lost": True}
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 
 
 class Graph:
-    """Adds nodes to `program`. Each node gets handles to those that were added before it.
+    """Adds nodes to `program`. Each node gets handles to nodes that were added before it.
 
     Args:
-      program: gets the nodes.
-      agent: makes their parts.
+      program: the program that gets the nodes.
+      agent: makes the parts in the nodes.
       make_environment: `(num_envs, seed) -> BatchedEnvironment`.
       spec: the `EnvironmentSpec` of one env.
       config: the run's settings, which every worker gets.
@@ -71,7 +71,7 @@ class Graph:
         logger_factory: Callable[[], Logger | None] | None = None,
         on_write: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """Adds the counter, the monitor, which records `run`, and with a directory the checkpointer."""
+        """Adds the counter, the monitor (which records `run`) and, with a directory, the checkpointer."""
         counter = self._services["counter"] = self._add("counter", _make_counter, self._config)
         self._services["monitor"] = self._add(
             "monitor",
@@ -122,7 +122,7 @@ class Graph:
             learner=self._learner,
             monitor=self._services["monitor"],
             checkpointer=self._services["checkpointer"],
-            seed=self._seed_of("actor-0"),  # the same choices as one actor that has the policy
+            seed=self._seed_of("actor-0"),  # The same random choices as one actor with the policy.
             repeat=False,
         )
 
@@ -170,7 +170,7 @@ class Graph:
 
 
 def make_logger(config: RunConfig) -> Logger | None:
-    """The logger of a run's rows, in its directory; None without one."""
+    """The logger that writes a run's rows to its directory; None without a directory."""
     if config.directory is None:
         return None
     made: list[Logger] = [JSONLLogger(os.path.join(config.directory, "metrics.jsonl"))]

@@ -1,4 +1,4 @@
-"""The inference node of a program: a served policy, with parameters, metrics and checkpoints."""
+"""The inference node of a program: an inference server with parameters, metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from framework.programs.run_config import RunConfig
 from framework.programs.seeding import prepare_process
 from framework.variables import VariableClient
 
-_SAVE_EVERY = 1000  # batches between two states of the random choices that are put aside
+_SAVE_EVERY = 1000  # Batches between two saves of the random state.
 
 
 class InferenceWorker(InferenceServer):
-    """Owns the parameters that act, keeps them fresh, and says how well its batches are filled.
+    """Owns and updates the parameters for acting, and logs the sizes of its batches.
 
     Args:
       agent: makes the networks and the policy.
       spec: the `EnvironmentSpec` of one env.
-      config: the run's settings. An agent that follows the learner in step does not use its
-        `update_period`: its actors say when newer parameters are due.
-      learner: the variable source; None for an agent without parameters.
+      config: the run's settings. With a `max_policy_lag`, the actors request newer parameters, and
+        `update_period` has no effect.
+      learner: the variable source. None for an agent without parameters.
       monitor: takes the rows of metrics.
-      checkpointer: keeps the state of the policy's random choices; None keeps nothing.
-      seed: of the policy's random choices.
+      checkpointer: keeps the state of the policy's random choices. None keeps nothing.
+      seed: seed of the policy's random choices.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class InferenceWorker(InferenceServer):
             shared_memory=engine == "processes" and not config.inference_messages,
             on_batch=self._count,
         )
-        policy.seed(seed)  # as an actor would that has the policy itself
+        policy.seed(seed)  # As an actor with its own policy does.
         self._policy, self._monitor, self._checkpointer = policy, monitor, checkpointer
         self._log_period = config.log_period
         self._rows = self._batches = 0
@@ -77,7 +77,7 @@ class InferenceWorker(InferenceServer):
         return {"policy": self._policy.save(), "rows": self._rows, "batches": self._batches}
 
     def close(self) -> None:
-        """Leaves the state for the last checkpoint and closes the server."""
+        """Saves the state for the last checkpoint and closes the server."""
         super().close()
         if self._rows > self._logged[0]:
             self._log()

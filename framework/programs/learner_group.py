@@ -1,4 +1,4 @@
-"""Several learner nodes that make every step together: when each may go on, and those beside the first."""
+"""Several learner nodes that make every step together: their barrier, and the learners beside the first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from framework.programs.worker import ProgramWorker
 
 
 class Barrier:
-    """Where `size` learners wait for each other before each step.
+    """The point where `size` learners wait for each other before each step.
 
-    A learner that waits for the gradient of another cannot be stopped. So each comes here first, when it has
-    its data: if one is told to make the step, all are.
+    A learner that waits for the gradient of another cannot be stopped. Each learner therefore waits here
+    first, when it has its data: either all of them make the step or none does.
     """
 
     def __init__(self, size: int):
@@ -29,7 +29,7 @@ class Barrier:
         self._closed = False
 
     def arrive(self) -> bool:
-        """Waits for the others; True when all are here, False once it is closed."""
+        """Waits for the others; True when all have arrived, False once the barrier is closed."""
         with self._changed:
             if self._closed:
                 return False
@@ -45,22 +45,22 @@ class Barrier:
 
     @property
     def started(self) -> bool:
-        """Whether a step has been made."""
+        """Whether the learners have begun a step."""
         return self._round > 0
 
     def close(self) -> None:
-        """Ends all waits, now and later, with False."""
+        """Ends all current and future waits with False."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class FirstLearner:
-    """What the learner of rank 0 keeps for the others: their meeting point, and the barrier.
+    """The group's store and barrier, which the learner of rank 0 keeps for the others.
 
     Args:
-      learner: whose state the others begin with.
-      size: how many learners.
+      learner: the learner whose state the others start from.
+      size: number of learners.
     """
 
     def __init__(self, learner: Any, size: int):
@@ -74,16 +74,16 @@ class FirstLearner:
         launch.register_stop_handler(self.barrier.close)
 
     def meeting(self) -> tuple[int, dict[str, Any]]:
-        """`(port of the store, state to begin with)` for a learner that joins."""
+        """`(port of the store, initial state)` for a learner that joins."""
         if self.barrier.started:
             raise RuntimeError(
-                "The learners have begun, and one of them was restarted, which works for all together only. "
+                "One of several learners was restarted after the first step. It cannot rejoin the others. "
                 "Resume the run instead."
             )
         return self._store.port, self._learner.save()
 
     def go_on(self) -> bool:
-        """Waits until all learners have data for the next step; False if there is none any more."""
+        """Waits until all learners have data for the next step; False once the barrier is closed."""
         if self._group is None:
             if not self.barrier.arrive():
                 return False
@@ -97,16 +97,16 @@ class FirstLearner:
 
 
 class LearnerReplica(ProgramWorker):
-    """A learner beside the first: it learns from its shard of each batch and publishes nothing.
+    """A learner of rank 1 or higher. It learns from its shard of each batch and does not publish.
 
     Args:
       agent: makes the networks, the dataset and the learner.
       spec: the `EnvironmentSpec` of one env.
       config: the run's settings.
       replay: the replay client to sample from and to write priorities to.
-      first: the learner of rank 0.
-      rank: from 1.
-      seed: of this worker.
+      first: a client of the learner of rank 0.
+      rank: rank of this learner, from 1.
+      seed: seed of this worker.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class LearnerReplica(ProgramWorker):
             self._dataset.update_priorities(np.asarray(sample.info.key), priorities)
 
     def close(self) -> None:
-        """Leaves the group and gives prefetched samples back."""
+        """Leaves the group and returns prefetched samples to replay."""
         if self._group is not None:
             self._group.close()
         self._dataset.close()
 
 
 def join(learner: Any, rank: int, size: int, port: int) -> Any:
-    """Makes `learner` one of a group of `size`; returns the group."""
+    """Joins `learner` to a group of `size` learners, and returns the group."""
     from framework.learners import LearnerGroup
 
     group = LearnerGroup(rank, size, port, learner.device)
@@ -164,7 +164,7 @@ def join(learner: Any, rank: int, size: int, port: int) -> Any:
 
 
 def check_engine(num_learners: int) -> None:
-    """ValueError where nodes have no processes of their own."""
+    """Raises ValueError with several learners on an engine that runs all nodes in one process."""
     context = launch.get_node_context()
     if context.engine in ("serial", "threads"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The worker of the learner node: data in, parameters, priorities, metrics and checkpoints out."""
+"""The worker of the learner node, which drives a learner with data from replay."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class LearnerWorker(ProgramWorker):
-    """Drives a learner: takes batches, writes priorities back, publishes, logs and checkpoints.
+    """Drives a learner: takes batches, updates priorities, publishes parameters, logs and checkpoints.
 
     One `step()` is one batch. The node is also the program's source of variables. Their version is the
-    number of learner steps made in this run; steps that were lost with a killed learner stay counted.
+    number of learner steps in this run, including steps that a killed learner made after its last checkpoint.
 
     Args:
       agent: makes the networks, the dataset and the learner.
@@ -35,8 +35,8 @@ class LearnerWorker(ProgramWorker):
       replay: the replay client to sample from and to write priorities to.
       counter: counts `learner_steps`.
       monitor: takes the rows of metrics.
-      checkpointer: keeps the learner's state; it is restored from there on construction. None keeps nothing.
-      seed: of this worker.
+      checkpointer: keeps the learner's state, which the constructor restores. None keeps nothing.
+      seed: seed of this worker.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class LearnerWorker(ProgramWorker):
         self._checkpointer = checkpointer
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
-        # Actors that follow in step need every version.
+        # Actors with a limited policy lag need every version.
         self._publish_period = config.publish_period if agent.max_policy_lag is None else 1
         self._steps = 0
         self._uncounted = 0
-        self._waited_s = 0.0  # for the dataset, since the last row
+        self._waited_s = 0.0  # For the dataset, since the last row.
         self._times_sampled = 0.0
-        self._metrics: Mapping[str, SupportsFloat] | None = None  # of the last step
-        self._checkpointed = (0, time.monotonic())  # env steps and clock at the last checkpoint
+        self._metrics: Mapping[str, SupportsFloat] | None = None  # Of the last step.
+        self._checkpointed = (0, time.monotonic())  # Env steps and time of the last checkpoint.
         self._published = threading.Condition()
         self._waits_for_data = False
         self._stall_detector = StallDetector(config.num_actors) if agent.max_policy_lag is not None else None
@@ -75,18 +75,19 @@ class LearnerWorker(ProgramWorker):
         self._publish()
 
     def variable_block(self) -> VariableBlock:
-        """The newest parameters; None arrives where the memory of this machine cannot be reached."""
+        """The newest parameters. A client that cannot map this machine's shared memory gets None."""
         return self._block
 
     def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
-        """See `VariableBlock.get_variables`; for those on other machines."""
+        """See `VariableBlock.get_variables`; for clients that cannot map the block."""
         return self._block.get_variables(names, newer_than)
 
     def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:
-        """Blocks until `version` or a newer one is published; False after `timeout` seconds without.
+        """Blocks until `version` or a newer one is published; False after `timeout` seconds.
 
-        An `actor` that says its name waits for nothing else. If all do, and this learner waits for their
-        data, some of it is lost: then the same parameters are published again, for other data.
+        An actor that passes its name as `actor` has sent all its data. If all actors wait like this while the
+        learner waits for data, some data was lost: the learner then publishes the same parameters again, so
+        that the actors collect new data.
         """
         with self._published:
             if self._published.wait_for(lambda: self._block.version >= version, timeout):
@@ -96,9 +97,9 @@ class LearnerWorker(ProgramWorker):
             if not self._stall_detector.asked(actor):
                 return False
             _LOG.warning(
-                "all actors wait for version %d of the parameters and the learner for their data, of which "
-                "some was lost (was the replay server or the learner restarted?): published the parameters "
-                "of version %d once more",
+                "All actors wait for version %d of the parameters and the learner waits for their data: some "
+                "data was lost, probably because the replay server or the learner was restarted. The "
+                "parameters of version %d are published again.",
                 version,
                 self._block.version,
             )
@@ -108,7 +109,7 @@ class LearnerWorker(ProgramWorker):
             return self._block.version >= version
 
     def is_learning(self) -> bool:
-        """Whether a step is being made now; between two of them the learner waits for data."""
+        """Whether a step is running. Between two steps, the learner waits for data."""
         with self._published:
             return not self._waits_for_data
 
@@ -117,15 +118,18 @@ class LearnerWorker(ProgramWorker):
         return self._together().meeting()
 
     def arrive(self) -> int | None:
-        """For the other learners: waits until all have data for the next step, which they make with the
-        returned `env_steps`. None at the end."""
+        """For the other learners: waits until all have data for the next step.
+
+        Returns:
+          The `env_steps` of the step; None at the end.
+        """
         return self._learner.env_steps if self._together().barrier.arrive() else None
 
     def ready(self) -> bool:
         return not self._finished and self._dataset.ready()
 
     def why_not_ready(self) -> str:
-        """What the serial engine prints if nothing can go on."""
+        """The text that the serial engine prints in a deadlock."""
         return f"its dataset waits for a batch: {describe_stock(self._replay)}"
 
     def step(self) -> None:
@@ -134,7 +138,7 @@ class LearnerWorker(ProgramWorker):
         sample = next(self._dataset, None)
         self._waited_s += time.perf_counter() - started
         if sample is None or not (self._others is None or self._others.go_on()):
-            self._finished = True  # the program is being stopped
+            self._finished = True  # The program is being stopped.
             return
         with self._published:
             self._waits_for_data = False
@@ -161,7 +165,7 @@ class LearnerWorker(ProgramWorker):
             self._monitor.finish("max_learner_steps", {"learner_steps": self._steps})
 
     def close(self) -> None:
-        """Logs and counts what was done, leaves the state for a checkpoint, gives prefetched samples back."""
+        """Logs and counts the last steps, saves the state, and returns prefetched samples to replay."""
         if self._metrics is not None and self._steps > self._logged[0]:
             self._log(self._metrics)
         self._counter.increment(learner_steps=self._uncounted)
@@ -176,7 +180,7 @@ class LearnerWorker(ProgramWorker):
 
     def _together(self) -> FirstLearner:
         if self._others is None:
-            raise RuntimeError("This learner was made with num_learners=1; others cannot join it.")
+            raise RuntimeError("This learner was made with num_learners=1. Others cannot join it.")
         return self._others
 
     def _restore(self) -> None:
@@ -187,14 +191,15 @@ class LearnerWorker(ProgramWorker):
         counts = self._counter.get_counts()
         if state is not None:
             self._checkpointed = (counts.get("env_steps", 0), time.monotonic())
-        # A learner that comes back from an older checkpoint, or from none, goes on above what actors have.
+        # A learner that restarts from an older checkpoint, or from none, continues with versions above those
+        # of the actors.
         made = counts.get("learner_steps", 0)
         self._steps = max(self._steps, self._block.version + 1, made + 1 if made > self._steps else 0)
         self._uncounted = self._steps - made
         self._logged = (self._steps, time.perf_counter())
 
     def _publish(self) -> dict[str, int]:
-        """Counts the steps made, then publishes: whoever sees a version finds its steps counted."""
+        """Counts the steps, then publishes, so that the steps of a published version are always counted."""
         counts: dict[str, int] = self._counter.increment(learner_steps=self._uncounted)
         self._uncounted = 0
         self._learner.env_steps = counts.get("env_steps", 0)

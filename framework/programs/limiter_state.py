@@ -1,24 +1,22 @@
-"""What to say of replay when a program cannot go on: the numbers of each table's rate limiter."""
+"""The state of each table's rate limiter as text, for the message about a deadlock."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-# Reverb's limiters without a bound have the largest float64 there.
+# Reverb's limiters without a bound use the largest float64.
 _BOUNDLESS = 10**15
 
 
 def describe_room(replay: Any) -> str:
-    """How many items each table takes before something is sampled."""
-    return _of_each_table(
-        replay, lambda info: f"takes {_count(_room(info))} more before something is sampled"
-    )
+    """The number of items that each table takes before a sample."""
+    return _of_each_table(replay, lambda info: f"takes {_count(_room(info))} more before a sample")
 
 
 def describe_stock(replay: Any) -> str:
-    """How many samples each table gives before something is inserted."""
-    return _of_each_table(replay, lambda info: f"gives {_count(_stock(info))} samples before one is inserted")
+    """The number of samples that each table gives before an insert."""
+    return _of_each_table(replay, lambda info: f"gives {_count(_stock(info))} samples before an insert")
 
 
 def _of_each_table(replay: Any, says: Any) -> str:

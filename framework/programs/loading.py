@@ -1,4 +1,4 @@
-"""From a run's folder to a policy that acts."""
+"""Loads the policy of a run from its folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from framework.programs.run_folder import RunError, RunFolder
 
 
 class LoadedPolicy:
-    """What a run has learned, acting greedily.
+    """The greedy policy of a run.
 
     ```python
     policy = load_policy("runs/cartpole")
@@ -26,11 +26,11 @@ class LoadedPolicy:
     ```
 
     Attributes:
-      agent: as it was configured.
+      agent: the agent, as configured in the run.
       spec: the specs of its environment.
-      networks: with the parameters of the checkpoint, on the CPU.
-      step: env steps when the checkpoint was saved.
-      checkpoint: the folder it was read from.
+      networks: the networks with the parameters of the checkpoint, on the CPU.
+      step: env steps of the run when the checkpoint was saved.
+      checkpoint: folder of the checkpoint.
     """
 
     def __init__(self, folder: RunFolder, reader: CheckpointReader, best: bool = False):
@@ -54,9 +54,11 @@ class LoadedPolicy:
         self._envs = 0
 
     def __call__(self, observation: Any) -> Any:
-        """The actions for a nest of `[B, ...]`. Recurrent ones remember until `reset`.
+        """The actions for a nest of `[B, ...]`. Recurrent policies keep their state until `reset`.
 
-        ValueError if a leaf has another shape than its spec says, behind the same B for all.
+        Raises:
+          ValueError: A leaf does not have the shape `[B, *shape]` of its spec, with the same B for all
+            leaves.
         """
         envs = _envs(observation, self.spec.observations)
         if self._state is None or envs != self._envs:
@@ -86,8 +88,8 @@ class LoadedPolicy:
     def _load_best(self, reader: CheckpointReader) -> None:
         if "best" not in reader.names:
             raise RunError(
-                f"{reader.path} holds no best parameters: nothing was evaluated before it was saved. "
-                "Leave --checkpoint out to take the newest."
+                f"{reader.path}: got no best parameters, because it was saved before the first evaluation. "
+                "Omit --checkpoint to use the newest parameters."
             )
         best = reader.state("best")
         self.networks.load_state_dict(best["networks"])
@@ -108,7 +110,7 @@ def _envs(observation: Any, observation_spec: Any) -> int:
             ""
             if shapes != expected
             else (
-                " A single observation needs a batch dimension: observation[None], for each array of a nest."
+                " Add a batch dimension to a single observation: observation[None], for each array of a nest."
             )
         )
         raise ValueError(
@@ -120,15 +122,15 @@ def _envs(observation: Any, observation_spec: Any) -> int:
 def load_policy(
     run: str | os.PathLike[str], checkpoint: str | int | os.PathLike[str] | None = None
 ) -> LoadedPolicy:
-    """What the run in the folder `run` has learned, ready to act: `action = policy(observation)`.
+    """Loads the policy of the run in the folder `run`: `action = policy(observation)`.
 
     Args:
       run: the folder of the run.
-      checkpoint: which one: None for the newest, "best" for the parameters of the best evaluation,
+      checkpoint: None for the newest checkpoint, "best" for the parameters of the best evaluation,
         "previous", a step, or a folder.
 
     Raises:
-      RunError: the run or its checkpoint cannot be read.
+      RunError: The run or its checkpoint cannot be read.
     """
     folder = RunFolder.open(run)
     try:

@@ -1,4 +1,4 @@
-"""How one actor of an on-policy program follows the learner: which version each unroll begins with."""
+"""Limits the policy lag of one actor: the version of the parameters with which each unroll begins."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import launch
 from framework.replay.errors import DeadlineExceededError
 
-_WAIT_S = 0.5  # for a version of the parameters, between two looks at whether the program is being stopped
-_LAST_STEP_S = 60.0  # at the most for the learner's last step
-_SAY_PERIOD_S = 60.0  # between two messages that the wait goes on
+_WAIT_S = 0.5  # For a version of the parameters, between two checks for a stop of the program.
+_LAST_STEP_S = 60.0  # Limit of the wait for the learner's last step.
+_SAY_PERIOD_S = 60.0  # Between two log messages of a wait.
 _LOG = logging.getLogger(__name__)
 
 
 class Lockstep:
-    """Says when the next unroll may begin, and waits for that.
+    """Decides when the next unroll may begin, and waits for its version of the parameters.
 
-    Unroll k (k = 0, 1, …) of `unroll_length` steps is made with version `first + max(0, k - lag)` or a
-    newer one, where `first` is the version at the start.
+    An actor collects unroll k (k = 0, 1, …) of `unroll_length` steps with version `first + max(0, k - lag)`
+    or a newer one, where `first` is the version at the start.
 
     Args:
-      name: of the actor.
+      name: name of the actor.
       learner: the client of the learner's node.
-      counter: hands out env steps.
+      counter: grants env steps.
       unroll_length: steps of the actor's loop in an unroll.
       lag: learner steps by which the parameters may be old.
     """
@@ -38,11 +38,11 @@ class Lockstep:
         self._said_at = 0.0
 
     def start(self, version: int) -> None:
-        """Counts unrolls from `version`, which the actor has now."""
+        """Counts unrolls from `version`, the actor's current version."""
         self._first = version
 
     def needed_version(self, steps: int) -> int | None:
-        """The least version for the step after `steps` steps; None inside of an unroll."""
+        """The oldest version allowed for the step after `steps` steps; None inside an unroll."""
         unroll, begun = divmod(steps, self._unroll_length)
         return None if begun or self._first is None else self._first + max(0, unroll - self._lag)
 
@@ -51,15 +51,15 @@ class Lockstep:
         return self._unroll_length - steps % self._unroll_length
 
     def may_step(self, steps: int, version: int) -> bool:
-        """Whether `version`, or the learner's newest, is enough after `steps` steps; does not wait."""
+        """Whether `version`, or the learner's newest, is new enough after `steps` steps. Does not wait."""
         needed = self.needed_version(steps)
         return needed is None or version >= needed or self._is_available(needed, 0.0, None)
 
     def wait(self, needed: int, version: int, flush: Callable[[], None]) -> bool:
-        """Waits half a second for version `needed`; returns whether the step may be made.
+        """Waits half a second for version `needed`; returns whether the actor may step.
 
-        The version is made of what this actor has sent. So a wait that goes on calls `flush`, which raises
-        what went wrong with that, and logs once a minute.
+        The learner makes the version from this actor's data. A longer wait therefore calls `flush`, which
+        raises errors of the adder, and logs a message once a minute.
         """
         if version >= needed or self._is_available(needed, _WAIT_S, self._name):
             self._waiting_since = None
@@ -67,15 +67,15 @@ class Lockstep:
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = self._said_at = now
-        held_back = "replay has everything that it has made"
+        held_back = "All its items are in replay."
         try:
             flush()
         except DeadlineExceededError as error:
-            held_back = f"not all that it has made is in replay: {error}"
+            held_back = f"Not all its items are in replay: {error}"
         if now - self._said_at >= _SAY_PERIOD_S:
             self._said_at = now
             _LOG.warning(
-                "%s has waited %.0f s for version %s of the parameters and has %s; %s",
+                "%s has waited %.0f s for version %s of the parameters and has version %s. %s",
                 self._name,
                 now - self._waiting_since,
                 needed,
@@ -87,8 +87,8 @@ class Lockstep:
     def wait_for_last(self, steps: int) -> None:
         """Waits until the learner has learned from the last complete unrolls.
 
-        So the program does not end, or evaluate, without that. Returns early if another actor's unroll is
-        missing: there is no batch then.
+        The program then ends, or evaluates, with those parameters. Returns early if another actor's unroll
+        is missing, because the batch is then never complete.
         """
         if self._first is None or launch.get_node_context().engine == "serial":
             return
@@ -100,6 +100,6 @@ class Lockstep:
                 return
 
     def _is_available(self, needed: int, timeout: float, name: str | None) -> bool:
-        # At the end of the budget other actors may have stopped in the middle of their unroll, and the
-        # version never comes. What this one was granted it makes all the same: too little for an unroll.
+        # At the end of the budget, other actors may have stopped inside their unroll, so that no newer
+        # version follows. This actor still makes its granted steps, which are fewer than an unroll.
         return self._learner.wait_for_version(needed, timeout, name) or self._counter.ungranted() == 0

@@ -1,4 +1,4 @@
-"""From an agent to its program graph."""
+"""Makes the program graph of an agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_program(
     on_write: Callable[[dict[str, Any]], None] | None = None,
     name: str | None = None,
 ) -> launch.Program:
-    """Makes the program graph of `agent`, ready for any engine:
+    """Makes the program graph of `agent`, which runs on any engine:
 
     ```python
     program = make_program(DQN(DQNConfig()), "gymnasium:CartPole-v1", RunConfig(max_env_steps=50_000))
@@ -31,21 +31,21 @@ def make_program(
     ```
 
     Nodes: `replay`, `counter`, `monitor`, `checkpointer` (with a `directory`), `learner`,
-    `inference` (where it is a server), `actor` (`num_actors` of them) and `evaluator`. The
-    environment is made here once, to read its specs, and then in each node that steps it.
+    `inference` (if it is a server), `actor` (`num_actors` of them) and `evaluator`. This function makes
+    the environment once to read its specs. Each node that steps an environment makes its own.
 
     Args:
       agent: makes the parts. An agent without tables runs without replay and learner.
       environment_factory: a name for `environments.make`, or a callable that returns an environment.
-      config: how many nodes, how long, what is written; None is `RunConfig()`.
-      logger_factory: returns the logger of all rows; None writes what `config` says to its directory.
+      config: the settings of the program. None is `RunConfig()`.
+      logger_factory: returns the logger of all rows. None writes to the directory of `config`.
       on_write: called with the monitor's snapshot after every row, in the monitor's process. An exception
-        from it ends the program; it is the `__cause__` of the `launch.NodeError`.
-      name: of the program; the agent's class name if None.
+        from it ends the program and is the `__cause__` of the `launch.NodeError`.
+      name: name of the program. None is the agent's class name.
 
     Raises:
-      ValueError: the agent does not fit the environment or the config.
-      RunError: the directory holds a run of another agent or environment.
+      ValueError: The agent does not fit the environment or the config.
+      RunError: The directory holds a run of another agent or environment.
     """
     config = config or RunConfig()
     spec = environment_spec(agent, environment_factory, config)
@@ -75,7 +75,7 @@ def make_program(
 def environment_spec(
     agent: core.Agent, factory: str | Callable[..., Any], config: RunConfig
 ) -> specs.EnvironmentSpec:
-    """The spec of one env as `agent` sees it; makes the environment and closes it."""
+    """The spec of one env with the wrappers of `agent`. Makes the environment and closes it."""
     environment = make_environment(agent, factory, config, 1, config.seed)
     try:
         return specs.make_environment_spec(environment)
@@ -91,7 +91,7 @@ def make_environment(
     seed: int,
     render_mode: str | None = None,
 ) -> Any:
-    """The environment of `num_envs` envs with the agent's wrappers."""
+    """Makes an environment of `num_envs` envs with the agent's wrappers."""
     return environments.make(
         factory,
         num_envs=num_envs,

@@ -1,4 +1,4 @@
-"""The service that takes the metrics of all nodes of a program, and ends the program."""
+"""The service that takes the metrics of all nodes of a program and ends the program."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Monitor:
-    """Writes every node's rows to the loggers, derives rates, and keeps the newest rows to look at.
+    """Writes the rows of all nodes to the logger, adds rates, and keeps the newest rows for `snapshot`.
 
     Args:
-      logger: an object with `write(dict)` and `close()`; None keeps the rows in memory only.
+      logger: an object with `write(dict)` and `close()`. None keeps the rows in memory only.
       on_write: called with `snapshot()` after every row, in the node's process.
-      replay: a replay client; its counters are added to the learner's rows. None if there is none.
-      counter: its counts are added to the learner's rows.
+      replay: a replay client, whose counters are added to the learner's rows; None without replay.
+      counter: the counter, whose counts are added to the learner's rows.
     """
 
     def __init__(self, logger: Any = None, *, on_write: Any = None, replay: Any = None, counter: Any = None):
@@ -23,11 +23,11 @@ class Monitor:
         self._lock = threading.Lock()
         self._latest: dict[str, dict[str, Any]] = {}
         self._started = time.monotonic()
-        self._rate = (0, self._started)  # env steps and clock of the last row of the learner
+        self._rate = (0, self._started)  # Env steps and time of the learner's last row.
         self._result: dict[str, Any] | None = None
 
     def write(self, label: str, row: dict[str, Any]) -> None:
-        """Takes one row of `label` (`"actor-0"`, `"learner"`, …): names to scalars."""
+        """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`."""
         row = dict(row)
         if label == "learner":
             row.update(self._shared_numbers(row))
@@ -39,7 +39,7 @@ class Monitor:
             self._on_write(self.snapshot())
 
     def snapshot(self) -> dict[str, Any]:
-        """The newest value of everything: `{"labels": {label: row}, "counts": …, "result": …}`."""
+        """The newest row of each label: `{"labels": {label: row}, "counts": …, "result": …}`."""
         with self._lock:
             labels = {k: dict(v) for k, v in self._latest.items()}
         counts = self._counter.get_counts() if self._counter is not None else {}
@@ -51,7 +51,7 @@ class Monitor:
         }
 
     def finish(self, reason: str, numbers: dict[str, Any]) -> None:
-        """Ends the program: its result is `{"reason": reason, **numbers}`; the first call wins."""
+        """Ends the program with the result `{"reason": reason, **numbers}`. Only the first call counts."""
         import launch
 
         with self._lock:
@@ -61,7 +61,7 @@ class Monitor:
         launch.stop(result)
 
     def close(self) -> None:
-        """Writes what the loggers hold back."""
+        """Flushes and closes the logger."""
         if self._logger is not None:
             self._logger.close()
 
@@ -86,11 +86,11 @@ class Monitor:
 
 
 def replay_numbers(info: dict[str, Any]) -> dict[str, Any]:
-    """Counters of each table of a `server_info`, all since its beginning.
+    """Counters of each table of a `server_info`, since the start of the server.
 
-    `size`, `inserted`, `sampled`, `samples_per_insert`; `sample_age`, how many items on average had
-    been inserted since a sampled one was; `time/…_blocked_s`, how long inserts and samples waited for the
-    rate limiter. A back end without the last two leaves them out.
+    They are `size`, `inserted`, `sampled`, `samples_per_insert`, `sample_age` (mean number of items inserted
+    between the insert of an item and its sampling) and `time/…_blocked_s` (seconds that inserts and samples
+    waited for the rate limiter). A back end without the last two omits them.
     """
     numbers: dict[str, Any] = {}
     for name, table in info.items():

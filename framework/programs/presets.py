@@ -1,7 +1,7 @@
 """Settings that are known to work, for an agent in an environment.
 
-They stand at the end of an agent's own file, as `PRESETS`, by the environment's name. `repertory train`
-starts from the one of its agent and environment; flags override its values.
+They are at the end of an agent's file, as `PRESETS`, by the environment's name. `repertory train` starts from
+the preset of its agent and environment. Flags override its values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """Differences from the defaults.
+    """Differences from the default settings.
 
     Attributes:
       agent: fields of the agent's config.
@@ -26,5 +26,5 @@ class Preset:
 
 
 def presets_of(agent_class: type) -> Mapping[str, Preset]:
-    """The presets of an agent by environment: `PRESETS` of its module, none if there is no such name."""
+    """The presets of an agent by environment: `PRESETS` of its module, or empty without `PRESETS`."""
     return getattr(sys.modules[agent_class.__module__], "PRESETS", {})

@@ -2,11 +2,11 @@
 
 ```python
 agent = make_agent("dqn", learning_rate=3e-4)         # from a name and fields of its config
-agent = make_agent("my_agents.soft_q:SoftQ")          # a class that no package declares
+agent = make_agent("my_agents.soft_q:SoftQ")          # a class without an entry point
 ```
 
-An agent that is found by name is a class that takes one argument, `config`: a frozen dataclass with a
-default for every field, or nothing for the defaults.
+The class of an agent takes one argument, `config`: a frozen dataclass with a default for every field. Without
+the argument it uses the defaults.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ GROUP = "repertory.agents"
 
 @dataclasses.dataclass(frozen=True)
 class AgentEntry:
-    """Where an agent is found; nothing is imported before `load`.
+    """The location of an agent's class. `load` imports it.
 
     Attributes:
-      name: on the command line and in the files of a run.
+      name: name on the command line and in the files of a run.
       target: `module:Class`.
     """
 
@@ -38,7 +38,7 @@ class AgentEntry:
     target: str
 
     def load(self) -> type[core.Agent]:
-        """The agent's class. ValueError if it cannot be imported."""
+        """The agent's class. Raises ValueError if it cannot be imported."""
         module, _, name = self.target.partition(":")
         try:
             found: type[core.Agent] = getattr(importlib.import_module(module), name)
@@ -51,7 +51,7 @@ class AgentEntry:
         return (inspect.getdoc(self.load()) or "").partition("\n")[0].rstrip(".")
 
     def make_config(self, **fields: Any) -> Any:
-        """The agent's config with these fields. ValueError names a field that it does not have."""
+        """The agent's config with these fields. Raises ValueError for an unknown field."""
         config_class = type(_config_of(self.load()()))
         known = [field.name for field in dataclasses.fields(config_class)]
         for field in fields:
@@ -69,7 +69,11 @@ def agent_names() -> list[str]:
 
 
 def find_agent(name: str) -> AgentEntry:
-    """The agent called `name` (`-` and `_` are the same), or `module:Class`; ValueError if none."""
+    """The agent called `name` (`-` and `_` are equal), or `module:Class`.
+
+    Raises:
+      ValueError: No agent has this name.
+    """
     if ":" in name:
         return AgentEntry(name, name)
     known = _entry_points()
@@ -78,8 +82,8 @@ def find_agent(name: str) -> AgentEntry:
         return AgentEntry(plain, known[plain])
     if not known:
         raise ValueError(
-            f"agent: got {name!r}, and no installed package declares agents. Reinstall this one: "
-            "pip install -e . (or give module:Class)."
+            f"agent: got {name!r}, but no installed package declares agents. Run pip install -e . in the "
+            "repository, or give module:Class."
         )
     raise ValueError(
         f"Unknown agent {name!r}; the agents are {', '.join(sorted(known))}, or module:Class."
@@ -95,7 +99,7 @@ def make_agent(name: str, /, **fields: Any) -> core.Agent:
 
 
 def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any] | None]:
-    """The name by which `find_agent` finds the agent's class, and the fields of its config or None."""
+    """The name of the agent's class for `find_agent`, and the fields of its config (or None)."""
     cls = type(agent)
     target = f"{_module_of(cls)}:{cls.__qualname__}"
     names = [name for name, other in _entry_points().items() if other == target]
@@ -122,7 +126,7 @@ def _is_config(config: Any) -> bool:
 
 
 def _module_of(cls: type) -> str:
-    """The module's name for other processes; that of the file for a class of the script that runs."""
+    """The module's name for other processes. For a class of the main script, the name of its file."""
     if cls.__module__ != "__main__":
         return cls.__module__
     main = sys.modules["__main__"]

@@ -1,4 +1,4 @@
-"""The service that gathers the state of all nodes of a run into checkpoints."""
+"""The service that collects the state of all nodes of a run in checkpoints."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from framework.checkpoints import Checkpointer, CheckpointReader, Part, torch_pa
 from framework.programs.run_config import RunConfig
 from framework.replay.checkpointers import DefaultCheckpointer
 
-_REPLAY = "replay"  # the part that the replay server writes
+_REPLAY = "replay"  # The part that the replay server writes.
 
 
 class RunCheckpointer:
-    """Keeps the newest state of every part of a run and writes them together, as one checkpoint.
+    """Keeps the newest state of every part of a run and writes all parts as one checkpoint.
 
-    Workers `put` their state when it suits them and once more when they stop; the counter and the replay
-    server are asked at the moment of writing. It is closed after the workers and before replay, and then
-    writes the last checkpoint of a run, however the run ends.
+    Workers `put` their state between steps and when they stop. The checkpointer asks the counter and the
+    replay server when it writes. It closes after the workers and before replay, and then writes the last
+    checkpoint of a run, however the run ends.
 
     Args:
       config: the run's settings. Checkpoints go to `checkpoints/` in its directory.
-      counter: its counts are part of every checkpoint, and `env_steps` names it.
-      replay: a replay client, whose server writes its part; None for an agent without replay.
+      counter: the counter, whose counts are part of every checkpoint. `env_steps` names the checkpoint.
+      replay: a replay client, whose server writes its own part. None for an agent without replay.
     """
 
     def __init__(self, config: RunConfig, *, counter: Any, replay: Any = None):
         self._checkpointer = run_checkpoints(config)
         self._counter, self._replay = counter, replay
-        self._lock = threading.Lock()  # of the states; not held while a checkpoint is written
+        self._lock = threading.Lock()  # Guards the states; not held while a checkpoint is written.
         self._writing = threading.Lock()
         self._puts = self._saved_puts = 0
         reader = self._checkpointer.newest_intact()
@@ -39,7 +39,7 @@ class RunCheckpointer:
         self._states = {name: reader.state(name) for name in names if reader is not None and name != _REPLAY}
 
     def get(self, part: str) -> Any:
-        """The newest state of `part`, of this run or of the checkpoint it goes on from; None if none."""
+        """The newest state of `part`, from this run or from the checkpoint that it resumes; None without."""
         with self._lock:
             return self._states.get(part)
 
@@ -50,7 +50,7 @@ class RunCheckpointer:
             self._puts += 1
 
     def commit(self, reason: str) -> str | None:
-        """Writes a checkpoint of everything now and returns its folder; None if nothing is new."""
+        """Writes a checkpoint of all parts now and returns its folder; None if nothing has changed."""
         with self._writing:
             with self._lock:
                 states, puts = dict(self._states), self._puts
@@ -86,12 +86,13 @@ def saved_part(config: RunConfig, part: str) -> Any:
 def replay_checkpointer(config: RunConfig) -> DefaultCheckpointer:
     """The checkpointer of the run's replay server.
 
-    It writes beside the run's checkpoints, from where `RunCheckpointer` moves its folder into them, and
-    restores the replay part of the newest intact one: all parts of a run come from the same checkpoint.
+    It writes a folder beside the run's checkpoints, and `RunCheckpointer` moves the folder into a checkpoint.
+    It restores the replay part of the newest intact checkpoint, so that all parts of a run come from the same
+    checkpoint.
     """
     assert config.directory is not None
     aside = Path(config.directory) / "checkpoints" / ".replay"
-    shutil.rmtree(aside, ignore_errors=True)  # of a server that was killed: part of no checkpoint
+    shutil.rmtree(aside, ignore_errors=True)  # From a killed server; part of no checkpoint.
     reader = _newest(config)
     part = reader.part(_REPLAY) if reader is not None and _REPLAY in reader.names else None
     return DefaultCheckpointer(aside, fallback_checkpoint_path=part)

@@ -1,4 +1,4 @@
-"""How a program is made from an agent and an environment: one dataclass for every reader.
+"""The settings of a program, in one dataclass for every reader.
 
 `make_program`, the workers in the nodes, the flags of `repertory train`, the presets and `docs/programs.md`
 read `RunConfig`. A new option is a field here and the line of code that uses it.
@@ -19,10 +19,10 @@ Stepping = Literal["auto", "inline", "vector", "processes"]
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """How many nodes a program has, how long it runs, and what it writes.
+    """The settings of a program: its nodes, its length and its output.
 
     Raises:
-      ValueError: a field has a wrong type or value, or contradicts another. The text names the field.
+      ValueError: A field has a wrong type or value, or contradicts another field. The text names the field.
     """
 
     directory: str | None = None  # Folder of metrics and checkpoints; resumed if it has one.

@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, who may write to it."""
+"""The folder of a run: its files and its lock."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from framework.programs.run_config import RunConfig
 
 FORMAT = 2
 _UNRECORDED = "not recorded"
-_FACTORY = "factory:"  # before module:function, where the environment is not a name
+_FACTORY = "factory:"  # Before module:function, where the environment is not a name.
 
 
 class RunError(Exception):
-    """What is wrong with a run's folder, and what to do about it."""
+    """Raised for a problem with a run's folder. The text says how to fix it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """The files of one run. Programs with a directory write `config.json` when they start.
+    """The files of one run. A program with a directory writes `config.json` when it starts.
 
     ```python
     folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
@@ -50,11 +50,11 @@ class RunFolder:
 
     Attributes:
       agent: the agent's name, or `module:Class`.
-      agent_config: its config's fields; None if it has no config.
-      environment: its name, or `factory:module:function`; None if the factory cannot be found again.
+      agent_config: the fields of its config; None if it has no config.
+      environment: its name, or `factory:module:function`; None if the factory cannot be imported again.
       config: the settings of the program.
-      environment_spec: the specs of the environment as text, to notice another one.
-      engine: what runs the program.
+      environment_spec: the specs of the environment as text, to detect a changed environment.
+      engine: the engine that runs the program.
       restarts: how often each node may fail and be restarted.
     """
 
@@ -93,14 +93,14 @@ class RunFolder:
         config: RunConfig,
         spec: specs.EnvironmentSpec,
     ) -> RunFolder:
-        """The run of `agent` in `environment`; nothing is written yet."""
+        """The run of `agent` in `environment`. Writes nothing."""
         name, fields = describe_agent(agent)
         plain = json.loads(json.dumps(fields, default=_plain))
         return cls(name, plain, _name_of(environment), config, describe_spec(spec))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Reads a run's `config.json`; RunError if there is none or it cannot be understood."""
+        """Reads a run's `config.json`. Raises RunError if the file is missing or invalid."""
         file = Path(path) / "config.json"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -123,14 +123,14 @@ class RunFolder:
         return cls(**{**values, "config": config})
 
     def record(self) -> None:
-        """Writes `config.json`, unless it says the same already; engine and restarts stay as they were."""
+        """Writes `config.json` unless its settings are equal. Keeps the recorded engine and restarts."""
         known = RunFolder.open(self.path) if (self.path / "config.json").exists() else self
         new = dataclasses.replace(self, engine=known.engine, restarts=known.restarts)
         if known is self or json.dumps(dataclasses.asdict(new)) != json.dumps(dataclasses.asdict(known)):
             new.save()
 
     def save(self) -> None:
-        """Makes the folder and writes `config.json`; RunError if that cannot be written."""
+        """Makes the folder and writes `config.json`. Raises RunError if it cannot be written."""
         content = {
             "format": FORMAT,
             **dataclasses.asdict(self),
@@ -146,7 +146,7 @@ class RunFolder:
             raise RunError(str(explained(error, self.path / "config.json").strerror)) from error
 
     def check_same(self) -> None:
-        """RunError if the folder holds a run of another agent or in another environment."""
+        """Raises RunError if the folder holds a run of another agent or in another environment."""
         if not (self.path / "config.json").exists():
             return
         known = RunFolder.open(self.path)
@@ -162,7 +162,7 @@ class RunFolder:
             )
 
     def write_json(self, name: str, content: Any) -> None:
-        """Writes one file of the folder, replacing an old one in one step."""
+        """Writes one file of the folder. Replaces an old file atomically."""
         beside = self.path / f".{name}.new"
         try:
             beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -171,7 +171,7 @@ class RunFolder:
             beside.unlink(missing_ok=True)
 
     def make_agent(self) -> core.Agent:
-        """The agent as it was configured; RunError if there is none of its name any more."""
+        """The agent as configured in the run. Raises RunError if its class no longer exists."""
         try:
             entry = find_agent(self.agent)
             agent: Any = entry.load()
@@ -189,7 +189,7 @@ class RunFolder:
         return agent(from_plain(config_class, self.agent_config, str(self.path / "config.json")))
 
     def environment_factory(self) -> str | Callable[..., Any]:
-        """What `environments.make` takes; RunError if the run's factory cannot be found again."""
+        """The argument of `environments.make`. Raises RunError if the factory cannot be imported."""
         if self.environment is None:
             raise RunError(
                 f"{self.path}: its environment was a function without a name that can be imported. Give "
@@ -208,7 +208,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the folder for this process; RunError if another process trains in it."""
+        """Locks the folder for this process. Raises RunError if another process trains in it."""
         with open(self.path / "run.lock", "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,7 +228,7 @@ class RunFolder:
                 file.truncate()
 
     def running_pid(self) -> int | None:
-        """The process that trains here now, or None."""
+        """The process that currently trains in the folder, or None."""
         try:
             with open(self.path / "run.lock", encoding="utf-8") as file:
                 try:
@@ -241,7 +241,7 @@ class RunFolder:
         return None
 
     def wait_until_free(self, timeout: float | None) -> bool:
-        """Waits for the process that trains here to let go; False after `timeout` seconds (None: never)."""
+        """Waits until no process trains in the folder; False after `timeout` seconds (None: no limit)."""
 
         def wait() -> None:
             with open(self.path / "run.lock", encoding="utf-8") as file:
@@ -254,7 +254,7 @@ class RunFolder:
 
 
 def _plain(value: Any) -> Any:
-    """A number for one of numpy; what JSON cannot hold leaves its name only."""
+    """Converts a numpy number to a Python number, and a value that JSON cannot hold to its name."""
     return value.item() if isinstance(value, np.generic) else {_UNRECORDED: repr(value)}
 
 
@@ -273,7 +273,7 @@ def describe_spec(spec: specs.EnvironmentSpec) -> str:
 
 
 def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:
-    """A dataclass from JSON; RunError names a field that it does not have, or whose value cannot be."""
+    """A dataclass from JSON. Raises RunError for an unknown field or an invalid value."""
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(content) - set(hints))
     if unknown:
@@ -293,13 +293,13 @@ def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:
 
 
 def git_commits() -> dict[str, str]:
-    """The commits of Repertory's and of the working folder's checkouts, `-dirty` if changed since."""
+    """The git commits of Repertory and of the working folder, with `-dirty` after uncommitted changes."""
     commits = {}
     for name, folder in (("repertory", Path(framework.__path__[0])), ("working_folder", Path.cwd())):
         git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         try:
             answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
         except (OSError, subprocess.SubprocessError):
-            continue  # no git, or no checkout: an installed package has versions only
+            continue  # No git, or no checkout: an installed package has only a version.
         commits[name] = answer.stdout.strip()
     return commits

@@ -1,4 +1,4 @@
-"""Seeds of the parts of one program, all derived from the program's own; what a node sets up first."""
+"""Seeds of the parts of a program, derived from the program's seed, and the setup of a node's process."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def derive_seed(seed: int, part: str) -> int:
-    """A seed for `part` (`"actor-3"`, say): far from that of any other part, the same on every engine."""
+    """A seed for `part`, such as `"actor-3"`: independent of other parts, and equal on every engine."""
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep memory that it freed, up to 32 MB apiece, instead of giving it back.
+    """Keeps freed blocks of memory of up to 32 MB in this process, instead of returning them to the system.
 
-    A learner on the CPU asks for the same large arrays at each step. By default each is mapped again, and
-    clearing its pages took a fifth of a step with images. Only for glibc; elsewhere nothing happens.
+    A learner on the CPU allocates the same large arrays at each step. By default each is mapped again, and
+    clearing its pages took a fifth of a step with images. Only for glibc; has no effect elsewhere.
     """
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
+    if mallopt is None:  # Another C library.
         return
-    mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that it takes
+    mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # The largest value that it accepts.
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_M_TOP_PAD, 64 << 20)
 
 
 def prepare_process(seed: int) -> None:
-    """Seeds Python, NumPy and torch, and gives torch one thread (or `OMP_NUM_THREADS`, where that is set).
+    """Seeds Python, NumPy and torch, and sets torch to one thread, or to `OMP_NUM_THREADS` if it is set.
 
-    More threads make small networks slower, and processes that share cores much slower; the engine sets the
-    variable for a group that was given more. With several nodes in one process the last one wins.
+    More threads make small networks slower, and processes that share cores much slower. The engine sets the
+    variable for a group with more threads. With several nodes in one process, the last call determines the
+    result.
     """
     import torch
 

@@ -1,22 +1,22 @@
-"""Notices that the actors and the learner of a program wait for each other without an end."""
+"""Detects that the actors and the learner of a program wait for each other indefinitely."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# Longer than clients wait for a replay server that is restarted.
+# Longer than clients wait for a restarted replay server.
 PATIENCE_S = 45.0
-_RECENT_S = 10.0  # actors that wait ask every half second
+_RECENT_S = 10.0  # Actors that wait ask every half second.
 
 
 class StallDetector:
-    """For agents whose actors follow the learner in step.
+    """Detects lost data, for agents with a `max_policy_lag`.
 
-    An actor waits for parameters when all that it made is in replay, and the learner makes them of what all
-    actors have made. So if every actor waits, and the learner waits for data, some of that data was lost:
-    with a replay server that was restarted, or with a learner that had sampled it and was killed. The
-    program would never go on:
+    An actor waits for new parameters when all its items are in replay, and the learner makes the parameters
+    from the items of all actors. If every actor waits and the learner waits for data, some items were lost,
+    either with a replay server that was restarted, or with a learner that sampled them and was killed.
+    Without new data, the program never continues:
 
     ```text
     actor-0   |unroll 3|..............................|unroll 3 again|
@@ -28,9 +28,9 @@ class StallDetector:
     Not thread-safe.
 
     Args:
-      num_actors: how many there are.
-      patience: seconds for which they must all have waited.
-      clock: seconds, for tests.
+      num_actors: number of actors in the program.
+      patience: seconds that all actors must have waited.
+      clock: returns the time in seconds; replaced in tests.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class StallDetector:
         self._since: float | None = None
 
     def moved(self) -> None:
-        """Notes that there are new parameters."""
+        """Records that new parameters are published."""
         self._asked.clear()
         self._since = None
 
     def asked(self, actor: str) -> bool:
-        """Notes that `actor` waits while the learner does. Returns whether all have waited for too long."""
+        """Records that `actor` and the learner wait. Returns whether all have waited for too long."""
         now = self._clock()
         self._asked[actor] = now
         self._asked = {each: at for each, at in self._asked.items() if now - at <= _RECENT_S}

@@ -1,4 +1,4 @@
-"""Numbers of the episodes that ended."""
+"""Statistics of finished episodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean, minimum and maximum of what `EnvironmentLoop.step` returned; nothing if no episode ended."""
+    """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended."""
     if not ended:
         return {}
     returns = np.concatenate([episodes["episode_return"] for episodes in ended])

@@ -1,4 +1,4 @@
-"""What the workers of programs have in common: they step until they are done or the program is stopped."""
+"""The base class of the workers of programs, which step until they finish or the program is stopped."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from framework.replay.errors import ServerClosed
 
 
 class ProgramWorker(core.Worker):
-    """A worker that may finish by itself; see `finished`."""
+    """A worker that may finish before the program is stopped; see `finished`."""
 
     _finished = False
 
     def finished(self) -> bool:
-        """Whether there is nothing left to do; the serial engine asks no more then."""
+        """Whether the work is done. The serial engine then stops calling `step`."""
         return self._finished
 
     def run(self) -> None:
-        """Steps until the work is done or the program is stopped, which ends a wait on replay too."""
+        """Steps until the work is done or the program is stopped. A stop also ends a wait on replay."""
         stopped = launch.stop_event()
         while not (stopped.is_set() or self._finished):
             try:
@@ -29,5 +29,5 @@ class ProgramWorker(core.Worker):
                     raise
 
     def recover(self, error: ServerClosed) -> bool:
-        """Whether stepping can go on after a replay server was lost in the middle of a step."""
+        """Recovers from the loss of a replay server during a step; returns whether stepping can continue."""
         return False

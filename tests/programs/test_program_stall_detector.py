@@ -54,4 +54,4 @@ def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, lag):
             client.sample_batch(QUEUE_TABLE, 1, timeout=30)
         result = job.wait(timeout=100)
     assert result["env_steps"] == 2000
-    assert any("published the parameters" in text for text in caplog.messages)
+    assert any("are published again" in text for text in caplog.messages)

@@ -155,8 +155,8 @@ def test_an_actor_that_waits_long_says_so(monkeypatch, caplog):
     finally:
         logger.removeHandler(handler)
     text = caplog.messages[0]
-    assert "actor-0 has waited" in text and "for version 1 of the parameters and has 0" in text
-    assert "replay has everything" in text
+    assert "actor-0 has waited" in text and "for version 1 of the parameters and has version 0" in text
+    assert "All its items are in replay" in text
 
 
 def test_a_resumed_run_goes_on_in_step(tmp_path):

@@ -141,10 +141,6 @@ class LocalWriter(Writer):
     def before_read(self, function: Callable[[], object]) -> None:
         self._queue.before_read = function
 
-    def flush_pending(self) -> None:
-        """Inserts what waits, without waiting; a table calls it before it is read."""
-        self._queue.flush_before_read()
-
     def close(self, timeout: float | None = None) -> int:
         if self._closed:
             return 0

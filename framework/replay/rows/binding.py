@@ -105,11 +105,6 @@ class Binding:
         for stream, begin, end in self.parts:
             stream.drop(index[:, begin:end].ravel())
 
-    def check_rows(self, index: np.ndarray) -> None:
-        """ValueError unless every row is one that somebody holds: for index lines from another process."""
-        for stream, begin, end in self.parts:
-            stream.check(index[:, begin:end])
-
     def gather(self, index: np.ndarray, out: Sequence[Any] | None = None) -> list[np.ndarray]:
         """The leaves of the items with index lines ``[N, width]``: one copy, straight into ``out`` if
         given."""

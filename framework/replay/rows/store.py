@@ -82,7 +82,11 @@ class MemoryAllocator:
 
 
 class Stream:
-    """One row space. All methods may be called from several threads."""
+    """One row space. All methods may be called from several threads.
+
+    Attributes:
+      row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
+    """
 
     def __init__(self, name: str, store: RowStore, capacity: int):
         self.name = name
@@ -99,22 +103,12 @@ class Stream:
         self._num_free = 0
         self._next = 0  # rows from here on were never leased
         self._reserved = 0
-        self._row_bytes = 4
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row over all columns that are not compressed, its reference count included."""
-        return self._row_bytes
+        self.row_bytes = 4
 
     @property
     def num_rows(self) -> int:
         """Rows in use: leased or referenced."""
         return self._next - self._num_free
-
-    @property
-    def reserved_rows(self) -> int:
-        """Rows that physical memory was reserved for."""
-        return self._reserved
 
     def add_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
         """Declares columns ``{name: (shape of one row, dtype)}``; ValueError if one exists and differs."""
@@ -152,7 +146,7 @@ class Stream:
                     self._store.account(self.name, -bytes_per_row * self._reserved)
                     self._store.allocator.free(self.name, name)
                     raise
-                self._row_bytes += bytes_per_row
+                self.row_bytes += bytes_per_row
                 self.columns[name] = array
 
     def has(self, columns: Mapping[str, ColumnSpec]) -> bool:
@@ -239,13 +233,6 @@ class Stream:
 
     release = drop  # a lease is one more reference
 
-    def check(self, rows: np.ndarray) -> None:
-        """ValueError unless each of ``rows`` is leased or referenced."""
-        if rows.size and not (rows.min() >= 0 and rows.max() < self._next and self._counts.take(rows).all()):
-            raise ValueError(
-                f"stream {self.name!r}: got rows that nobody holds; append first, and release last"
-            )
-
     def _out_of_range(self, rows: np.ndarray) -> IndexError:
         return IndexError(
             f"stream {self.name!r}, rows: got {rows.min()} to {rows.max()}, expected 0 to {self.capacity - 1}"
@@ -263,11 +250,11 @@ class Stream:
                 "items sooner (max_size), or give RowStore a larger capacity"
             )
         # Beside compressed columns the rest is small, and must not take the room that they need.
-        megabyte = 0 if self._compressed else (1 << 20) // self._row_bytes
+        megabyte = 0 if self._compressed else (1 << 20) // self.row_bytes
         step = max(256, megabyte, self._reserved // 8)
         target = min(self.capacity, max(rows, self._reserved + step))
-        target = max(rows, min(target, self._reserved + self._store.room() // self._row_bytes))
-        self._store.account(self.name, (target - self._reserved) * self._row_bytes)
+        target = max(rows, min(target, self._reserved + self._store.room() // self.row_bytes))
+        self._store.account(self.name, (target - self._reserved) * self.row_bytes)
         for name, array in self.columns.items():
             if type(array) is CompressedColumn:
                 continue  # takes memory when it is written
@@ -287,6 +274,9 @@ class RowStore:
       compress: patterns, as of file names, of columns whose rows are kept compressed: ``("*pixels*",)``;
         `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
         the allocator.
+
+    Attributes:
+      num_bytes: physical memory reserved for rows, in bytes.
     """
 
     def __init__(
@@ -305,16 +295,11 @@ class RowStore:
         self.max_bytes = max_bytes
         self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
-        self._bytes = 0
+        self.num_bytes = 0
         #: Writers that were dropped without `close`; the next writer or reader ends them.
         self.dropped_writers: collections.deque[Any] = collections.deque()
         self._lock = threading.Lock()
         self._claims = threading.Lock()
-
-    @property
-    def num_bytes(self) -> int:
-        """Physical memory reserved for rows, in bytes."""
-        return self._bytes
 
     def stream(self, name: str, columns: Mapping[str, ColumnSpec] | None = None) -> Stream:
         """The stream ``name``, made on first use; ``columns`` are declared if it has not got them yet."""
@@ -360,18 +345,18 @@ class RowStore:
 
     def room(self) -> int:
         """Bytes that may still be reserved."""
-        return (1 << 62) if self.max_bytes is None else max(0, self.max_bytes - self._bytes)
+        return (1 << 62) if self.max_bytes is None else max(0, self.max_bytes - self.num_bytes)
 
     def account(self, stream: str, num_bytes: int) -> None:
         """Books ``num_bytes`` more; StoreFullError if that is over ``max_bytes``."""
         with self._lock:
-            if self.max_bytes is not None and self._bytes + num_bytes > self.max_bytes:
+            if self.max_bytes is not None and self.num_bytes + num_bytes > self.max_bytes:
                 raise StoreFullError(
-                    f"stream {stream!r}: {num_bytes} more bytes of rows are needed, {self._bytes} of "
+                    f"stream {stream!r}: {num_bytes} more bytes of rows are needed, {self.num_bytes} of "
                     "max_bytes="
                     f"{self.max_bytes} are in use; lower max_size of the tables or raise max_bytes"
                 )
-            self._bytes += num_bytes
+            self.num_bytes += num_bytes
 
     def close(self) -> None:
         """Frees the columns."""
