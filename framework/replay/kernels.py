@@ -1,4 +1,4 @@
-"""Loops over the rows and items of a request: numpy calls, or loops that numba compiles (extra `fast`).
+"""Loops over the items of a request: numpy calls, or loops that numba compiles (extra `fast`).
 
 `load` gives the one set of `Kernels` of this process. What numpy does in ten calls over 256 numbers costs
 mostly the calls, so compiled loops pay where a table is the bottleneck. The results are the same but for the

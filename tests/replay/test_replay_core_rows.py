@@ -6,6 +6,7 @@ from embedded_table import contents, insert, make
 
 from framework import replay
 from framework.replay import selectors
+from framework.replay.rows.arrays import span
 from framework.replay.rows.store import RowStore
 from framework.types import Step, Transition
 
@@ -169,3 +170,50 @@ def test_rows_are_written_with_their_dtype_and_shape(values):
     with pytest.raises(ValueError, match=r"stream 's', column 'x': got .*, expected float32\[2, 3\]"):
         stream.write("x", rows, values)
     assert (stream.columns["x"][rows] == 1).all()
+
+
+def test_rows_are_counted():
+    stream = RowStore(capacity=4096).stream("s", {"x": ((), np.float32)})
+    rows = stream.lease(1500)
+    rng = np.random.default_rng(0)
+    picks = rng.permutation(np.concatenate([rows, rows[:700], rows[:9]]))
+    stream.acquire(picks)
+    stream.acquire(rows[::2])  # not contiguous
+    stream.drop(rows[::2])
+    stream.release(rows)
+    left = np.bincount(picks, minlength=1500)
+    assert stream.num_rows == 1500
+    for part in np.array_split(picks, 7):
+        stream.drop(part)
+        left -= np.bincount(part, minlength=1500)
+        assert stream.num_rows == np.count_nonzero(left)
+    assert stream.num_rows == 0
+    assert sorted(stream.lease(1500).tolist()) == rows.tolist()
+
+
+@pytest.mark.parametrize("rows", [[-1], [0, 4096], [1 << 40]])
+def test_rows_out_of_range_change_nothing(rows):
+    stream = RowStore(capacity=4096).stream("s", {"x": ((), np.float32)})
+    mine = stream.lease(2)
+    for call in (stream.acquire, stream.drop):
+        with pytest.raises(IndexError, match=r"rows: got .* expected 0 to 4095"):
+            call(np.array([*mine, *rows]))
+    stream.release(mine)
+    assert stream.num_rows == 0
+
+
+def test_a_row_that_is_dropped_twice_in_one_call_is_free_once():
+    stream = RowStore(capacity=64).stream("s", {"x": ((), np.float32)})
+    rows = stream.lease(4)
+    stream.acquire(rows[[2, 2, 1, 0, 3]])
+    stream.release(rows)
+    stream.drop(rows[[2, 1, 3, 2, 0]])
+    assert stream.num_rows == 0
+    assert stream.lease(4).tolist() == rows.tolist(), "ascending: consecutive rows copy faster"
+
+
+@pytest.mark.parametrize(
+    "rows, expected", [([5], True), ([5, 6, 7], True), ([5, 7, 6, 8], False), ([3, 3, 5], False), ([], False)]
+)
+def test_consecutive_rows_become_a_slice(rows, expected):
+    assert isinstance(span(np.array(rows, np.int64)), slice) == expected

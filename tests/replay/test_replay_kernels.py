@@ -10,8 +10,6 @@ import pytest
 from framework import replay
 from framework.replay import kernels
 from framework.replay.kernels import CompiledKernels, Kernels
-from framework.replay.rows.arrays import span
-from framework.replay.rows.store import RowStore
 from framework.replay.tables.sum_tree import SumTree
 
 
@@ -85,59 +83,6 @@ def test_repeated_samples_are_counted_one_after_another(loops):
         times = np.array([5, 0, 9, 2], np.int32)
         assert each.count(times, slots).tolist() == [3, 1, 4, 5, 6, 2]
         assert times.tolist() == [6, 2, 9, 5]
-
-
-def test_rows_are_counted(use, loops):
-    def counted():
-        stream = RowStore(capacity=4096).stream("s", {"x": ((), np.float32)})
-        rows = stream.lease(1500)
-        rng = np.random.default_rng(0)
-        picks = rng.permutation(np.concatenate([rows, rows[:700], rows[:9]]))
-        stream.acquire(picks)
-        stream.acquire(rows[::2])  # not contiguous
-        stream.drop(rows[::2])
-        stream.release(rows)
-        states = [stream.num_rows]
-        for part in np.array_split(picks, 7):
-            stream.drop(part)
-            states.append(stream.num_rows)
-        return states, stream.lease(1500).tolist(), stream.num_rows
-
-    expected, got = both(use, loops, counted)
-    assert got == expected
-    assert expected[0][-1] == 0 and expected[0][0] == 1500
-
-
-@pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("rows", [[-1], [0, 4096], [1 << 40]])
-def test_rows_out_of_range_change_nothing(use, loops, rows, plain):
-    use(Kernels() if plain else loops)
-    stream = RowStore(capacity=4096).stream("s", {"x": ((), np.float32)})
-    mine = stream.lease(2)
-    for call in (stream.acquire, stream.drop):
-        with pytest.raises(IndexError, match=r"rows: got .* expected 0 to 4095"):
-            call(np.array([*mine, *rows]))
-    stream.release(mine)
-    assert stream.num_rows == 0
-
-
-@pytest.mark.parametrize("kernel", ["numpy", "loops"])
-def test_a_row_that_is_dropped_twice_in_one_call_is_free_once(use, loops, kernel):
-    use(Kernels() if kernel == "numpy" else loops)
-    stream = RowStore(capacity=64).stream("s", {"x": ((), np.float32)})
-    rows = stream.lease(4)
-    stream.acquire(rows[[2, 2, 1, 0, 3]])
-    stream.release(rows)
-    stream.drop(rows[[2, 1, 3, 2, 0]])
-    assert stream.num_rows == 0
-    assert stream.lease(4).tolist() == rows.tolist(), "ascending: consecutive rows copy faster"
-
-
-@pytest.mark.parametrize(
-    "rows, expected", [([5], True), ([5, 6, 7], True), ([5, 7, 6, 8], False), ([3, 3, 5], False), ([], False)]
-)
-def test_consecutive_rows_become_a_slice(rows, expected):
-    assert isinstance(span(np.array(rows, np.int64)), slice) == expected
 
 
 def test_tables_agree(use, loops):

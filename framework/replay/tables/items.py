@@ -159,12 +159,13 @@ class Items:
         reused = min(n, self._num_free)
         self._num_free -= reused
         slots = self._free[self._num_free : self._num_free + reused].copy()
-        if reused < n:
-            begin, self._next = self._next, self._next + n - reused
-            slots = np.concatenate([slots, np.arange(begin, self._next)])
-            if self._next > len(self.state):
-                self._grow(self._next)
-        return slots
+        if reused == n:
+            return slots
+        begin, self._next = self._next, self._next + n - reused
+        if self._next > len(self.state):
+            self._grow(self._next)
+        fresh = np.arange(begin, self._next)
+        return np.concatenate([slots, fresh]) if reused else fresh
 
     def add(self, slots: np.ndarray, new: NewItems, priorities: np.ndarray, stamps: np.ndarray) -> None:
         """Puts new items into `slots`."""
@@ -209,15 +210,16 @@ class Items:
     def _name(self, slots: np.ndarray, keys: np.ndarray) -> None:
         """Gives the items in `slots`, which have none, their keys."""
         cells = keys & self._mask
-        others = self._cells.take(cells.view(np.int64))
+        places = cells.view(np.int64)  # an index of another type is converted each time
+        others = self._cells.take(places)
         known = self.keys.take(others)
         lose = known & self._mask == cells
         if np.count_nonzero(lose):
             self._stray(others[lose], known[lose])
-        self._cells[cells] = slots
+        self._cells[places] = slots
         self.keys[slots] = keys
         if len(keys) > 1 and int(keys[-1]) - int(keys[0]) != len(keys) - 1:  # some may have the same cell
-            lose = self._cells.take(cells.view(np.int64)) != slots
+            lose = self._cells.take(places) != slots
             self._stray(slots[lose], keys[lose])
 
     def _stray(self, slots: np.ndarray, keys: np.ndarray) -> None:

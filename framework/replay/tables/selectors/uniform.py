@@ -29,9 +29,9 @@ class Uniform(Selector):
         n = len(slots)
         begin, end = self._size, self._size + n
         self._slots = grown(self._slots, end)
-        self._where = grown(self._where, int(slots.max()) + 1 if n else 0, -1)
+        self._where = grown(self._where, int(np.maximum.reduce(slots)) + 1 if n else 0, -1)
         places = np.arange(begin, end)
-        if self._identity and not (slots == places).all():
+        if self._identity and np.count_nonzero(slots != places):
             self._identity = False
         self._slots[begin:end] = slots
         self._where[slots] = places
