@@ -1,5 +1,5 @@
 """The agents, one file each: config, networks, policy, loss, agent, presets.
 
-They are found by name through the entry points `repertory.agents` of `setup.py`, as agents of other
-packages are; see `framework.programs.registry`.
+The entry points `repertory.agents` of `setup.py` give them names, like agents of other packages; see
+`framework.programs.registry`.
 """

@@ -1,10 +1,10 @@
-"""DQN: deep Q-learning from replay (Mnih et al., 2015), with the parts of Rainbow that pay for themselves.
+"""DQN: deep Q-learning from replay (Mnih et al., 2015), with several parts of Rainbow.
 
 Double Q-learning (van Hasselt et al., 2016), duelling networks (Wang et al., 2016), n-step targets
 (Sutton, 1988) and prioritized replay (Schaul et al., 2016) are fields of the config.
 
-Exploration follows the env steps of the whole program, which come to a policy with its parameters. Until
-learning begins, actions are as random as `epsilon_start` says.
+The exploration schedule counts the env steps of the whole program, which a policy gets with its parameters.
+Until learning begins, epsilon is `epsilon_start`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from framework.types import Nest
 
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
-    """Settings of DQN, beside those of `OffPolicyConfig`."""
+    """Settings of DQN, in addition to those of `OffPolicyConfig`."""
 
     # What is learned from.
     n_step: int = 5  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
@@ -85,7 +85,7 @@ class DQNNetworks(nn.Module):
     def values(self, observation: Nest) -> torch.Tensor:
         """Values of all actions, `[N, A]`."""
         values = self.q_network(observation)
-        # Too few columns would fail far from here, too many not at all.
+        # Too few columns would fail only in the loss, and too many would not fail.
         if values.ndim != 2 or values.shape[-1] != self.num_actions:
             raise ValueError(
                 f"q_network: got values of shape {tuple(values.shape)}, expected (envs, {self.num_actions}), "
@@ -95,11 +95,11 @@ class DQNNetworks(nn.Module):
 
 
 class DQNPolicy(TorchPolicy):
-    """Greedy but for an env's epsilon.
+    """Epsilon-greedy, with one epsilon per env.
 
     Args:
-      networks: read at each step, never changed.
-      config: has the schedule of epsilon.
+      networks: the networks, which the policy reads at each step.
+      config: settings of the epsilon schedule.
       evaluation: whether epsilon is `config.evaluation_epsilon`.
     """
 
@@ -112,9 +112,9 @@ class DQNPolicy(TorchPolicy):
             self._epsilon, self._ladder = (lambda env_steps: config.evaluation_epsilon), 0.0
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Each env's exponent on the ladder, float64[B]; `()` if envs are alike.
+        """Each env's exponent of epsilon, float64[B]; `()` if all envs explore alike.
 
-        It is what an env keeps wherever it is acted for: in a batch of other actors' envs, say.
+        As part of the state, the exponent stays with its env, also in a batch with other actors' envs.
         """
         if self._ladder == 0.0:
             return ()
@@ -162,7 +162,7 @@ class DQN(OffPolicyAgent):
         rewards = data.reward.float()
         if config.reward_clip is not None:
             rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
-        # The adder left one factor out of the n-step discount, so that it is put in here.
+        # The adder omits one factor of the n-step discount; apply it here.
         discounts = config.discount * data.discount.float()
         values = networks.values(data.observation)
         with torch.no_grad():
@@ -182,7 +182,7 @@ class DQN(OffPolicyAgent):
             context.largest,
         )
         metrics["importance_weight"] = weights.mean()
-        # The small constant keeps items with no error at all within reach.
+        # With the small constant, items without error still have a chance to be sampled.
         return LossOutput((weights * each).mean(), metrics, errors.detach().abs().double() + 1e-6)
 
 

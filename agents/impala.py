@@ -1,13 +1,13 @@
 """IMPALA: an actor-critic that corrects for the age of its data by V-trace (Espeholt et al., 2018).
 
-Actors write unrolls of T steps into a queue and go on with parameters that may be a few learner steps old;
-the learner takes batches from the queue, each unroll once. V-trace weighs what the actors' policy mu did by
-how likely the learner's policy pi is to do the same. How far the two are apart is logged: `staleness` in
-learner steps, `rho_clipped` and `c_clipped` the shares of importance weights that were clipped.
+Actors write unrolls of T steps into a queue, with parameters that may be a few learner steps old. The learner
+takes batches from the queue and uses each unroll once. V-trace weights the actions of the actors' policy mu
+by their probability under the learner's policy pi. The logs show the difference between the two policies:
+`staleness` in learner steps, and `rho_clipped` and `c_clipped`, the shares of clipped importance weights.
 
-What the actors' policy saw is what is in replay: the last action and the last reward are part of the
-observation (a wrapper of the environment puts them there), the log-probability of the action and the state
-of the LSTM at the start of each unroll are extras.
+Replay holds all inputs of the actors' policy. The last action and reward are part of the observation (a
+wrapper of the environment adds them). The log-probability of the action, and the state of the LSTM at the
+start of each unroll, are extras.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TORSOS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class IMPALAConfig(OnPolicyConfig):
-    """Settings of IMPALA, beside those of `OnPolicyConfig`."""
+    """Settings of IMPALA, in addition to those of `OnPolicyConfig`."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("max_gradient_norm", "clip_rho", "clip_c")
 
@@ -85,7 +85,7 @@ class IMPALAConfig(OnPolicyConfig):
 
 
 class ActorCritic(nn.Module):
-    """Torso, LSTM (if there is one), and the heads of policy and value."""
+    """Torso, optional LSTM, and the heads of policy and value."""
 
     def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec):
         super().__init__()
@@ -103,7 +103,7 @@ class ActorCritic(nn.Module):
         self.value = nn.Linear(width, 1)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
-        """The LSTM's state `[B, lstm_size]` at the start of an episode; `()` without one."""
+        """The LSTM's state `[B, lstm_size]` at the start of an episode; `()` without an LSTM."""
         return () if self.core is None else self.core.initial_state(batch_size)
 
     def step(self, observation: Nest, state: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
@@ -118,7 +118,7 @@ class ActorCritic(nn.Module):
     ) -> tuple[Any, torch.Tensor]:
         """Sequences `[N, T + 1, ...]` to distributions over actions and values, `[N, T + 1]`.
 
-        The first row goes on from `state`, which is the initial one where an episode begins there.
+        The first row continues from `state`, which is the initial state where an episode begins there.
         """
         features = self.torso(observation)
         if self.core is not None:
@@ -143,15 +143,15 @@ class IMPALANetworks(nn.Module):
 
 
 class IMPALAPolicy(TorchPolicy):
-    """Draws actions from the policy, or takes the most likely one.
+    """Samples actions from the policy, or takes the most likely one.
 
     Extras of each step: `log_prob` of the action, the `version` of the parameters, and with an LSTM its
     `state` before the step.
 
     Args:
-      networks: read at each step, never changed.
-      autocast: bfloat16 mixed precision.
-      evaluation: whether it takes the most likely action.
+      networks: the networks, which the policy reads at each step.
+      autocast: whether to use bfloat16 mixed precision.
+      evaluation: whether to take the most likely action.
     """
 
     def __init__(self, networks: IMPALANetworks, autocast: bool = False, evaluation: bool = False):
@@ -188,7 +188,7 @@ class IMPALA(OnPolicyAgent):
 
     @property
     def max_policy_lag(self) -> None:
-        """Actors run ahead; only a full queue holds them back."""
+        """None: actors run ahead until the queue is full."""
         return None
 
     @property
@@ -201,12 +201,12 @@ class IMPALA(OnPolicyAgent):
 
     @property
     def prefetch_batches(self) -> int:
-        # What one of several learners fetches ahead is missing for the others: the queue must have more.
+        # Batches that one of several learners fetches ahead are missing for the others: the queue needs more.
         batches = self.config.prefetch_batches
         return batches if self.num_learners == 1 else min(batches, self.config.queue_batches)
 
     def environment_wrappers(self) -> Sequence[Any]:
-        """The last action and reward become part of the observation, where the config says so."""
+        """Adds the last action and reward to the observation with `previous_action_and_reward`."""
         if not self.config.previous_action_and_reward:
             return ()
         return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
@@ -237,7 +237,7 @@ class IMPALA(OnPolicyAgent):
         rewards = data.reward.float()
         if config.reward_clip is not None:
             rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
-        # The state is the actor's, before the first row: the learner's own would need the whole episode.
+        # The actor's state before the first row, because the learner's state would need the whole episode.
         state = data.extras.get("state", ())
         policy, values = networks.actor_critic.unroll(data.observation, state, data.start_of_episode)
         log_probs, values = policy.log_prob(networks.actions.drawn(data)).float(), values.float()

@@ -23,7 +23,7 @@ from framework.types import Nest
 
 @dataclass(frozen=True)
 class PPOConfig(OnPolicyConfig):
-    """Settings of PPO, beside those of `OnPolicyConfig`.
+    """Settings of PPO, in addition to those of `OnPolicyConfig`.
 
     A learner step uses one unroll of every env of the program, `epochs` times.
     """
@@ -73,7 +73,7 @@ class PPOConfig(OnPolicyConfig):
 
 
 class PPONetworks(nn.Module):
-    """The variables of PPO. Observations go through `normalizer` before they come to the methods."""
+    """The variables of PPO. The methods expect observations that `normalizer` has scaled."""
 
     kl_coefficient: torch.Tensor
 
@@ -82,7 +82,7 @@ class PPONetworks(nn.Module):
         self.actions = networks.Actions(spec.actions)
         self.normalizer = networks.ObservationNormalizer(spec.observations, config.normalize_observations)
         self.reward_scale = networks.RewardScale()
-        # Learner state: acting does not need it.
+        # State of the learner, which acting does not need.
         self.register_buffer("kl_coefficient", torch.tensor(config.initial_kl_coefficient))
         self.encoder = networks.ObservationEncoder(spec.observations)
 
@@ -115,7 +115,7 @@ class PPONetworks(nn.Module):
         return self.head(features), state
 
     def plain_act(self) -> Callable[[Any, tuple[torch.Tensor, ...]], tuple[Any, tuple[torch.Tensor, ...]]]:
-        """`act` as a function with less around it; see `networks.plain`."""
+        """`act` as a plain function with less overhead; see `networks.plain`."""
         if self.core is not None:
             return self.act
         encoder, body, head = map(networks.plain, (self.encoder, self.body, self.head))
@@ -124,10 +124,10 @@ class PPONetworks(nn.Module):
     def forward(
         self, observation: Any, state: tuple[torch.Tensor, ...] = (), starts: torch.Tensor | None = None
     ) -> tuple[Any, torch.Tensor]:
-        """The distribution over actions and the value, of each row.
+        """The distribution over actions and the value of each row.
 
-        Rows are `[M, ...]`; with a memory `[N, T, ...]`, from a `state` of `[N, ...]` on, which
-        starts anew where `starts [N, T]` is not 0.
+        Rows are `[M, ...]`. With a memory they are `[N, T, ...]`: the recurrent state begins as `state`
+        `[N, ...]` and restarts where `starts [N, T]` is not 0.
         """
         encoded = self.encoder(observation)
         features = self.body(encoded)
@@ -138,14 +138,14 @@ class PPONetworks(nn.Module):
 
 
 class PPOPolicy(TorchPolicy):
-    """Draws from the policy's distribution, or takes its mode.
+    """Samples from the policy's distribution, or takes its mode.
 
-    Extras of each step: the parameters of the distribution (`policy`), the `version` of the networks',
-    the `action` as drawn if it is continuous, and with a memory its `state` before the step.
+    Extras of each step: the parameters of the distribution (`policy`), the `version` of the networks'
+    parameters, the unclipped `action` if it is continuous, and with a memory its `state` before the step.
 
     Args:
-      networks: read at each step, never changed.
-      evaluation: whether it takes the mode.
+      networks: the networks, which the policy reads at each step.
+      evaluation: whether to take the mode.
     """
 
     def __init__(self, networks: PPONetworks, evaluation: bool = False):
@@ -174,7 +174,7 @@ class PPOPolicy(TorchPolicy):
 
 
 class Rows(NamedTuple):
-    """What is cut into minibatches: `[M, ...]` real steps, or `[N, T, ...]` unrolls with a memory."""
+    """The data of minibatches: `[M, ...]` real steps, or `[N, T, ...]` unrolls with a memory."""
 
     observation: Any  # normalised
     action: torch.Tensor
@@ -225,7 +225,7 @@ class PPO(OnPolicyAgent):
         )
 
     def prepare(self, networks: PPONetworks, batch: ReplaySample, context: LossContext) -> Prepared:
-        """Values, advantages and targets of unrolls `[N, T + 1]`, the last row to bootstrap from."""
+        """Values, advantages and targets of unrolls `[N, T + 1]`, whose last row is for bootstrapping."""
         config, data = self.config, batch.data
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()
@@ -314,7 +314,7 @@ class PPO(OnPolicyAgent):
     def finish(
         self, networks: PPONetworks, batch: ReplaySample, prepared: Prepared, context: LossContext
     ) -> dict[str, torch.Tensor]:
-        """How far the policy has moved; the penalty and the statistics for the next batch."""
+        """Metrics of the change of the policy. Updates the penalty and the statistics for the next batch."""
         rows = prepared.data
         mask = rows.mask if isinstance(rows.mask, torch.Tensor) else None
         starts = rows.starts if isinstance(rows.starts, torch.Tensor) else None
@@ -328,7 +328,7 @@ class PPO(OnPolicyAgent):
             coefficient = networks.kl_coefficient
             coefficient.copy_(losses.adapt_kl_coefficient(coefficient, kl, self.config.target_kl))
             metrics["kl_coefficient"] = coefficient.clone()
-        # Last of all: what acted and what learned from it saw the same normalised observations.
+        # Last, so that acting and learning used the same normalized observations.
         networks.normalizer.update(batch.data.observation, batch.data.mask > 0, context.total)
         return metrics
 

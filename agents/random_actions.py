@@ -1,4 +1,4 @@
-"""Random actions: the smallest agent, a floor for scores and a probe of the machinery around agents."""
+"""Random actions: the smallest agent, a baseline for scores and a test of everything around agents."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RandomPolicy(core.Policy):
 
 
 class CountingLearner(core.Learner):
-    """Learns nothing, but counts its steps as a learner does."""
+    """Counts its steps as a learner does, without learning."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -94,7 +94,7 @@ class CountingLearner(core.Learner):
 
 
 class RandomNetworks(nn.Module):
-    """No parameters; remembers the action spec for the policy."""
+    """Holds the action spec for the policy. It has no parameters."""
 
     def __init__(self, action_spec: specs.EnvironmentSpec):
         super().__init__()

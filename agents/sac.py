@@ -1,12 +1,12 @@
-"""SAC: soft actor-critic (Haarnoja et al., 2018), for actions of real numbers and for discrete ones.
+"""SAC: soft actor-critic (Haarnoja et al., 2018), for continuous and discrete actions.
 
-The policy earns reward and entropy; how much the entropy weighs, the *temperature*, is learned so that the
-policy keeps a chosen entropy (Haarnoja et al., 2018b). Each of two critics learns from the smaller of their
-target networks (Fujimoto et al., 2018). With one discrete action (Christodoulou, 2019) the expectations over
-actions are exact sums instead of samples; nothing else differs.
+The policy maximizes reward and entropy. The weight of the entropy, the *temperature*, is learned so that the
+policy keeps a target entropy (Haarnoja et al., 2018b). Both critics learn from the smaller value of their
+target networks (Fujimoto et al., 2018). With one discrete action (Christodoulou, 2019), the expectations over
+actions are exact sums instead of samples. Nothing else differs.
 
-One learner step is one gradient of one sum of losses: each loss has parameters of its own, so that this is
-the same as three optimizers. Until learning begins, actions are uniformly random.
+One learner step follows the gradient of the sum of all losses. Each loss has its own parameters, so the
+result equals that of three optimizers. Until learning begins, actions are uniformly random.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from framework.types import Nest, Transition
 
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
-    """Settings of SAC, beside those of `OffPolicyConfig`."""
+    """Settings of SAC, in addition to those of `OffPolicyConfig`."""
 
     # What is learned from.
     reward_scale: float = 1.0  # Rewards are multiplied by this in the learner. Larger weighs entropy less.
@@ -100,7 +100,7 @@ class DiscreteCritics(nn.Module):
 
 
 class Temperature(nn.Module):
-    """Weight of the entropy, by its logarithm: a parameter if it is learned."""
+    """Logarithm of the weight of the entropy: a parameter if it is learned."""
 
     def __init__(self, config: SACConfig):
         super().__init__()
@@ -112,8 +112,8 @@ class SACNetworks(nn.Module):
     """The variables of SAC: `policy`, `critics` and `temperature`.
 
     Attributes:
-      target_entropy: in nats, which the learned temperature keeps. Of D real numbers in [-1, 1]: by default
-        -D, as in the paper. Of A discrete actions: by default half of the largest possible, log A.
+      target_entropy: the entropy, in nats, that the learned temperature maintains. The default for D real
+        numbers in [-1, 1] is -D, as in the paper; for A discrete actions, half of the maximum log A.
     """
 
     def __init__(self, config: SACConfig, spec: EnvironmentSpec):
@@ -145,12 +145,12 @@ class SACNetworks(nn.Module):
 
 
 class SACPolicy(TorchPolicy):
-    """Draws actions from the policy network, or takes its mode.
+    """Samples actions from the policy network, or takes its mode.
 
     Args:
-      networks: read at each step, never changed.
+      networks: the networks, which the policy reads at each step.
       random_start: whether actions are uniformly random until learning begins.
-      evaluation: whether it takes the mode, also at the start.
+      evaluation: whether to take the mode, also before learning begins.
     """
 
     def __init__(self, networks: SACNetworks, random_start: bool = True, evaluation: bool = False):
@@ -173,7 +173,7 @@ class SACPolicy(TorchPolicy):
 
 @contextmanager
 def _frozen(module: nn.Module) -> Iterator[None]:
-    """Gradients pass through `module` to its inputs, and not to its parameters."""
+    """Freezes the parameters of `module`. Gradients still pass through it to its inputs."""
     module.requires_grad_(False)
     try:
         yield
@@ -220,7 +220,7 @@ class SAC(OffPolicyAgent):
         """The sum of the losses of critics, policy and temperature on a batch of `Transition`s."""
         config, data = self.config, batch.data
         rewards = config.reward_scale * data.reward.float()
-        # The adder left one factor out of the n-step discount, so that it is put in here.
+        # The adder omits one factor of the n-step discount; apply it here.
         discounts = config.discount * data.discount.float()
         actor_is_due = config.actor_delay == 1 or int(context.learner_steps) % config.actor_delay == 0
         parts = self._continuous if networks.actions.continuous else self._discrete
@@ -244,8 +244,12 @@ class SAC(OffPolicyAgent):
     def _continuous(
         self, networks: SACNetworks, data: Transition, context: LossContext, actor_is_due: bool
     ) -> tuple[Any, ...]:
-        """Values of the actions taken `[C, N]`, soft values of what follows `[N]`, the policy's loss and
-        the log-probabilities of its actions `[N]` (None and None unless it is due)."""
+        """Losses' inputs for continuous actions.
+
+        Returns:
+          Values of the actions taken `[C, N]`, soft values of the next observations `[N]`, the policy's loss,
+          and the log-probabilities of its actions `[N]`. The last two are None unless the policy is updated.
+        """
 
         def drawn(observation: Nest) -> tuple[torch.Tensor, torch.Tensor]:
             policy = networks.policy(observation)
@@ -267,7 +271,7 @@ class SAC(OffPolicyAgent):
     def _discrete(
         self, networks: SACNetworks, data: Transition, context: LossContext, actor_is_due: bool
     ) -> tuple[Any, ...]:
-        """The same, with sums over the actions; instead of log-probabilities minus the entropy."""
+        """As `_continuous`, with exact sums over actions, and minus the entropy as log-probabilities."""
         temperature = networks.temperature.log.exp()
         with torch.no_grad():
             next_values = context.targets["critics"](data.next_observation).amin(0)

@@ -1,4 +1,4 @@
-"""Learners: batches in, parameters out."""
+"""Learners, which update parameters from batches."""
 
 from framework.learners.distributed import LearnerGroup
 from framework.learners.minibatches import MinibatchLearner, Prepared

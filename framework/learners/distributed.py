@@ -1,4 +1,4 @@
-"""Learning in several processes: each has a shard of every batch, and their gradients are averaged.
+"""Learning in several processes, each with a shard of every batch. Gradients are averaged.
 
 ```python
 store = host_store(size)                                    # in the process of rank 0
@@ -9,8 +9,8 @@ while True:
 group.close()
 ```
 
-All begin with the same parameters, optimizer and count of steps (`learner.restore(first.save())`) and, as
-they apply the same averaged gradients, stay the same.
+All learners begin with the same parameters, optimizer state and step count (`learner.restore(first.save())`).
+They apply the same averaged gradients, so their states stay equal.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LOOPBACK = "127.0.0.1"
 
 
 def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
-    """Where the learners find each other: a store on a free loopback port; rank 0 keeps it."""
-    # Left to itself the store listens on all interfaces, whatever host it is given.
+    """Makes the store through which the learners connect, on a free loopback port. Rank 0 keeps it."""
+    # Without a listening socket, the store listens on all interfaces, whatever host it is given.
     listener = socket.create_server((_LOOPBACK, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -41,22 +41,22 @@ def host_store(num_learners: int, timeout_s: float = 60.0) -> dist.TCPStore:
         is_master=True,
         timeout=datetime.timedelta(seconds=timeout_s),
         wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # the store closes it
+        master_listen_fd=listener.detach(),  # The store closes it.
     )
 
 
 class LearnerGroup:
-    """One process's place among the learners of a program, which are on one machine.
+    """The membership of one process in the learners of a program, all on one machine.
 
-    Making it waits until all are there; making one ends in an error after `timeout_s`. Data goes over
+    The constructor waits until all learners have joined, and raises after `timeout_s`. Data goes over
     loopback, with gloo on the CPU and NCCL on GPUs, one GPU for each learner.
 
     Args:
-      rank: 0 to `size - 1`.
-      size: how many learners.
-      port: of `host_store`.
-      device: of the learner; tells the backend.
-      timeout_s: seconds that one exchange may take, the wait for the slowest learner's step included.
+      rank: rank of this learner, 0 to `size - 1`.
+      size: number of learners.
+      port: port of the store from `host_store`.
+      device: device of the learner, which determines the backend.
+      timeout_s: seconds that one exchange may take, including the wait for the slowest learner's step.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LearnerGroup:
         self.rank, self.size = rank, size
         self._modules: list[nn.Module] = []
         self.device = torch.device(device)
-        # Without it the address that the machine's name stands for is used, which others may reach.
+        # Without it, gloo uses the address of the machine's host name, which other machines may reach.
         interface = "lo0" if sys.platform == "darwin" else "lo"
         timeout = datetime.timedelta(seconds=timeout_s)
         store = dist.TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timeout)
@@ -85,8 +85,8 @@ class LearnerGroup:
     ) -> Callable[..., Any]:
         """`loss_fn(networks, batch, context)` whose backward pass averages gradients over the group.
 
-        Buffers of the networks become rank 0's at each call. `partial_gradients` allows for a loss that
-        leaves some parameters out at some steps, the same in all learners.
+        Each call copies the buffers of the networks from rank 0. With `partial_gradients`, the loss may leave
+        out some parameters at some steps, the same in all learners.
         """
         module = nn.parallel.DistributedDataParallel(
             _Loss(networks, loss_fn, self), find_unused_parameters=partial_gradients
@@ -95,27 +95,28 @@ class LearnerGroup:
         return lambda networks, batch, context: module(batch, context)
 
     def counts(self, *mine: int) -> list[list[int]]:
-        """The numbers of all learners, rank by rank, which must be equally many."""
+        """The numbers `mine` of all learners, by rank. All learners must pass the same number of them."""
         table = torch.zeros((self.size, len(mine)), dtype=torch.int64, device=self.device)
         table[self.rank] = torch.tensor(mine)
         return self.total(table).tolist()
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of all learners' tensors, which must be alike in shape and dtype; a new tensor."""
+        """The sum of all learners' tensors, of equal shape and dtype, as a new tensor."""
         summed = tensor.detach().clone()
         dist.all_reduce(summed)
         return summed
 
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elementwise maximum of all learners' tensors, alike in shape and dtype; a new tensor."""
+        """The elementwise maximum of all learners' tensors, of equal shape and dtype, as a new tensor."""
         maximum = tensor.detach().clone()
         dist.all_reduce(maximum, dist.ReduceOp.MAX)
         return maximum
 
     def close(self) -> None:
-        """Leaves the group; a peer that still waits for this one gets an error. Its losses end here too."""
-        # A reducer that were the last to know of the group would end it, and wait for its thread, with the
-        # interpreter's lock in hand. The thread may need that lock for its last tensors: PyTorch issue 56297.
+        """Leaves the group. A learner that still waits for this one gets an error. Frees averaged losses."""
+        # If a reducer held the last reference to the group, its destructor would join the group's thread
+        # while holding the interpreter's lock, which the thread may need for its last tensors: PyTorch issue
+        # 56297.
         for module in self._modules:
             del module.reducer, module.logger
         self._modules.clear()
@@ -135,9 +136,9 @@ class _Loss(nn.Module):
     def forward(self, batch: Any, context: Any) -> Any:
         output = self._loss_fn(self.networks, batch, context)
         if output.weight is not None:
-            # Gradients are averaged as if all learners had equally many elements; one with more weighs more.
+            # Gradients are averaged with equal weights, so a loss over more elements is scaled up here.
             weight = output.weight.detach().float()
             share = weight * self._group.size / self._group.total(weight).clamp(min=1e-8)
             output = output._replace(loss=output.loss * share)
-        # A parameter that only a metric depends on gets no gradient, so that no learner waits for one.
+        # Metrics are detached: no learner may wait for the gradient of a parameter that only a metric uses.
         return output._replace(metrics={name: value.detach() for name, value in output.metrics.items()})

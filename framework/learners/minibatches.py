@@ -1,4 +1,4 @@
-"""A learner that goes over each batch several times, in minibatches: for on-policy agents."""
+"""A learner that makes several passes over each batch in minibatches, for on-policy agents."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from framework.types import Nest, StepResult
 
 
 class Prepared(NamedTuple):
-    """A batch made ready for its epochs.
+    """A batch prepared for its epochs.
 
     Attributes:
-      data: nest of tensors `[M, ...]`, shuffled and cut along M: rows, or envs of a recurrent agent.
-      rows: how many rows count in it; less than M times T where some are masked.
-      metrics: what is known before the first minibatch, for the logs.
+      data: nest of tensors `[M, ...]`, to shuffle and divide along M: rows, or envs of a recurrent agent.
+      rows: number of rows that count; less than M times T where some are masked.
+      metrics: metrics that are known before the first minibatch.
     """
 
     data: Nest
@@ -34,7 +34,7 @@ FinishFn = Callable[[Any, ReplaySample, Prepared, LossContext], dict[str, torch.
 
 
 class MinibatchLearner(SGDLearner):
-    """One step is `epochs` passes over one batch in shuffled minibatches of equal size (but for one):
+    """One step is `epochs` passes over one batch, in shuffled minibatches whose sizes differ by at most one:
 
     ```text
     prepared = prepare_fn(networks, batch, context)         # advantages, once; no gradient
@@ -43,8 +43,8 @@ class MinibatchLearner(SGDLearner):
     metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
     ```
 
-    Every row is used once per epoch. Metrics of the loss function are means over the last epoch, the only one
-    in which `context.wants_metrics` is True. A learner step is a batch.
+    Every row is used once per epoch. Metrics of the loss function are means over the last epoch, the only
+    epoch with `context.wants_metrics`. A learner step is one batch.
 
     Args:
       networks: as in `SGDLearner`.
@@ -52,10 +52,10 @@ class MinibatchLearner(SGDLearner):
       loss_fn: as in `SGDLearner`, of one minibatch of `Prepared.data`.
       optimizer_fn: as in `SGDLearner`.
       epochs: passes over a batch.
-      minibatch_size: rows of a minibatch; the number of parts of a batch is the one that comes closest to it.
-        Several learners shuffle the rows of all alike and cut them as one would; each has those of a
-        minibatch that are in its shard. That may be none: the loss must then be finite, its weight 0.
-      finish_fn: called after the last epoch; what it returns joins the metrics. None for nothing.
+      minibatch_size: rows of a minibatch. The number of minibatches is the one closest to this size. Several
+        learners use the same order and the same minibatches as one learner would; each computes the rows
+        that are in its shard. If it has none of them, the loss must be finite and its weight 0.
+      finish_fn: called after the last epoch. Its result is added to the metrics. None is not called.
 
     Other arguments as in `SGDLearner`.
     """
@@ -96,10 +96,10 @@ class MinibatchLearner(SGDLearner):
         )
 
     def step(self, batch: ReplaySample) -> StepResult:
-        """All epochs over `batch`, whose data are tensors on the learner's device; it gets no priorities.
+        """All epochs over `batch`, whose data are tensors on the learner's device. Returns no priorities.
 
-        Metrics hold what the three functions gave, and `loss`, `gradient_norm` (before clipping; both of
-        the last minibatch), `learning_rate` and `rows`.
+        Metrics are those of the three functions, `loss` and `gradient_norm` (before clipping) of the last
+        minibatch, `learning_rate` and `rows`.
         """
         context = self._begin_step()
         with torch.no_grad():
@@ -124,7 +124,7 @@ class MinibatchLearner(SGDLearner):
                     each.append(output)
                     sizes.append(size)
         metrics = dict(prepared.metrics)
-        # A minibatch of which this learner has nothing has no metrics worth a mean.
+        # Means exclude minibatches without rows of this learner.
         telling = [output for output, size in zip(each, sizes, strict=True) if size] or each
         for name in each[0].metrics:
             metrics[name] = torch.stack([output.metrics[name].detach() for output in telling]).mean()
@@ -138,9 +138,10 @@ class MinibatchLearner(SGDLearner):
         return StepResult(metrics)
 
     def _shuffled(self, data: Nest, parts: int, count: int, before: int) -> Any:
-        """Sizes and minibatches: `count` elements in a new order, in `parts` that differ by one at most.
+        """Sizes and minibatches: `count` elements in random order, in `parts` whose sizes differ by at most
+        one.
 
-        `data` has those from `before` on, and all of them if there is one learner.
+        `data` holds the elements from index `before` on; with one learner, all of them.
         """
         leaves = tree.flatten(data)
         order = torch.randperm(count, generator=self._generator, device=self.device)
@@ -151,6 +152,6 @@ class MinibatchLearner(SGDLearner):
             cuts = torch.stack([part.sum() for part in mine.split(cuts)]).tolist()
             order = order[mine] - before
         build = nests.unflattener(data)
-        # Shuffled once per epoch: a minibatch is then a slice, without a copy of its own.
+        # Shuffled once per epoch: each minibatch is then a slice and needs no copy.
         pieces = [leaf[order].split(cuts) for leaf in leaves]
         return ((size, build(list(piece))) for size, *piece in zip(cuts, *pieces, strict=True))

@@ -1,4 +1,4 @@
-"""Adam without the parts of torch's that cost more than the step itself on small networks."""
+"""Adam without the overhead of `torch.optim`, which on small networks exceeds the cost of the step."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ _ONE = torch.tensor(1.0)
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam(..., fused=True)`, bit by bit, with less around it (Kingma and Ba, 2015):
+    """`torch.optim.Adam(..., fused=True)` with less overhead and equal results (Kingma and Ba, 2015):
 
     ```python
     optimizer_fn = functools.partial(Adam, lr=1e-3, eps=1e-5)
     ```
 
-    torch's optimizers load its compiler when the first of them is made (two CPU-seconds, and 100 MB in each
-    process) so that they can be compiled, and look after that at each step. This one cannot be compiled.
-    The state is the same, so that checkpoints fit either. No closure, no hooks.
+    The first of torch's optimizers in a process loads torch's compiler (two CPU seconds and 100 MB), and each
+    step checks whether it is being compiled. This optimizer cannot be compiled. Its state is the same, so
+    checkpoints fit both. It supports neither closures nor hooks.
 
     Args:
       parameters: tensors, or groups of them, as in `torch.optim`.
-      lr, betas, eps, weight_decay: as in `torch.optim.Adam`.
+      lr: learning rate.
+      betas: decay rates of the running means of the gradient and its square.
+      eps: term added to the denominator.
+      weight_decay: weight of the L2 penalty.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class Adam(torch.optim.Adam):
         weight_decay: float = 0.0,
     ):
         super().__init__(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
-        # A scaler of gradients then skips steps by itself instead of leaving it to the kernel.
+        # A gradient scaler then skips steps itself instead of leaving that to the kernel.
         self._step_supports_amp_scaling = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -48,7 +51,7 @@ class Adam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step along the gradients that are there; parameters without one stay."""
+        """Updates all parameters that have a gradient."""
         if closure is not None:
             raise ValueError(
                 "closure: got a function, expected None. Compute the loss and its gradients before step()."
@@ -63,7 +66,7 @@ class Adam(torch.optim.Adam):
             if not parameters:
                 continue
             if steps[0].is_cpu:
-                # A Python number would be made a tensor for each parameter.
+                # torch would convert a Python number to a tensor for each parameter.
                 torch._foreach_add_(steps, _ONE, alpha=1.0)
             else:
                 torch._foreach_add_(steps, 1)
@@ -84,12 +87,13 @@ class Adam(torch.optim.Adam):
                 maximize=False,
             )
 
-    # Else the first object wraps it in a range for torch's profiler, which takes as long as the step.
+    # Otherwise the first optimizer wraps `step` in a range for torch's profiler, which takes as long as the
+    # step.
     step.hooked = True  # type: ignore[attr-defined]
 
 
 def _plain(method: Any) -> Any:
-    """`method` without the wrapper that loads the compiler at its first call."""
+    """`method` without the wrapper that loads the compiler on the first call."""
     return getattr(method, "__wrapped__", method)
 
 

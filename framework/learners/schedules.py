@@ -1,4 +1,4 @@
-"""Schedules: functions of the env steps of a program, so that a checkpoint needs only that count."""
+"""Schedules as functions of the env steps of a program, so that a checkpoint stores only that count."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 
 def linear(start: float, end: float, steps: int) -> Callable[[int], float]:
-    """From `start` at step 0 straight to `end` at step `steps`, and `end` from then on."""
+    """Linear from `start` at step 0 to `end` at step `steps`; constant after that."""
     if steps < 1:
         raise ValueError(f"steps: got {steps}, expected at least 1.")
     return lambda step: start + (end - start) * min(max(step / steps, 0.0), 1.0)
 
 
 def linear_decay(steps: int | None, end: float = 0.0) -> Callable[[int], float]:
-    """A factor that falls from 1 to `end` over `steps` env steps; always 1 if `steps` is None."""
+    """A factor that falls linearly from 1 to `end` over `steps` env steps; always 1 if `steps` is None."""
     return (lambda step: 1.0) if steps is None else linear(1.0, end, steps)

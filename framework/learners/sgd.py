@@ -1,4 +1,4 @@
-"""The learner of every gradient-based agent here: a loss function, an optimizer and target networks."""
+"""The learner of gradient-based agents: a loss function, an optimizer and target networks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from framework.learners.distributed import LearnerGroup
 from framework.replay.types import ReplaySample
 from framework.types import StepResult
 
-# Elements of all gradients together that are cheaper to copy than to look at one gradient after the other.
+# Up to this number of elements, one copy of all gradients is faster than one operation per gradient.
 _SMALL = 1 << 16
 
 
 class LossOutput(NamedTuple):
-    """What a loss function gives.
+    """The result of a loss function.
 
     Attributes:
-      loss: scalar to minimise.
+      loss: scalar to minimize.
       metrics: name to scalar tensor, for the logs. They stay on the device until a row is logged.
       priorities: `[N]` new priorities of the items of the batch, or None.
-      weight: how many elements the loss is the mean of, where the parts of a batch that several learners
-        have may differ in that; None if it is the same for all of them.
+      weight: number of elements of which the loss is the mean, if it may differ between the shards of several
+        learners. None if it is equal for all of them.
     """
 
     loss: torch.Tensor
@@ -39,19 +39,19 @@ class LossOutput(NamedTuple):
 
 
 class LossContext(NamedTuple):
-    """What a loss function may use beside the networks and the batch.
+    """Inputs of a loss function in addition to the networks and the batch.
 
-    Counts are 0-d int64 tensors on the CPU: arithmetic with tensors of any device takes them, reading them
-    waits for no device, and a compiled loss is not compiled again when they change.
+    Counts are 0-d int64 tensors on the CPU: they work in arithmetic with tensors on any device, reading them
+    does not synchronize a device, and a compiled loss is not compiled again when they change.
 
     Attributes:
-      targets: the target networks by the name of the child that they follow.
-      learner_steps: learner steps before this one.
+      targets: the target networks, by the name of the child that they follow.
+      learner_steps: number of learner steps before this one.
       env_steps: env steps of the program so far, for schedules.
-      generator: random numbers on the learner's device; part of the checkpoint. Several learners have the
-        same ones, so that what differs from item to item is drawn by `normal_like`.
-      wants_metrics: whether the metrics of this loss are logged; it may leave them out if not.
-      group: the learners that have a part of the batch each; None if there is one learner.
+      generator: random generator on the learner's device; part of the checkpoint. It is equal in all
+        learners, so use `normal_like` for noise that differs between items.
+      wants_metrics: whether the metrics of this loss are logged. If not, the loss may omit them.
+      group: the group of learners that share the batch; None with one learner.
     """
 
     targets: nn.ModuleDict
@@ -63,19 +63,19 @@ class LossContext(NamedTuple):
 
     @property
     def total(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Sums a tensor over the learners, all of which must call it; None if there is one learner."""
+        """A function that sums a tensor over all learners, which must all call it; None with one learner."""
         return None if self.group is None else self.group.total
 
     @property
     def largest(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """The elementwise maximum over the learners, all of which must call it; None if there is one."""
+        """A function for the elementwise maximum over all learners, which must all call it; None with one."""
         return None if self.group is None else self.group.largest
 
     def normal_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Standard normals in the shape `[N, ...]`, dtype and device of `tensor`, whose rows are items.
+        """Standard normals of the shape `[N, ...]`, dtype and device of `tensor`, whose rows are items.
 
-        Each of several learners draws those of the whole batch and takes its part, so that together they have
-        what one would draw.
+        Each of several learners draws the noise of the whole batch and takes its shard, so that together they
+        use the noise of a single learner.
         """
         if self.group is None:
             return torch.empty_like(tensor).normal_(generator=self.generator)
@@ -89,32 +89,33 @@ LossFn = Callable[[Any, Any, LossContext], LossOutput]
 
 
 class SGDLearner(core.Learner):
-    """Minimises `loss_fn(networks, batch, context)`, one optimizer step per batch.
+    """Minimizes `loss_fn(networks, batch, context)`, one optimizer step per batch.
 
-    A loss or gradient that is not finite is a FloatingPointError that names the step and the metrics. On the
-    CPU it comes before the parameters change. On a GPU looking would stall the device, so it comes with the
-    next `parameters` or `save`, or after `check_period` steps: nothing broken is published or saved.
+    A loss or gradient that is not finite raises a FloatingPointError with the step and the metrics. On the
+    CPU the error comes before the parameters change. On a GPU the check would stall the device, so it runs in
+    the next `parameters` or `save`, or after `check_period` steps: bad parameters are never published or
+    saved.
 
     Args:
-      networks: holds all parameters; moved to `device`. A child is a variable of that name.
-      loss_fn: `(networks, batch, context) -> LossOutput`. The batch is the one given to `step`.
-      optimizer_fn: parameters to optimizer, as `functools.partial(Adam, lr=1e-3)`.
+      networks: module with all parameters, moved to `device`. Each child is a variable of that name.
+      loss_fn: `(networks, batch, context) -> LossOutput`. The batch is the argument of `step`.
+      optimizer_fn: parameters to optimizer, such as `functools.partial(Adam, lr=1e-3)`.
       learning_rate_schedule: env steps of the program to a factor on the optimizer's learning rates.
-      max_gradient_norm: gradients whose global norm is larger are scaled down to it; None leaves them.
+      max_gradient_norm: larger global gradient norms are scaled down to this. None does not clip.
       target_names: children of `networks` that have a target network.
       target_update_period: learner steps between two updates of the target networks.
-      target_update_rate: how far they move: 1 copies (DQN), less averages (Polyak; SAC's 0.005).
+      target_update_rate: step size of an update: 1 copies (DQN), less averages (Polyak; SAC's 0.005).
       device: "cpu", "cuda", "cuda:1" …
-      seed: of `context.generator`.
-      autocast_dtype: runs the loss in mixed precision: `torch.bfloat16`, or `torch.float16` (GPU only;
-        with a gradient scaler). None computes in the parameters' precision.
-      compile_loss: compiles the loss function with `torch.compile`; the first steps take long.
-      check_period: steps between looks for non-finite values on a GPU.
-      partial_gradients: the loss leaves some parameters out at some steps. Several learners must know.
+      seed: seed of `context.generator`.
+      autocast_dtype: mixed precision of the loss: `torch.bfloat16`, or `torch.float16` (GPU only, with a
+        gradient scaler). None computes in the parameters' precision.
+      compile_loss: compiles the loss function with `torch.compile`. The first steps are slow.
+      check_period: steps between checks for non-finite values on a GPU.
+      partial_gradients: whether the loss leaves out some parameters at some steps; for several learners.
 
     Raises:
-      ValueError: for settings that make no sense, each named.
-      KeyError: if `target_names` has a name that no child of `networks` has.
+      ValueError: A setting has an invalid value. The text names it.
+      KeyError: `target_names` has a name that is not a child of `networks`.
     """
 
     def __init__(
@@ -182,9 +183,8 @@ class SGDLearner(core.Learner):
     def step(self, batch: ReplaySample) -> StepResult:
         """One optimizer step on `batch`, whose data are tensors on the learner's device.
 
-        Metrics hold what the loss function gave, and `loss`, `gradient_norm` (before clipping) and
-        `learning_rate`. They stay on the device, so that a step waits for nothing; priorities come to the
-        CPU.
+        Metrics are those of the loss function, `loss`, `gradient_norm` (before clipping) and `learning_rate`.
+        They stay on the device, so that a step does not synchronize. Priorities are copied to the CPU.
         """
         context = self._begin_step()
         with self._precision():
@@ -194,17 +194,17 @@ class SGDLearner(core.Learner):
         metrics = {name: value.detach() for name, value in output.metrics.items()}
         metrics["loss"], metrics["gradient_norm"] = output.loss.detach(), norm
         metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
-        # Replay takes priorities on the host, so whoever called would have to wait for them there and then.
+        # Replay takes priorities on the host, so the caller would have to wait for them anyway.
         priorities = None if output.priorities is None else output.priorities.detach().cpu()
         return StepResult(metrics, priorities)
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The tensors of each child of the networks; FloatingPointError if they are not sound."""
+        """The tensors of each child of the networks. Raises FloatingPointError after a non-finite step."""
         self._raise_if_unsound()
         return {name: child.state_dict() for name, child in self.networks.named_children()}
 
     def save(self) -> dict[str, Any]:
-        """Everything that the next step depends on: tensors on the CPU and plain Python values only."""
+        """The complete state of the learner, as tensors on the CPU and plain Python values."""
         self._raise_if_unsound()
         state = {
             "networks": self.networks.state_dict(),
@@ -227,12 +227,12 @@ class SGDLearner(core.Learner):
         self._unchecked.clear()
 
     def distribute(self, group: LearnerGroup) -> None:
-        """From now on each step averages its gradient with those of the other learners of `group`.
+        """Averages the gradient of each later step with those of the other learners of `group`.
 
-        All must be in the same state, and then make the same steps, each on its shard of the batch and with
-        the same `env_steps`. The loss must be a mean over the items, so that the mean over the shards is that
-        over the batch; where shards differ in what counts, `LossOutput.weight` says how much each has.
-        Buffers of the networks (statistics of data) are rank 0's.
+        All learners must have the same state and make the same steps, each on its shard of the batch and with
+        the same `env_steps`. The loss must be a mean over items, so that the mean over the shards is that
+        over the batch. Where shards differ in the number of elements, `LossOutput.weight` gives that number.
+        Buffers of the networks (statistics of data) are those of rank 0.
         """
         self._group = group
         self._loss_fn = group.averaged(self.networks, self._loss_fn, self._partial_gradients)
@@ -249,14 +249,14 @@ class SGDLearner(core.Learner):
     def _descend(self, output: LossOutput) -> torch.Tensor:
         """One optimizer step against `output.loss`; returns the norm of the gradient before clipping."""
         for parameter in self._parameters:
-            parameter.grad = None  # optimizer.zero_grad, without its hooks for profilers.
+            parameter.grad = None  # As optimizer.zero_grad, without its hooks for profilers.
         self._scaler.scale(output.loss).backward()
         self._scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        # As nn.utils.get_total_norm, all being on one device.
+        # As nn.utils.get_total_norm, for tensors on one device.
         if not gradients:
             norm = torch.zeros(())
-        elif self._small:  # a copy costs less than a call for each
+        elif self._small:  # One copy costs less than one call per gradient.
             norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
         else:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
@@ -266,9 +266,10 @@ class SGDLearner(core.Learner):
             length = norm.item()
             if not math.isfinite(length + output.loss.item()):
                 self._raise_unsound(self.steps, output.metrics)
-            # Most gradients are short enough to be left alone. A GPU would have to be waited for to know.
+            # Most gradients need no clipping. On a GPU this check would synchronize, so always multiply
+            # there.
             if limit is not None and length + 1e-6 > limit:
-                # By a tensor: a Python number would be made a tensor for each gradient.
+                # A tensor, because torch would convert a Python number to a tensor for each gradient.
                 torch._foreach_mul_(gradients, torch.tensor(limit / (length + 1e-6)))
         else:
             value = output.loss if self._scaler.is_enabled() else output.loss + norm
@@ -276,7 +277,7 @@ class SGDLearner(core.Learner):
             if len(self._unchecked) >= self._check_period:
                 self._raise_if_unsound()
             if limit is not None and gradients:
-                # As nn.utils.clip_grads_with_norm_, all being on one device.
+                # As nn.utils.clip_grads_with_norm_, for tensors on one device.
                 torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
         self._scaler.step(self.optimizer)
         self._scaler.update()
@@ -284,7 +285,7 @@ class SGDLearner(core.Learner):
 
     @torch.no_grad()
     def _finish_step(self) -> None:
-        """Counts the step and moves the target networks when it is time to."""
+        """Counts the step, and updates the target networks every `target_update_period` steps."""
         self.steps += 1
         if not self._target or self.steps % self._target_update_period:
             return
