@@ -1,6 +1,6 @@
 """DQN: deep Q-learning from replay (Mnih et al., 2015), with several parts of Rainbow.
 
-Double Q-learning (van Hasselt et al., 2016), duelling networks (Wang et al., 2016), n-step targets
+Double Q-learning (van Hasselt et al., 2016), dueling networks (Wang et al., 2016), n-step targets
 (Sutton, 1988) and prioritized replay (Schaul et al., 2016) are fields of the config.
 
 The exploration schedule counts the env steps of the whole program, which a policy gets with its parameters.

@@ -176,7 +176,7 @@ class PPOPolicy(TorchPolicy):
 class Rows(NamedTuple):
     """The data of minibatches: `[M, ...]` real steps, or `[N, T, ...]` unrolls with a memory."""
 
-    observation: Any  # normalised
+    observation: Any  # normalized
     action: torch.Tensor
     policy: dict[str, torch.Tensor]  # that acted
     log_prob: torch.Tensor  # of the action under it

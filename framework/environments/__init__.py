@@ -1,4 +1,4 @@
-"""Environments: anything from a name or a callable to one batched dm_env environment."""
+"""Environments: makes one batched dm_env environment from a name or a callable."""
 
 from framework.environments import wrappers
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault

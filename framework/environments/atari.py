@@ -113,7 +113,7 @@ class AtariEnvironment(dm_env.Environment):
         self._game_over = True
 
     def observation_spec(self) -> specs.BoundedArray:
-        # A stack of coloured pictures has three channels a frame, which is not what the spec promises.
+        # A stack of colored pictures has three channels a frame, which is not what the spec promises.
         stacked = self._channels == 1
         kind = specs.StackedBoundedArray if stacked else specs.BoundedArray
         return kind(self._stack.shape, np.uint8, 0, 255, name="observation")
@@ -186,7 +186,7 @@ class AtariEnvironment(dm_env.Environment):
         self._stack[-self._channels :] = picture if self._channels == 1 else picture.transpose(2, 0, 1)
 
     def render(self) -> np.ndarray:
-        """The screen in colour, uint8[210, 160, 3]."""
+        """The screen in color, uint8[210, 160, 3]."""
         return self._ale.getScreenRGB()
 
 

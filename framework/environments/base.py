@@ -18,7 +18,7 @@ from framework.types import Nest
 
 
 class EnvironmentFault(RuntimeError):
-    """An environment (or the action it was given) broke the contract; names environment, env and field."""
+    """Raised when an environment or an action breaks the contract. Names environment, env and field."""
 
 
 class BatchedEnvironment(dm_env.Environment):
@@ -43,8 +43,8 @@ class BatchedEnvironment(dm_env.Environment):
 
     The observation of LAST is the one the episode ended in. Specs describe ONE env, without `[B]`.
 
-    Returned arrays may be buffers that the environment uses again: a time step is intact until the
-    second `step` after it, so copy what is kept for longer. One thread may use an environment at a time.
+    Returned arrays may be buffers that the environment reuses: a time step is intact until the second
+    `step` after it, so copy arrays that you keep longer. One thread may use an environment at a time.
     """
 
     #: What errors call this environment.
@@ -107,9 +107,9 @@ class BatchedEnvironment(dm_env.Environment):
 
 
 class Buffers:
-    """The arrays of the time steps of B envs, twice over.
+    """Two sets of arrays for the time steps of B envs.
 
-    Two slots are filled in turn, so that the previous time step is intact while the next one is made.
+    The two slots are filled in turn, so that the previous time step is intact while the next one is written.
 
     Attributes:
       observations: per slot, per leaf of the observation spec, `[B, *shape]`.
@@ -130,7 +130,7 @@ class Buffers:
         self.discounts = [columns(spec.discounts) for _ in range(self.SLOTS)]
         self.step_types = [allocate((num_envs,), np.dtype(np.int64)) for _ in range(self.SLOTS)]
         self.current = 0
-        # The time steps are views of the buffers: built once, handed out again and again.
+        # The time steps are views of the buffers, built once and returned repeatedly.
         self._timesteps = [
             dm_env.TimeStep(
                 step_type=self.step_types[slot],
@@ -152,7 +152,7 @@ class Buffers:
 
 
 class ActionChecker:
-    """Turns what a policy gave into arrays `[B, *shape]` of the action spec's dtypes, or says why not."""
+    """Converts an action to arrays `[B, *shape]` of the action spec's dtypes, or raises EnvironmentFault."""
 
     def __init__(self, name: str, spec: Nest, num_envs: int):
         self._name = name

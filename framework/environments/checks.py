@@ -1,4 +1,4 @@
-"""`check_environment`: steps an environment and reports how it breaks its contract, and how to fix it."""
+"""`check_environment`: steps an environment and reports violations of its contract, with a fix for each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_environment(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> list[Violation]:
-    """Plays random actions and returns every violation found; an empty list means that all is well.
+    """Plays random actions and returns all violations found; an empty list if there are none.
 
     ```python
     for violation in check_environment(MyEnvironment):
@@ -90,11 +90,11 @@ class _Report:
 
 
 class _Stop(Exception):
-    """The environment is too broken to go on."""
+    """The environment is too broken to continue."""
 
 
 class _Gymnasium:
-    """Checks what is gymnasium's own, and gives (observation, reward, discount, over)."""
+    """Checks gymnasium's part of the contract, and returns (observation, reward, discount, over)."""
 
     def __init__(self, environment: Any, report: _Report, seed: int):
         self._environment = environment
@@ -150,7 +150,7 @@ class _Gymnasium:
 
 
 class _DmEnv:
-    """Checks what is dm_env's own."""
+    """Checks dm_env's part of the contract."""
 
     def __init__(self, environment: dm_env.Environment, report: _Report):
         self._environment = environment
@@ -246,7 +246,7 @@ def _is_bounded(leaf: specs.Array) -> bool:
 def _play(
     environment: _Gymnasium | _DmEnv, report: _Report, num_steps: int, seed: int
 ) -> list[tuple[str, Any]] | None:
-    """What was seen, as (call, nest) pairs; None if the environment broke."""
+    """Plays the environment. Returns the results as (call, nest) pairs; None if the environment broke."""
     rng = np.random.default_rng(seed)
     spec = environment.spec
     environment.report = report

@@ -30,7 +30,7 @@ def main(connection_fd: int, lifeline_fd: int) -> None:
     try:
         _serve(connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # The parent is gone: nobody is left to tell.
+        pass  # The parent is gone, so no process needs the answer.
     finally:
         finished.set()
 

@@ -18,7 +18,7 @@ GAMES = {
     "SpaceInvaders": "space_invaders",
 }
 
-# One colour per channel for render(), which enlarges each cell to this many pixels.
+# One color per channel for render(), which enlarges each cell to this many pixels.
 _CELL = 16
 _COLOURS = np.array(
     [
@@ -56,7 +56,7 @@ class MinAtarEnvironment(dm_env.Environment):
           ramping: whether games get harder with time.
           minimal_actions: only the actions that the game uses, instead of all six.
           max_steps: steps after which an episode is truncated; None for no limit. Without one a ball of
-            Breakout can bounce between walls and a paddle that stands still for ever.
+            Breakout can bounce without end between walls and a paddle that does not move.
 
         Raises:
           ImportError: the package minatar is missing.
@@ -112,7 +112,7 @@ class MinAtarEnvironment(dm_env.Environment):
         return dm_env.transition(float(reward), self._observe())
 
     def render(self) -> np.ndarray:
-        """uint8[160, 160, 3]; each channel in its own colour."""
+        """uint8[160, 160, 3]; each channel in its own color."""
         state = self._game.state()
         picture = np.zeros((*state.shape[:2], 3), np.uint8)
         for channel in range(state.shape[2]):

@@ -1,7 +1,7 @@
-"""What an environment in a child process and its parent say to each other, and where the arrays lie.
+"""The protocol between `ProcessEnvironment` and its children, and their shared arrays.
 
-A pair of sockets carries one byte per command and answer; observations, rewards and actions lie in memory
-that both map. The memory has no name, so nothing can be left behind, whoever dies first.
+A socket pair carries one byte per command and answer. Observations, rewards and actions are in memory that
+both processes map. The memory has no name, so no file remains, whichever process dies first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One environment, dm_env's or gymnasium's, seen as an env: the two APIs brought to one."""
+"""Adapters from one dm_env or gymnasium environment to the common interface of an env."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from framework.types import Nest
 
 
 class SingleEnv(abc.ABC):
-    """One environment. It never starts a new episode by itself; the batch around it says when."""
+    """One environment. It never starts a new episode by itself; the batch calls `reset`."""
 
     spec: specs.EnvironmentSpec
 
@@ -49,7 +49,7 @@ class GymnasiumAdapter(SingleEnv):
         self._action_offsets = _Offsets(self.spec.actions, environment.action_space, 1)
 
     def reset(self) -> Nest:
-        # Only the first reset is seeded: seeding again would play the same episode for ever.
+        # Only the first reset is seeded: seeding again would repeat the same episode.
         seed, self._seed = self._seed, None
         observation, _ = self._environment.reset(seed=seed)
         return self._observation_offsets(observation)

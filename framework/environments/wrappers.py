@@ -1,4 +1,4 @@
-"""Wrappers: batched environments around batched environments, vectorised over the envs.
+"""Wrappers: batched environments around batched environments, vectorized over the envs.
 
 ```python
 environment = environments.make(
@@ -8,7 +8,7 @@ environment = environments.make(
 )
 ```
 
-The first of a list is the innermost: its time steps are what the next one sees.
+The first wrapper of a list is the innermost. The next one gets its time steps.
 """
 
 from __future__ import annotations
@@ -159,9 +159,11 @@ def _clip(spec: specs.Array, value: Any) -> Any:
 
 
 class RescaleAction(EnvironmentWrapper):
-    """Continuous actions in [-1, 1], mapped linearly to the environment's bounds.
+    """Maps continuous actions in [-1, 1] linearly to the environment's bounds.
 
-    Args of the constructor: `clip`: whether actions outside of [-1, 1] are clipped before.
+    Args:
+      environment: the environment to wrap.
+      clip: whether actions outside [-1, 1] are clipped first.
     """
 
     def __init__(self, environment: BatchedEnvironment, clip: bool = False):
@@ -262,8 +264,8 @@ def _stacked_spec(spec: specs.Array, num_frames: int) -> specs.Array:
 class ObservationActionReward(EnvironmentWrapper):
     """Observations become dicts of `observation`, the `action` before it and the `reward` of that.
 
-    At the first step of an episode action and reward are zeros. So a policy knows what it did and what came
-    of it, and replay holds exactly what the policy saw.
+    At the first step of an episode, action and reward are zeros. The policy sees its last action and reward,
+    and replay holds the same inputs.
     """
 
     def __init__(self, environment: BatchedEnvironment, reward_clip: float | None = None):

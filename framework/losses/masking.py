@@ -1,7 +1,7 @@
-"""What masks and discounts take out of a loss, forwards and backwards.
+"""Masks and discounts that exclude elements from a loss and from its gradient.
 
-A product with 0 would not do: 0 times NaN is NaN, in the loss or in its gradient, and one such element is
-enough to spoil every parameter. So what does not count is chosen away before anything is computed of it.
+A product with 0 is not enough: 0 times NaN is NaN, in the loss or in its gradient, and one such element
+corrupts every parameter. Excluded elements are therefore replaced before any computation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def discounted(discounts: torch.Tensor, next_values: torch.Tensor) -> torch.Tens
 
 
 def check_alike(mask: torch.Tensor | None = None, **tensors: torch.Tensor) -> None:
-    """All must have one shape: a stray axis would broadcast into nonsense without a word."""
+    """Raises ValueError unless all shapes are equal: an extra axis would silently broadcast."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if mask is not None:
         shapes["mask"] = tuple(mask.shape)

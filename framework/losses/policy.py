@@ -69,7 +69,7 @@ class Surrogate(NamedTuple):
     """A surrogate loss and what to log beside it; scalars.
 
     Attributes:
-      loss: to minimise.
+      loss: to minimize.
       kl: mean KL divergence between the old and the new policy: exact where the caller gave one, else
         Schulman's estimate E[ratio - 1 - log ratio].
       clip_fraction: share of the elements whose ratio lay outside the clip range; 0 where nothing is clipped.

@@ -243,7 +243,7 @@ def _off_policy_targets(
 
 
 def _check(**tensors: torch.Tensor) -> None:
-    """All must be `[N, T]` alike: a stray axis would broadcast into nonsense without a word."""
+    """Raises ValueError unless all are `[N, T]` of equal shape: an extra axis would silently broadcast."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 2:
         raise ValueError(f"shapes: got {shapes}, expected [N, T], the same for all.")

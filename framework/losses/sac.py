@@ -70,7 +70,7 @@ def sac_actor_loss(
     temperature: torch.Tensor | float,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """temperature log pi(a|o) - Q(o, a) of actions drawn with the reparametrisation trick.
+    """temperature log pi(a|o) - Q(o, a) of actions drawn with the reparametrization trick.
 
     Args:
       log_probs: log pi of the drawn actions, with gradient.

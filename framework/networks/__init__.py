@@ -1,4 +1,4 @@
-"""Torch modules: encoders of observations, recurrent cores, heads, and distributions over actions.
+"""Torch modules: encoders of observations, recurrent cores, heads and distributions over actions.
 
 Importing this package imports torch; `import framework` does not.
 """

@@ -1,4 +1,4 @@
-"""Between the actions of an environment and those that a policy's distribution is about."""
+"""Conversion between the actions of an environment and those of a policy's distribution."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from framework.networks.distributions import Categorical, DiagonalGaussian, Mult
 
 
 class Actions:
-    """Between the environment's actions and those that the policy's distribution is about.
+    """Converts between the environment's actions and the sampled actions of the policy's distribution.
 
-    Choices count from 0 there. Continuous actions are in half-widths around the middle of their range (in
-    the environment's own units if it has none). They may leave the range: the environment gets them clipped,
-    the learner as they were drawn.
+    Discrete sampled actions count from 0. Continuous ones are in half-widths around the middle of their
+    range, or in the environment's units without a range. They may exceed the range: the environment gets them
+    clipped, and the learner gets them as sampled.
 
     Args:
       spec: the action spec of one env.
@@ -102,7 +102,7 @@ class Actions:
         return drawn.clamp(min=0).minimum(torch.as_tensor(last, device=drawn.device))
 
     def parameters(self, distribution: Any) -> dict[str, torch.Tensor]:
-        """What tells this distribution from others of its kind."""
+        """The parameters that determine this distribution."""
         if self.continuous:
             return {"mean": distribution.mean, "log_std": distribution.log_std}
         if self._single:

@@ -23,7 +23,7 @@ class Categorical:
     """One of A actions: `logits [..., A]`, actions int64 `[...]`.
 
     Args:
-      logits: unnormalised log probabilities.
+      logits: unnormalized log probabilities.
       legal: `[..., A]` 1 where the action may be taken; None allows all. Illegal actions are never drawn.
     """
 

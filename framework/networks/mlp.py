@@ -38,8 +38,8 @@ class MLP(nn.Module):
       output_size: width of a last linear layer without activation; None leaves it out, and the last hidden
         layer is the output.
       activation: relu, tanh, elu or silu.
-      orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialisation.
-      layer_norm: normalises each hidden layer before its activation (Ba et al., 2016).
+      orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialization.
+      layer_norm: normalizes each hidden layer before its activation (Ba et al., 2016).
     """
 
     output_size: int

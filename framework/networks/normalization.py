@@ -1,4 +1,4 @@
-"""Normalisation by statistics that are variables: a learner updates them, actors get them with the rest.
+"""Normalization by statistics that are variables: a learner updates them, actors get them with the rest.
 
 The wrappers of `framework.environments` count what one actor sees. These count what is learned from, and
 change only between learner steps: what acted and what learns see the same numbers.

@@ -1,4 +1,4 @@
-"""Networks as plain functions, for acting: a small network takes longer to be called than to compute."""
+"""Networks as plain functions, for acting: calls of modules cost more than the math of a small network."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _FUNCTIONS: dict[type[nn.Module], Callable[[Any], Any]] = {
 
 
 def plain(module: nn.Module) -> Callable[[Any], Any]:
-    """What `module(inputs)` gives, without the calls of modules in between where it is known how.
+    """A function equal to `module(inputs)`, without the calls of inner modules where possible.
 
-    Known are MLPs and what they consist of, encoders of one vector, and categorical heads; anything else, and
-    what has hooks, is called as it is. The function reads the module's own parameters, so it follows changes
-    in place, such as loading a state dict. It does not see modules that are exchanged, or hooks added, later.
+    It expands MLPs and their parts, encoders of one vector, and categorical heads. It calls all other
+    modules, and modules with hooks, as they are. The function reads the module's parameters, so in-place
+    changes, such as loading a state dict, take effect. Modules or hooks that are replaced or added later do
+    not.
     """
     if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return module

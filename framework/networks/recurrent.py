@@ -21,8 +21,8 @@ class RecurrentCore(nn.Module):
     of the memory is lost at each step, and after ten there is next to nothing to learn from.
 
     A state is a tuple of `[B, hidden_size]`: hidden and cell of an LSTM, hidden of a GRU; zeros at the
-    start of an episode. Both ways go through the same cell: for one time step a cell is about ten times as
-    fast as `nn.LSTM`, and in a sequence the state must start anew wherever an episode does.
+    start of an episode. `step` and `unroll` use the same cell: for one time step a cell is about ten times as
+    fast as `nn.LSTM`, and in a sequence the state must restart wherever an episode does.
 
     Args:
       input_size: width of the inputs.
@@ -62,7 +62,7 @@ class RecurrentCore(nn.Module):
 
         Args:
           state: `[N, ...]` before the first row, as it was when its action was chosen.
-          start_of_episode: `[N, T]`; where it is 1 or True, the state starts anew before that row.
+          start_of_episode: `[N, T]`; where it is 1 or True, the state restarts before that row.
         """
         if start_of_episode is not None and start_of_episode.shape != inputs.shape[:2]:
             raise ValueError(
@@ -72,8 +72,8 @@ class RecurrentCore(nn.Module):
         outputs = []
         for t, row in enumerate(inputs.unbind(1)):
             if start_of_episode is not None:
-                anew = (start_of_episode[:, t] != 0).unsqueeze(-1)
-                state = tuple(part.masked_fill(anew, 0.0) for part in state)
+                restarts = (start_of_episode[:, t] != 0).unsqueeze(-1)
+                state = tuple(part.masked_fill(restarts, 0.0) for part in state)
             output, state = self.step(row, state)
             outputs.append(output)
         return torch.stack(outputs, 1), state

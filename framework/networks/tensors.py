@@ -1,4 +1,4 @@
-"""Between nests of numpy arrays and nests of tensors."""
+"""Conversion between nests of numpy arrays and nests of tensors."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class QNetwork(nn.Module):
       num_actions: how many actions there are.
       hidden_sizes: hidden layers; with `dueling`, the last one is there once per stream.
       dueling: whether values and advantages have a stream of their own.
-      layer_norm: normalises each hidden layer before its activation.
+      layer_norm: normalizes each hidden layer before its activation.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Critics(nn.Module):
       action_size: D, width of the action `[..., D]`.
       hidden_sizes: hidden layers of each.
       count: how many.
-      layer_norm: normalises each hidden layer before its activation.
+      layer_norm: normalizes each hidden layer before its activation.
     """
 
     def __init__(

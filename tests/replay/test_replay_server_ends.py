@@ -11,6 +11,7 @@ from served_table import finish, table, write
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
+from framework.replay.server import operations, service, sessions
 from launch.rpc import sockets
 
 
@@ -179,3 +180,42 @@ def test_embedded_servers_have_no_sockets():
         assert server.localhost_client().server_info()["t"].current_size == 3
         assert server.wait(0) is False
     assert server.wait(0) is True
+
+
+def test_a_reader_goes_on_after_an_answer_that_is_too_large(monkeypatch):
+    monkeypatch.setattr(operations, "_MAX_ANSWER_BYTES", 100)
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address, local=False)
+        writer = client.batch_writer()
+        write(writer, 5)
+        writer.flush()
+        before = client.server_info()["t"].rate_limiter_info.sample_stats.completed
+        with pytest.raises(ValueError, match="Ask for smaller batches"):
+            client.sample_batch("t", 1000)
+        assert client.sample_batch("t", 2).data["x"].shape == (2,)
+        assert client.server_info()["t"].rate_limiter_info.sample_stats.completed == before + 2
+
+
+def test_a_request_that_waits_ends_once_when_its_client_has_gone():
+    """An answer that finds the client gone ends the session, and with it the other requests."""
+    ended = []
+
+    class Waits(sessions.Waiting):
+        def attempt(self):
+            return None
+
+        def drop(self):
+            ended.append(self.number)
+
+    server = service.Service(None, None)
+    session = sessions.Session(b"gone", {})
+    for _ in range(2):
+        waiting = Waits("line", None)
+        waiting.session, waiting.id = session, 1
+        server._try_or_wait(waiting)
+    server._send = lambda identity, answer, number: [
+        server._end_waiting(other, None) for other in list(session.waiting.values())
+    ]
+    for waiting in list(session.waiting.values()):
+        server._end_waiting(waiting, replay.ServerClosed("the request was canceled by its client"))
+    assert sorted(ended) == [1, 2]
