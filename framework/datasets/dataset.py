@@ -1,12 +1,12 @@
 """`Dataset`: batches from replay, on the learner's device, fetched ahead.
 
-::
-
-    dataset = Dataset(client, "replay", batch_size=256, device="cuda")
-    for sample in dataset:                             # ReplaySample, leaves [N, ...]
-        result = learner.step(sample)
-        dataset.update_priorities(sample.info.key, result.priorities)
-    dataset.close()
+```python
+dataset = Dataset(client, "replay", batch_size=256, device="cuda")
+for sample in dataset:                             # ReplaySample, leaves [N, ...]
+    result = learner.step(sample)
+    dataset.update_priorities(sample.info.key, result.priorities)
+dataset.close()
+```
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerL
 
 
 class Dataset:
-    """An iterator of ``ReplaySample``: ``info`` of numpy arrays ``[N]``, ``data`` of leaves ``[N, ...]``.
+    """An iterator of `ReplaySample`: `info` of numpy arrays `[N]`, `data` of leaves `[N, ...]`.
 
     A batch counts for the rate limiter when it is drawn. Batches that were fetched ahead and are left over
     when the dataset is closed are given back, as if they had never been drawn.
 
-    The iteration ends when the server is stopped, the client interrupted, or ``rate_limiter_timeout`` is
+    The iteration ends when the server is stopped, the client interrupted, or `rate_limiter_timeout` is
     over. Any other error of the thread that fetches ahead is raised here.
 
     Args:
       client: any client of replay.
-      table: a name, or ``{name: weight}`` to put batches together from several tables: see `Mixture`. Use
+      table: a name, or `{name: weight}` to put batches together from several tables: see `Mixture`. Use
         `update_priorities` of the dataset then.
       batch_size: N.
-      max_in_flight: at most this many items are drawn and not handed out; fixes ``prefetch`` if that is not
+      max_in_flight: at most this many items are drawn and not handed out; fixes `prefetch` if that is not
         given.
       rate_limiter_timeout: seconds without a batch after which the iteration ends; None waits without limit.
       device: None for numpy arrays, else tensors on this torch device; through pinned memory to a GPU.
       prefetch: batches fetched ahead by a thread; 0 for no thread. No thread either if the client is not
         concurrent.
-      ragged: items of different lengths are an ``"error"``, or zero-padded with ``"pad"``: then
+      ragged: items of different lengths are an `"error"`, or zero-padded with `"pad"`: then
         `PaddedSample`s come, with the lengths.
 
     Raises:
@@ -108,7 +108,7 @@ class Dataset:
         return sample if self._pinned is None else self._pinned.receive(sample)
 
     def ready(self) -> bool:
-        """Whether ``next()`` would go through, or end, without blocking."""
+        """Whether `next()` would go through, or end, without blocking."""
         if self._closed or self._ended:
             return True
         if self._fetcher is None:
@@ -116,7 +116,7 @@ class Dataset:
         return self._fetcher.ready()
 
     def update_priorities(self, keys: Any, priorities: Any) -> None:
-        """New priorities for items of batches of this dataset; keys and priorities ``[N]``."""
+        """New priorities for items of batches of this dataset; keys and priorities `[N]`."""
         if self._mixture is None:
             self._client.update_priorities(self._table, keys, priorities)
         else:

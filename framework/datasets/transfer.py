@@ -22,7 +22,7 @@ def is_cuda(device: Any) -> bool:
 def to_tensors(sample: Any, device: Any) -> Any:
     """The sample with tensors on a torch device; on the CPU they share memory with the arrays.
 
-    ``info`` stays numpy, and so do arrays that torch has no dtype for (strings).
+    `info` stays numpy, and so do arrays that torch has no dtype for (strings).
     """
     import torch
 
@@ -38,11 +38,13 @@ class PinnedTransfer:
     """Turns samples of numpy arrays into samples of tensors on a GPU, without waiting for the copy.
 
     Batches are gathered straight into pinned buffers and copied on a stream of their own, so that the copy
-    overlaps with learning::
+    overlaps with learning:
 
-        out = transfer.buffers()                  # None at first: the shapes are not known yet
-        sample = transfer.send(gathered, ...)     # starts the copy (the thread that fetches ahead)
-        sample = transfer.receive(sample)         # orders the consumer's stream after it
+    ```python
+    out = transfer.buffers()                  # None at first: the shapes are not known yet
+    sample = transfer.send(gathered, ...)     # starts the copy (the thread that fetches ahead)
+    sample = transfer.receive(sample)         # orders the consumer's stream after it
+    ```
 
     The samples are those of `to_tensors`.
     """
@@ -73,7 +75,7 @@ class PinnedTransfer:
         return [tensor.numpy() for tensor in tensors]
 
     def send(self, sample: ReplaySample | PaddedSample, buffered: bool) -> _Moving:
-        """Starts the copy of a gathered sample; ``buffered`` if it lies in `buffers`."""
+        """Starts the copy of a gathered sample; `buffered` if it lies in `buffers`."""
         torch = self._torch
         if buffered and self._current is not None:
             pinned = self._current

@@ -126,8 +126,10 @@ class SquashedGaussian:
     """tanh of a diagonal Gaussian, stretched to the action's bounds.
 
     Args:
-      mean, log_std: `[..., D]` of the Gaussian before tanh.
-      low, high: `[D]` bounds of the actions, the one below the other.
+      mean: `[..., D]`, of the Gaussian before tanh.
+      log_std: `[..., D]`, of the Gaussian before tanh.
+      low: `[D]`, the lower bounds of the actions.
+      high: `[D]`, the upper bounds of the actions.
     """
 
     # Actions at the very bounds have no finite preimage; they are pulled in by this much before atanh.

@@ -18,14 +18,7 @@ class _ClientType(type):
 
 
 class Client(metaclass=_ClientType):
-    """`Client(address)` is an `EmbeddedClient` if the server is in this process, else a `ServedClient`.
-
-    Args:
-      server_address: `"localhost:8000"`, `"tcp://host:port"` or `"ipc://path"`.
-      curve: the server's keys, if it has any (required for other machines).
-      local: None uses shared memory and direct calls where possible; False never does.
-      reconnect_timeout: seconds for which calls wait for a server that does not answer.
-    """
+    """`Client(address)` is an `EmbeddedClient` if the server is in this process, else a `ServedClient`."""
 
     def __new__(  # type: ignore[misc]
         cls,
@@ -35,6 +28,14 @@ class Client(metaclass=_ClientType):
         local: bool | None = None,
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
     ) -> EmbeddedClient | ServedClient:
+        """Connects to a server.
+
+        Args:
+          server_address: `"localhost:8000"`, `"tcp://host:port"` or `"ipc://path"`.
+          curve: the server's keys, if it has any (required for other machines).
+          local: None uses shared memory and direct calls where possible; False never does.
+          reconnect_timeout: seconds for which calls wait for a server that does not answer.
+        """
         address = parse_address(server_address)
         here = None if local is False else client_here(address)
         if here is not None:

@@ -2,10 +2,12 @@
 
 A message is a dict with string keys of None, bools, ints, floats, strings, bytes, lists, dicts and numpy
 arrays. It becomes one frame of msgpack, followed by one frame for every array of more than `INLINE_BYTES`;
-smaller ones are written into the first frame, because a frame costs more than copying them::
+smaller ones are written into the first frame, because a frame costs more than copying them:
 
-    frames = wire.encode({"op": "sample", "table": "replay", "n": 256})
-    message = wire.decode(frames)
+```python
+frames = wire.encode({"op": "sample", "table": "replay", "n": 256})
+message = wire.decode(frames)
+```
 
 An array is the extension type 1 (inline) or 2 (a frame of its own): one byte with the length of its dtype
 string, that string, one byte with its rank, the shape as little-endian int64, then the data or the uint32
@@ -88,7 +90,7 @@ def encode(message: dict[str, Any]) -> list[Any]:
 
 
 def decode(frames: Sequence[Any]) -> dict[str, Any]:
-    """The message in ``frames`` (bytes or objects with the buffer protocol).
+    """The message in `frames` (bytes or objects with the buffer protocol).
 
     Arrays are views of the frames, read-only where the frames are.
 

@@ -1,12 +1,12 @@
 """The client of tables in the same process: direct calls, no server.
 
-::
-
-    client = EmbeddedClient([Table(...)])
-    writer = client.batch_writer()
-    rows = writer.append("steps", {"x": np.zeros((256, 4), np.float32)})
-    writer.create_items("replay", {"x": writer.slice("steps", "x", rows)})
-    sample = client.sample_batch("replay", 32)
+```python
+client = EmbeddedClient([Table(...)])
+writer = client.batch_writer()
+rows = writer.append("steps", {"x": np.zeros((256, 4), np.float32)})
+writer.create_items("replay", {"x": writer.slice("steps", "x", rows)})
+sample = client.sample_batch("replay", 32)
+```
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class EmbeddedClient(ReverbApi, Client):
 
     Args:
       tables: of different names, not used by another client or server.
-      concurrent: whether other threads use the tables too. If not, a call that would wait for ever is a
-      ``WouldBlockError``.
+      concurrent: whether other threads use the tables too. If not, a call that would wait without an end is
+        a `WouldBlockError`.
       store: where rows live; a new one in plain memory if None.
-      checkpointer: what ``checkpoint`` writes to, and what the tables are restored from now.
+      checkpointer: what `checkpoint` writes to, and what the tables are restored from now.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EmbeddedClient(ReverbApi, Client):
         return self.tables[name]
 
     def another(self) -> EmbeddedClient:
-        """A client of the same tables with writers and an ``interrupt`` of its own."""
+        """A client of the same tables with writers and an `interrupt` of its own."""
         client = object.__new__(type(self))
         client.__dict__.update(self.__dict__)
         client._interrupted = False
@@ -93,7 +93,7 @@ class EmbeddedClient(ReverbApi, Client):
         return f"replay.EmbeddedClient({sorted(self.tables)}, address={self.address!r})"
 
     def is_interrupted(self) -> bool:
-        """Whether ``interrupt`` or ``close`` was called."""
+        """Whether `interrupt` or `close` was called."""
         return self._interrupted
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
@@ -116,21 +116,21 @@ class EmbeddedClient(ReverbApi, Client):
         out: list[Any] | None = None,
         pad: bool = False,
     ) -> ReplaySample | PaddedSample:
-        """``batch_size`` samples stacked: ``SampleInfo`` of arrays ``[N]`` and the nest that was written,
-        ``[N, ...]``.
+        """`batch_size` samples stacked: `SampleInfo` of arrays `[N]` and the nest that was written,
+        `[N, ...]`.
 
         Args:
-          timeout: seconds; None waits for ever and 0 not at all. ``DeadlineExceededError`` when it is over:
-          nothing was sampled.
+          timeout: seconds; None waits without a limit and 0 not at all. `DeadlineExceededError` when it is
+            over: nothing was sampled.
           out: arrays for the leaves in the order of the flattened nest.
-          pad: items of different lengths come as a ``PaddedSample``; without it they are a ValueError.
+          pad: items of different lengths come as a `PaddedSample`; without it they are a ValueError.
         """
         if self._interrupted:
             raise ServerClosed("the client was interrupted or closed")
         return self.tables[table].sample_batch(batch_size, timeout, out, pad, self.is_interrupted)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; keys that are gone are
         ignored."""
         self.tables[table].mutate(keys, priorities)
 
@@ -147,15 +147,15 @@ class EmbeddedClient(ReverbApi, Client):
         )
 
     def can_sample(self, table: str, n: int = 1) -> bool:
-        """Whether ``n`` samples could be had now without waiting."""
+        """Whether `n` samples could be had now without waiting."""
         return self.tables[table].can_sample(n)
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        """Whether ``n`` items could be inserted now without waiting."""
+        """Whether `n` items could be inserted now without waiting."""
         return self.tables[table].can_insert(n)
 
     def weight(self, table: str) -> tuple[float, int]:
-        """The sum of the sampler's weights (the number of items if it is not ``Prioritized``), and the number
+        """The sum of the sampler's weights (the number of items if it is not `Prioritized`), and the number
         of items that it can choose from."""
         return self.tables[table].weight()
 
@@ -164,7 +164,7 @@ class EmbeddedClient(ReverbApi, Client):
         self.tables[table].reset()
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """What is to be known of each table. It never waits here, so ``timeout`` does not matter."""
+        """What is to be known of each table. It never waits here, so `timeout` does not matter."""
         return {name: table.info for name, table in self.tables.items()}
 
     def checkpoint(self) -> str:
@@ -176,7 +176,7 @@ class EmbeddedClient(ReverbApi, Client):
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that could, ends with
-        ``ServerClosed``."""
+        `ServerClosed`."""
         self._interrupted = True
         for table in self.tables.values():
             table.wake()

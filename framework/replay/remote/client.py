@@ -141,7 +141,7 @@ class ServedClient(ReverbApi, Client):
     """See the module; made by `replay.Client`.
 
     Args:
-      address: ``tcp://host:port`` or ``ipc://path``.
+      address: `tcp://host:port` or `ipc://path`.
       curve: the keys of the program, if the server has any.
       local: None uses shared memory where possible; False never does.
       reconnect_timeout: seconds for which calls wait for a server that is not there.
@@ -179,7 +179,7 @@ class ServedClient(ReverbApi, Client):
         out: list[Any] | None = None,
         pad: bool = False,
     ) -> ReplaySample | PaddedSample:
-        """``batch_size`` samples stacked; see `EmbeddedClient.sample_batch`."""
+        """`batch_size` samples stacked; see `EmbeddedClient.sample_batch`."""
         with self._channel.borrow() as connection:
             return _Reader(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
 
@@ -223,7 +223,7 @@ class ServedClient(ReverbApi, Client):
         return self._channel.call(message, timeout)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 ``[N]`` of the items ``keys`` uint64 ``[N]``; keys that are gone are
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; keys that are gone are
         ignored."""
         self._mutate(table, keys, priorities, ())
 
@@ -246,15 +246,15 @@ class ServedClient(ReverbApi, Client):
         )
 
     def can_sample(self, table: str, n: int = 1) -> bool:
-        """Whether ``n`` samples could be had now without waiting."""
+        """Whether `n` samples could be had now without waiting."""
         return bool(self._call({"op": "can_sample", "table": table, "n": n})["value"])
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        """Whether ``n`` items could be inserted now without waiting."""
+        """Whether `n` items could be inserted now without waiting."""
         return bool(self._call({"op": "can_insert", "table": table, "n": n})["value"])
 
     def weight(self, table: str) -> tuple[float, int]:
-        """See ``EmbeddedClient.weight``."""
+        """See `EmbeddedClient.weight`."""
         answer = self._call({"op": "weight", "table": table})
         return float(answer["sum"]), int(answer["number"])
 
@@ -275,10 +275,10 @@ class ServedClient(ReverbApi, Client):
         return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])
 
     def move(self, address: str | None) -> None:
-        """The server is at ``address`` from now on, restored from its checkpoint; None: it is nowhere and
-        will come back, so that calls wait for it longer than ``reconnect_timeout``.
+        """The server is at `address` from now on, restored from its checkpoint; None: it is nowhere and
+        will come back, so that calls wait for it longer than `reconnect_timeout`.
 
-        An engine that places nodes anew calls this (``launch``'s ``ray``); sessions that are open end by
+        An engine that places nodes anew calls this (`launch`'s `ray`); sessions that are open end by
         themselves, as their server has gone.
         """
         server = self._channel.server
@@ -289,7 +289,7 @@ class ServedClient(ReverbApi, Client):
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with
-        ``ServerClosed``."""
+        `ServerClosed`."""
         self._channel.interrupted.set()
 
     def close(self) -> None:

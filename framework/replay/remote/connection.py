@@ -56,7 +56,7 @@ class ServerState:
     """What the connections of one client know of their server.
 
     Attributes:
-      address: where it is: ``tcp://host:port`` or ``ipc://path``.
+      address: where it is: `tcp://host:port` or `ipc://path`.
       away: it is known to be nowhere at the moment, and to come back.
       stopped: it said that it stops, and has not answered since.
     """

@@ -2,11 +2,13 @@
 
 Rows are the server's, leased in blocks. On the server's machine they are written straight into its shared
 memory; from elsewhere they travel as arrays with the items. Items and released rows are sent in one message,
-which also asks for the next rows; its answer comes when all of its items are in their tables::
+which also asks for the next rows; its answer comes when all of its items are in their tables:
 
-    append ──▶ rows ──────────▶ shared memory              (or arrays of the next message)
-    create_items ─▶ queue ─▶ insert [items, released rows, rows wanted]
-                                 ◀─ answer [leased rows]
+```text
+append ──▶ rows ──────────▶ shared memory              (or arrays of the next message)
+create_items ─▶ queue ─▶ insert [items, released rows, rows wanted]
+                             ◀─ answer [leased rows]
+```
 
 A writer ends with its session: when the server is lost, items in flight are lost and counted, and every later
 call raises `ServerLost`. The caller makes a new writer.

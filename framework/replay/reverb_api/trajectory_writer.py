@@ -281,7 +281,6 @@ class TrajectoryWriter:
 
         Args:
           clear_buffers: whether to forget the history; if not, later items may refer to earlier episodes.
-          block_until_num_items: as in `flush`.
           timeout_ms: as in `flush`.
           timeout: as in `flush`.
         """

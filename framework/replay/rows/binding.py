@@ -96,7 +96,7 @@ class Binding:
                 )
 
     def acquire(self, index: np.ndarray) -> None:
-        """The items with these index lines ``[k, width]`` refer to their rows."""
+        """The items with these index lines `[k, width]` refer to their rows."""
         for stream, begin, end in self.parts:
             stream.acquire(index[:, begin:end].ravel())
 
@@ -106,7 +106,7 @@ class Binding:
             stream.drop(index[:, begin:end].ravel())
 
     def gather(self, index: np.ndarray, out: Sequence[Any] | None = None) -> list[np.ndarray]:
-        """The leaves of the items with index lines ``[N, width]``: one copy, straight into ``out`` if
+        """The leaves of the items with index lines `[N, width]`: one copy, straight into `out` if
         given."""
         n = len(index)
         rows: list[np.ndarray | None] = [None] * len(self.spans)

@@ -17,7 +17,7 @@ _OVERHEAD = 41
 
 
 class CompressedColumn:
-    """The part of an array ``[capacity, *shape]`` that a row store needs: ``take``, and rows set and got.
+    """The part of an array `[capacity, *shape]` that a row store needs: `take`, and rows set and got.
 
     Rows that were never written, or were cleared since, are zeros. Threads may use different rows at once.
 
@@ -61,7 +61,7 @@ class CompressedColumn:
     def take(
         self, rows: np.ndarray, axis: int = 0, out: np.ndarray | None = None, mode: str = "clip"
     ) -> np.ndarray:
-        """``numpy.ndarray.take`` along axis 0: rows ``[...]`` give an array ``[..., *shape]``."""
+        """`numpy.ndarray.take` along axis 0: rows `[...]` give an array `[..., *shape]`."""
         if axis != 0:
             raise ValueError(f"axis: got {axis}, expected 0")
         rows = np.asarray(rows)

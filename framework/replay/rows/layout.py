@@ -2,11 +2,12 @@
 
 An item is a nest of leaves; a leaf is a column of a stream at some rows. Leaves with the same rows share a
 *group*. The
-items of one call have one ``Layout``; what differs between them is one line of an index matrix::
+items of one call have one `Layout`; what differs between them is one line of an index matrix:
 
-    Layout.groups   ("steps", 1)        ("steps", 1)
-    index[k]        row of time t       row of time t+1         # width = 2
-
+```python
+Layout.groups   ("steps", 1)        ("steps", 1)
+index[k]        row of time t       row of time t+1         # width = 2
+```
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Slice:
 
 
 class Group(NamedTuple):
-    """``length`` rows of ``stream``; ``ragged`` if each item says how many of them count."""
+    """`length` rows of `stream`; `ragged` if each item says how many of them count."""
 
     stream: str
     length: int
@@ -47,7 +48,7 @@ class Group(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """``column`` of ``groups[group]``; ``time`` if the leaf keeps a time axis; for ``step`` see `Slice`."""
+    """`column` of `groups[group]`; `time` if the leaf keeps a time axis; for `step` see `Slice`."""
 
     column: str
     group: int
@@ -86,7 +87,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def from_wire(cls, value: Sequence[Any]) -> Layout:
-        """The opposite of ``to_wire``; ValueError if it is not sound."""
+        """The opposite of `to_wire`; ValueError if it is not sound."""
         groups = tuple(Group(str(s), int(n), bool(r)) for s, n, r in value[0])
         leaves = tuple(Leaf(str(c), int(g), bool(t), bool(s)) for c, g, t, s in value[1])
         layout = cls(groups, leaves, nests.freeze(value[2]))
@@ -111,7 +112,7 @@ def layout_paths(layout: Layout) -> list[str]:
 
 
 class LayoutBuilder:
-    """Turns nests of ``Slice`` into layouts and index matrices; remembers layouts, so one per writer."""
+    """Turns nests of `Slice` into layouts and index matrices; remembers layouts, so one per writer."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Layout, int, bool]] = {}  # with its width, and whether it is ragged

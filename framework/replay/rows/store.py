@@ -1,13 +1,13 @@
 """The row store: one preallocated column per leaf, rows leased to writers and counted by reference.
 
-::
-
-    stream = store.stream("steps", {"observation": ((4,), np.float32), "reward": ((), np.float32)})
-    rows = stream.lease(256)                      # int64[256]; the writer holds one lease on each
-    stream.write("reward", rows, rewards)
-    stream.acquire(rows)                          # an item points at them
-    stream.release(rows)                          # the writer is done with them
-    stream.drop(rows)                             # the item is gone: the rows are free again
+```python
+stream = store.stream("steps", {"observation": ((4,), np.float32), "reward": ((), np.float32)})
+rows = stream.lease(256)                      # int64[256]; the writer holds one lease on each
+stream.write("reward", rows, rewards)
+stream.acquire(rows)                          # an item points at them
+stream.release(rows)                          # the writer is done with them
+stream.drop(rows)                             # the item is gone: the rows are free again
+```
 
 Columns are virtual memory of a generous capacity; physical memory follows the rows that were ever in use, in
 growing
@@ -40,10 +40,10 @@ class Allocator(Protocol):
     """Where columns live."""
 
     def allocate(self, stream: str, column: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """A zeroed array of ``shape`` (rows first), whose pages need not be backed by memory yet."""
+        """A zeroed array of `shape` (rows first), whose pages need not be backed by memory yet."""
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
-        """Makes sure that bytes ``[begin, end)`` of the column can be written; StoreFullError if not."""
+        """Makes sure that bytes `[begin, end)` of the column can be written; StoreFullError if not."""
 
     def free(self, stream: str, column: str) -> None:
         """Frees a column, if it was allocated."""
@@ -111,7 +111,7 @@ class Stream:
         return self._next - self._num_free
 
     def add_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
-        """Declares columns ``{name: (shape of one row, dtype)}``; ValueError if one exists and differs."""
+        """Declares columns `{name: (shape of one row, dtype)}`; ValueError if one exists and differs."""
         with self._lock:
             for name, (shape, dtype) in columns.items():
                 shape, dtype = tuple(int(size) for size in shape), np.dtype(dtype)
@@ -173,7 +173,7 @@ class Stream:
         return names
 
     def lease(self, n: int) -> np.ndarray:
-        """``n`` rows for a writer, int64 ``[n]``; StoreFullError if there is no room, and then none."""
+        """`n` rows for a writer, int64 `[n]`; StoreFullError if there is no room, and then none."""
         with self._lock:
             reused = min(n, self._num_free)
             if n - reused > self._reserved - self._next:
@@ -242,7 +242,7 @@ class Stream:
         self._store.account(self.name, num_bytes)
 
     def _reserve(self, rows: int) -> None:
-        """Backs at least ``rows`` rows with memory. Called with the lock held."""
+        """Backs at least `rows` rows with memory. Called with the lock held."""
         if rows > self.capacity:
             raise StoreFullError(
                 f"stream {self.name!r}: {rows} rows are needed at once and its capacity is "
@@ -271,7 +271,7 @@ class RowStore:
       max_bytes: what all rows together may take of physical memory; None for no limit but the machine's.
       allocator: where columns live; this process's own memory if None.
       capacity: rows that one stream can address; virtual, so it costs nothing until it is used.
-      compress: patterns, as of file names, of columns whose rows are kept compressed: ``("*pixels*",)``;
+      compress: patterns, as of file names, of columns whose rows are kept compressed: `("*pixels*",)`;
         `framework.replay.rows.compression` says when that pays. They are in this process's memory, whatever
         the allocator.
 
@@ -302,7 +302,7 @@ class RowStore:
         self._claims = threading.Lock()
 
     def stream(self, name: str, columns: Mapping[str, ColumnSpec] | None = None) -> Stream:
-        """The stream ``name``, made on first use; ``columns`` are declared if it has not got them yet."""
+        """The stream `name`, made on first use; `columns` are declared if it has not got them yet."""
         stream = self.streams.get(name)
         if stream is None:
             with self._lock:
@@ -340,7 +340,7 @@ class RowStore:
             return found, found.claim(columns)
 
     def compresses(self, column: str) -> bool:
-        """Whether the rows of ``column`` are kept compressed."""
+        """Whether the rows of `column` are kept compressed."""
         return any(fnmatch.fnmatchcase(column, pattern) for pattern in self.compress)
 
     def room(self) -> int:
@@ -348,7 +348,7 @@ class RowStore:
         return (1 << 62) if self.max_bytes is None else max(0, self.max_bytes - self.num_bytes)
 
     def account(self, stream: str, num_bytes: int) -> None:
-        """Books ``num_bytes`` more; StoreFullError if that is over ``max_bytes``."""
+        """Books `num_bytes` more; StoreFullError if that is over `max_bytes`."""
         with self._lock:
             if self.max_bytes is not None and self.num_bytes + num_bytes > self.max_bytes:
                 raise StoreFullError(

@@ -22,7 +22,7 @@ def serve_node(
     curve: sockets.CurveKeys | None,
     checkpointer: Any = None,
 ) -> Server:
-    """How ``launch.ReplayNode`` starts a server; see `Server`."""
+    """How `launch.ReplayNode` starts a server; see `Server`."""
     if embedded:
         return Server(tables, checkpointer=checkpointer, embedded=True, concurrent=concurrent)
     return Server(tables, checkpointer=checkpointer, address=address, curve=curve)
@@ -31,7 +31,7 @@ def serve_node(
 def connect_node(
     server_or_address: Any, curve: sockets.CurveKeys | None = None
 ) -> EmbeddedClient | ServedClient:
-    """How a handle of a ``launch.ReplayNode`` makes a client; a stop of the program interrupts it."""
+    """How a handle of a `launch.ReplayNode` makes a client; a stop of the program interrupts it."""
     client: EmbeddedClient | ServedClient
     if isinstance(server_or_address, Server):
         client = server_or_address.localhost_client()

@@ -1,11 +1,11 @@
 """The replay server: tables that clients of this process, this machine and other machines share.
 
-::
-
-    server = Server([Table(...)], port=8000)
-    client = server.localhost_client()            # in this process: direct calls
-    client = Client("localhost:8000")             # the same; from another process through shared memory
-    server.stop()
+```python
+server = Server([Table(...)], port=8000)
+client = server.localhost_client()            # in this process: direct calls
+client = Client("localhost:8000")             # the same; from another process through shared memory
+server.stop()
+```
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Server:
       port: on 127.0.0.1; None takes a free one.
       checkpointer: where `Client.checkpoint` writes to and what is restored from now, before anybody may
         connect.
-      address: where to serve instead of ``port``: ``ipc://<path in a 0700 directory>`` or ``tcp://interface:port``.
+      address: where to serve instead of `port`: `ipc://<path in a 0700 directory>` or `tcp://interface:port`.
       curve: keys that clients must have; needed for interfaces other machines can reach.
       embedded: no sockets and no shared memory: clients of this process only.
-      concurrent: with ``embedded``, whether more than one thread uses the tables.
+      concurrent: with `embedded`, whether more than one thread uses the tables.
       max_bytes: what the rows of all tables may take together; None leaves it to the machine.
       compress: patterns of columns whose rows are kept compressed; see `RowStore`. Other processes then get
         and send arrays in messages, as from another machine: what is compressed they could not read in place.

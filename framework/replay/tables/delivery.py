@@ -19,12 +19,12 @@ Part = tuple[Binding, np.ndarray | None, np.ndarray, np.ndarray | None]
 class Delivery:
     """`n` samples of a table: counted, and their rows kept until they are released or given back.
 
-    ::
-
-        delivery = table.sample(256, timeout=1.0)   # drawn: no other reader gets these turns
-        sample = delivery.gather()                  # or: send delivery.parts to a reader with shared memory
-        table.release(delivery)                     # the rows may be used again; or
-        table.give_back(delivery)                   # as if never drawn
+    ```python
+    delivery = table.sample(256, timeout=1.0)   # drawn: no other reader gets these turns
+    sample = delivery.gather()                  # or: send delivery.parts to a reader with shared memory
+    table.release(delivery)                     # the rows may be used again; or
+    table.give_back(delivery)                   # as if never drawn
+    ```
 
     Attributes:
       table: name of the table.

@@ -2,9 +2,9 @@
 
 With diff = inserts * samples_per_insert - samples and size = items in the table:
 
-- sampling one needs ``size >= min_size_to_sample`` and ``diff - 1 >= min_diff``;
-- inserting one is free while ``size + 1 <= min_size_to_sample``, else needs
-``diff + samples_per_insert <= max_diff``.
+- sampling one needs `size >= min_size_to_sample` and `diff - 1 >= min_diff`;
+- inserting one is free while `size + 1 <= min_size_to_sample`, else needs
+`diff + samples_per_insert <= max_diff`.
 
 Requests for several go through one by one as far as the rule allows.
 """
@@ -74,12 +74,12 @@ class RateLimiter:
         self._owner = table
 
     def can_sample(self, n: int) -> bool:
-        """Whether ``n`` may be sampled now, if none of them removes an item."""
+        """Whether `n` may be sampled now, if none of them removes an item."""
         diff = self.inserts * self.samples_per_insert - self.samples
         return self.size >= self.min_size_to_sample and diff - n >= self.min_diff
 
     def can_insert(self, n: int) -> bool:
-        """Whether ``n`` may be inserted now."""
+        """Whether `n` may be inserted now."""
         return (
             self.size + n <= self.min_size_to_sample
             or (self.inserts + n) * self.samples_per_insert - self.samples <= self.max_diff
@@ -94,7 +94,7 @@ class RateLimiter:
         return n if self.can_insert(n) else _most(n, self.can_insert)
 
     def why_not_sample(self, n: int = 1) -> str:
-        """Empty if ``n`` may be sampled, else the rule that refuses, with its numbers."""
+        """Empty if `n` may be sampled, else the rule that refuses, with its numbers."""
         if self.can_sample(n):
             return ""
         if self.size < self.min_size_to_sample:
@@ -102,7 +102,7 @@ class RateLimiter:
         return f"diff {self.diff:g} - {n} < min_diff {self.min_diff:g}"
 
     def why_not_insert(self, n: int = 1) -> str:
-        """Empty if ``n`` may be inserted, else the rule that refuses, with its numbers."""
+        """Empty if `n` may be inserted, else the rule that refuses, with its numbers."""
         if self.can_insert(n):
             return ""
         return f"diff {self.diff:g} + {n} * {self.samples_per_insert:g} > max_diff {self.max_diff:g}"
@@ -134,20 +134,20 @@ class RateLimiter:
 
 
 class MinSize(RateLimiter):
-    """Sampling waits until the table holds ``min_size_to_sample`` items; nothing else ever waits."""
+    """Sampling waits until the table holds `min_size_to_sample` items; nothing else ever waits."""
 
     def __init__(self, min_size_to_sample: int):
         super().__init__(1.0, min_size_to_sample, -_MAX, _MAX)
 
 
 class SampleToInsertRatio(RateLimiter):
-    """Keeps samples / inserts near ``samples_per_insert``.
+    """Keeps samples / inserts near `samples_per_insert`.
 
     Args:
       samples_per_insert: average number of times that an item is sampled.
       min_size_to_sample: items before sampling begins.
       error_buffer: how far the two sides may drift apart, in samples; b stands for
-        ``(samples_per_insert * min_size_to_sample - b, samples_per_insert * min_size_to_sample + b)``, a pair
+        `(samples_per_insert * min_size_to_sample - b, samples_per_insert * min_size_to_sample + b)`, a pair
         is the window.
     """
 
@@ -186,7 +186,7 @@ class SampleToInsertRatio(RateLimiter):
 
 
 class Queue(RateLimiter):
-    """Every item is sampled once: inserts wait when ``size`` items wait to be sampled."""
+    """Every item is sampled once: inserts wait when `size` items wait to be sampled."""
 
     def __init__(self, size: int):
         if size < 1:
@@ -195,4 +195,4 @@ class Queue(RateLimiter):
 
 
 class Stack(Queue):
-    """The same rule as ``Queue``; the order is the selector's matter."""
+    """The same rule as `Queue`; the order is the selector's matter."""

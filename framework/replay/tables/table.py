@@ -36,10 +36,10 @@ _MAX_DRAW = 1 << 16
 class Table:
     """Items in the order of two selectors, as far as a rate limiter lets them in and out.
 
-    ::
-
-        table = Table("replay", selectors.Uniform(), selectors.Fifo(), max_size=100_000,
-                      rate_limiter=rate_limiters.MinSize(1))
+    ```python
+    table = Table("replay", selectors.Uniform(), selectors.Fifo(), max_size=100_000,
+                  rate_limiter=rate_limiters.MinSize(1))
+    ```
 
     A new item goes to both selectors first, and the table is brought down to `max_size` after that, so the
     new item may be the one that is removed. An item that was sampled `max_times_sampled` times is removed.

@@ -13,7 +13,7 @@ class Selector(abc.ABC):
 
     Calls about several slots mean the same as one call for each in order, only faster; slots in one call are
     distinct.
-    ``stamps`` grow with each insertion into the table and say who came first.
+    `stamps` grow with each insertion into the table and say who came first.
     """
 
     #: Whether choosing needs no random numbers; the probability is 1 then.
@@ -24,7 +24,7 @@ class Selector(abc.ABC):
     owner: str | None = None
 
     def check(self, low: float, high: float) -> None:
-        """ValueError if priorities in ``[low, high]``, finite and >= 0, are of no use to this selector."""
+        """ValueError if priorities in `[low, high]`, finite and >= 0, are of no use to this selector."""
         return None
 
     @abc.abstractmethod
@@ -41,7 +41,7 @@ class Selector(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """``n`` choices that change nothing: slots int64 ``[n]`` and probabilities float64 ``[n]``. Not when
+        """`n` choices that change nothing: slots int64 `[n]` and probabilities float64 `[n]`. Not when
         empty."""
 
     def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
@@ -62,7 +62,7 @@ class Selector(abc.ABC):
         """How many slots are there."""
 
     def __bool__(self) -> bool:
-        return True  # an empty selector is one all the same: ``sampler or Uniform()``
+        return True  # an empty selector is one all the same: `sampler or Uniform()`
 
     def total_weight(self) -> float:
         """The sum of what its choice goes by: as many as there are slots where they are all alike."""
@@ -87,7 +87,7 @@ class Selector(abc.ABC):
     def restore(
         self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray, state: dict[str, np.ndarray]
     ) -> None:
-        """Becomes what it was when ``state`` was taken; ``slots`` are in order of ``stamps``."""
+        """Becomes what it was when `state` was taken; `slots` are in order of `stamps`."""
         self.clear()
         self.insert(slots, priorities, stamps)
 

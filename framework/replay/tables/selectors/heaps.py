@@ -10,7 +10,7 @@ from framework.replay.tables.selectors.base import Selector
 
 
 class _Heap(Selector):
-    """A binary heap of ``(sign * priority, turn, slot)``.
+    """A binary heap of `(sign * priority, turn, slot)`.
 
     Of equal priorities the one that was inserted or updated least recently wins. Entries that an update or a
     deletion

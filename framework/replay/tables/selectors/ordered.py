@@ -96,7 +96,7 @@ class _ByAge(Selector):
             self._tail -= step if live[step] else len(live)
 
     def _compact(self, room: int) -> None:
-        """Moves the slots to the front of an array that has space for ``room`` more, amortised O(1)."""
+        """Moves the slots to the front of an array that has space for `room` more, amortised O(1)."""
         live = self._order[self._head : self._tail] >= 0
         slots = self._order[self._head : self._tail][live]
         stamps = self._stamps[self._head : self._tail][live]

@@ -55,7 +55,7 @@ class Prioritized(Selector):
             )
 
     def weights(self, priorities: np.ndarray) -> np.ndarray:
-        """``priorities ** e`` with 0 for 0."""
+        """`priorities ** e` with 0 for 0."""
         if self.priority_exponent == 1.0:
             return priorities
         if self.priority_exponent > 0.0:
