@@ -23,7 +23,7 @@ class ReverbApi:
     def server_address(self) -> str:
         """Address of the server, `host:port` for TCP; `ValueError` if it serves this process only."""
         if not self.address:
-            raise ValueError("server_address: got tables of this process only, which have no address.")
+            raise ValueError("server_address: got tables in this process only, which have no address.")
         return self.address.removeprefix("tcp://")
 
     def insert(self: contracts.Client, data: Nest, priorities: Mapping[str, float]) -> None:
