@@ -69,7 +69,9 @@ def on_a_terminal(arguments):
 
 
 def test_training_on_a_terminal_shows_the_nodes(tmp_path):
-    text = on_a_terminal([*TRAIN, "processes", "--directory", tmp_path / "run"])
+    # Long enough for the display to come round while the nodes run.
+    longer = ["20000" if word == "3000" else word for word in TRAIN]
+    text = on_a_terminal([*longer, "processes", "--directory", tmp_path / "run"])
     assert "messages/s" in text
     *_, last = text.split(" on processes: ")
     assert last.startswith("finished")

@@ -66,15 +66,15 @@ def test_a_damaged_part_makes_all_parts_go_back(tmp_path, part):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(bytes(content))
-    with pytest.warns(UserWarning, match=f"altered.*Going on from the older {previous.name}"):
+    with pytest.warns(UserWarning, match=f"altered.*Continuing from the older {previous.name}"):
         step = saved_part(config, "counter")["counts"]["env_steps"]
-    with pytest.warns(UserWarning, match="Going on"):
+    with pytest.warns(UserWarning, match="Continuing from"):
         assert replay_checkpointer(config).fallback_checkpoint_path == previous / "replay"
-    with pytest.warns(UserWarning, match="Going on"):
+    with pytest.warns(UserWarning, match="Continuing from"):
         keeper = RunCheckpointer(config, counter=None)
     assert previous.name.endswith(f"-step-{step}") and newest.exists()
     assert keeper.get("learner")["steps"] < int(newest.name.rpartition("-")[2])
-    with pytest.warns(UserWarning, match="Going on"):
+    with pytest.warns(UserWarning, match="Continuing from"):
         run(tmp_path, max_env_steps=700)
     assert Checkpointer(tmp_path / "checkpoints").restore().step == 700
 
