@@ -70,9 +70,7 @@ class OffPolicyConfig(AgentConfig):
     batch_size: int = 128  # Items per learner step.
     # Times an item is drawn on average. Divided by `batch_size`: learner steps per env step.
     samples_per_insert: float = 16.0
-    insert_burst: int = (
-        256  # Items by which actors may be ahead or behind; also each adder's limit in flight.
-    )
+    insert_burst: int = 256  # Items by which actors may be ahead or behind, and that may be in flight.
     target_update_period: int = 1  # Learner steps between updates of the target networks.
     target_update_rate: float = 0.02  # 1 copies the online networks, less moves towards them.
 

@@ -22,12 +22,10 @@ _BEFORE_LIMIT_S = 10.0
 def pytest_collection_modifyitems(config, items):
     """Tests in quarantine have a second try; pytest says so (``RERUN``). All others have one."""
     reasons = quarantine.read_quarantine(quarantine.PATH.read_text(encoding="utf-8"))
-    if reasons and not config.pluginmanager.hasplugin("rerunfailures"):
-        raise pytest.UsageError(
-            f"{quarantine.PATH.name} names tests, and pytest-rerunfailures is not installed"
-        )
     for item in items:
         if item.nodeid in reasons:
+            if not config.pluginmanager.hasplugin("rerunfailures"):
+                raise pytest.UsageError(f"{item.nodeid} is in quarantine: install pytest-rerunfailures")
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -327,8 +327,9 @@ class InferenceServer:
     def _fire(self, batch: list[_Client]) -> None:
         with self._acting:
             try:
-                if self._error is not None:
-                    raise self._error
+                error_of_update, self._error = self._error, None
+                if error_of_update is not None:
+                    raise error_of_update
                 start = time.perf_counter()
                 counts = self.slots.act([client.rows for client in batch], self._max_batch)
                 self._seconds += time.perf_counter() - start

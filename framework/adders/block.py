@@ -174,6 +174,8 @@ class BlockAdder(Adder):
             try:
                 if not self._closed:
                     self._write_block(timeout=0)
+            except Exception as error:  # of this adder's next call, not of the reader
+                self._error = error
             finally:
                 self._lock.release()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
+import secrets
 import shutil
 import socket
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -78,6 +80,7 @@ class Checkpointer:
             raise ValueError(f"keep: got {keep}, expected at least 1.")
         self.directory = Path(directory)
         self._keep = keep
+        self._saving = threading.Lock()  # one save at a time: each takes the next number
 
     def save(
         self, step: int | None, parts: Mapping[str, Part], note: Mapping[str, Any] | None = None
@@ -101,10 +104,16 @@ class Checkpointer:
                     f"part name: got {name!r}, expected letters, digits, '.', '_' and '-', starting with a "
                     f"letter or digit, and not {MANIFEST!r} or {DONE!r}."
                 )
+        with self._saving:
+            return self._save(step, parts, note)
+
+    def _save(self, step: int | None, parts: Mapping[str, Part], note: Mapping[str, Any] | None) -> Path:
         existing = self.checkpoints()
         number = 1 + max((_number(path) for path in existing), default=0)
         final = self.directory / (f"checkpoint-{number:06d}" + ("" if step is None else f"-step-{int(step)}"))
-        aside = self.directory / f".writing-{final.name}--{socket.gethostname()}--{os.getpid()}"
+        aside = self.directory / (
+            f".writing-{final.name}-{secrets.token_hex(4)}--{socket.gethostname()}--{os.getpid()}"
+        )
         about = {
             "step": None if step is None else int(step),
             "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),

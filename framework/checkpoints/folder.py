@@ -50,8 +50,8 @@ def write(aside: Path, final: Path, parts: Mapping[str, Part], about: Mapping[st
       OSError: A file cannot be written; the error has its name.
     """
     files: dict[str, list[int]] = {}
+    aside.mkdir(parents=True)  # outside of the `try`: a folder that another process made stays
     try:
-        aside.mkdir(parents=True)
         for name, part in parts.items():
             files.update(_write_part(aside, aside / name, part))
         manifest = {**about, "format": FORMAT, "parts": list(parts), "files": files}

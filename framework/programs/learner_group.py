@@ -24,19 +24,22 @@ class Barrier:
     def __init__(self, size: int):
         self._size = size
         self._changed = threading.Condition()
-        self._waiting = 0
+        self._arrived: set[int] = set()  # ranks
         self._round = 0
         self._closed = False
 
-    def arrive(self) -> bool:
-        """Waits for the others; True when all have arrived, False once the barrier is closed."""
+    def arrive(self, rank: int) -> bool:
+        """Waits for the others; True when all ranks have arrived, False once the barrier is closed.
+
+        A learner that was restarted while it waited arrives again, and counts once.
+        """
         with self._changed:
             if self._closed:
                 return False
             mine = self._round
-            self._waiting += 1
-            if self._waiting == self._size:
-                self._waiting = 0
+            self._arrived.add(rank)
+            if len(self._arrived) == self._size:
+                self._arrived.clear()
                 self._round += 1
                 self._changed.notify_all()
                 return True
@@ -85,10 +88,10 @@ class FirstLearner:
     def go_on(self) -> bool:
         """Waits until all learners have data for the next step; False once the barrier is closed."""
         if self._group is None:
-            if not self.barrier.arrive():
+            if not self.barrier.arrive(0):
                 return False
             self._group = join(self._learner, 0, self._size, self._store.port)
-        return self.barrier.arrive()
+        return self.barrier.arrive(0)
 
     def close(self) -> None:
         self.barrier.close()
@@ -132,12 +135,12 @@ class LearnerReplica(ProgramWorker):
         if self._group is None:
             port, state = self._first.meet_learners()
             self._learner.restore(state)
-            if self._first.arrive() is None:
+            if self._first.arrive(self._rank) is None:
                 self._finished = True
                 return
             self._group = join(self._learner, self._rank, self._size, port)
         sample = next(self._dataset, None)
-        env_steps = None if sample is None else self._first.arrive()
+        env_steps = None if sample is None else self._first.arrive(self._rank)
         if sample is None or env_steps is None:
             self._finished = True
             return

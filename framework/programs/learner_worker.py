@@ -117,13 +117,13 @@ class LearnerWorker(ProgramWorker):
         """For the other learners: see `FirstLearner.meeting`."""
         return self._together().meeting()
 
-    def arrive(self) -> int | None:
-        """For the other learners: waits until all have data for the next step.
+    def arrive(self, rank: int) -> int | None:
+        """For the learner of `rank`: waits until all have data for the next step.
 
         Returns:
           The `env_steps` of the step; None at the end.
         """
-        return self._learner.env_steps if self._together().barrier.arrive() else None
+        return self._learner.env_steps if self._together().barrier.arrive(rank) else None
 
     def ready(self) -> bool:
         return not self._finished and self._dataset.ready()

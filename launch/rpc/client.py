@@ -32,7 +32,7 @@ _SILENT_PROBES_AFTER_STOP = 2
 class _Call:
     """A call that has no answer yet."""
 
-    __slots__ = ("awaited", "deadline", "frames", "future", "method", "sent")
+    __slots__ = ("after_probe", "awaited", "deadline", "frames", "future", "method", "sent")
 
     def __init__(self, method: str, frames: list[Any], deadline: float | None, awaited: bool) -> None:
         self.method = method
@@ -41,6 +41,7 @@ class _Call:
         self.awaited = awaited  # whether a thread waits for the answer and receives in the meantime
         self.future: Future = Future()
         self.sent = False
+        self.after_probe = 0  # probes sent before it: their answers say nothing about this call
 
 
 class Connection:
@@ -87,12 +88,14 @@ class Connection:
         self._turn = threading.Condition(self._lock)  # for callers: a call is done, or no thread receives
         self._futures = threading.Condition(self._lock)  # for the client's own thread: it must receive
         self._receiving = False
+        self._receiver: int | None = None  # the thread that receives
         self._num_futures = 0  # open calls that no thread waits for
         self._open: dict[int, _Call] = {}  # in order of submission
         self._numbers = itertools.count(1)
         self._socket = SharedSocket()
         self._connected = False
         self._silent_probes = 0
+        self._probes = 0  # sent so far
         self._probe_at = self._look_at = 0.0
 
     def call(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
@@ -108,11 +111,17 @@ class Connection:
         future = self._begin_call(method, args, kwargs, timeout, awaited=True)
         while not future.done():
             with self._lock:
-                self._turn.wait_for(lambda: future.done() or not self._receiving)
-                if future.done():
-                    break
-                self._receiving = True
-            self._receive()
+                # A callback of a future runs on the receiving thread, and may call in turn.
+                is_nested = self._receiver == threading.get_ident()
+                if not is_nested:
+                    self._turn.wait_for(lambda: future.done() or not self._receiving)
+                    if future.done():
+                        break
+                    self._receiving = True
+            if is_nested:
+                self._receive_message()
+            else:
+                self._receive()
         return future.result()
 
     def submit(self, method: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
@@ -221,7 +230,7 @@ class Connection:
         """Sends a call with the lock held. If the node refused the connection, `_look` fails the call."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(call.frames)
-            call.sent = True
+            call.sent, call.after_probe = True, self._probes
 
     def _forget(self, number: int, future: Future) -> None:
         """Is called when a call is done in any way, including a cancel."""
@@ -256,20 +265,24 @@ class Connection:
 
     def _receive(self) -> None:
         """Receives one message, if one arrives in time, and lets another thread receive."""
+        self._receiver = threading.get_ident()
         try:
-            frames = self._socket.receive(self._look_at - time.monotonic())
-            if frames is not None:
-                self._hear(frames)
-            if time.monotonic() >= self._look_at:
-                self._look()
+            self._receive_message()
         finally:
             with self._lock:
-                self._receiving = False
+                self._receiving, self._receiver = False, None
                 self._turn.notify()
                 if self._num_futures:
                     self._futures.notify()
                 if self._closed:
                     self._socket.close()
+
+    def _receive_message(self) -> None:
+        frames = self._socket.receive(self._look_at - time.monotonic())
+        if frames is not None:
+            self._hear(frames)
+        if time.monotonic() >= self._look_at:
+            self._look()
 
     def _hear(self, frames: list[zmq.Frame]) -> None:
         try:
@@ -280,7 +293,10 @@ class Connection:
         if kind == wire.UNKNOWN:
             with self._lock:
                 unknown = struct.unpack(f"<{len(body) // 8}Q", body)
-                lost = self._lose(self._open[n] for n in unknown if n in self._open)
+                calls = [self._open[n] for n in unknown if n in self._open]
+                # A node that was away answers each probe that waited for it. A call that was sent again
+                # after the probe is not lost.
+                lost = self._lose(call for call in calls if call.after_probe < number)
                 for call in self._open.values():
                     if not call.sent:
                         self._send(call)
@@ -308,8 +324,11 @@ class Connection:
             asked = [number for number, call in self._open.items() if call.sent]
             if probing and asked:
                 self._silent_probes += 1
+                self._probes += 1
                 try:
-                    self._socket.send([wire.head(wire.PROBE, 0) + struct.pack(f"<{len(asked)}Q", *asked)])
+                    self._socket.send(
+                        [wire.head(wire.PROBE, self._probes) + struct.pack(f"<{len(asked)}Q", *asked)]
+                    )
                 except zmq.Again:
                     refused = True
             elif not asked:

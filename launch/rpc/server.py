@@ -103,35 +103,45 @@ class Server:
                     if self._closed:
                         return
                     frames = self._socket.receive(None)
+                message = self._parse(frames)
                 with self._lock:
                     self._num_idle -= 1
                     if self._num_idle == 0 and self._num_threads < self._thread_pool_size:
                         self._add_thread()
-            self._take(frames)
+            if message is not None:
+                self._handle(*message)
             with self._lock:
                 self._num_idle += 1
 
-    def _take(self, frames: list[zmq.Frame]) -> None:
+    def _parse(self, frames: list[zmq.Frame]) -> tuple[bytes, int, int, memoryview, list[Any]] | None:
+        """The client and the parts of its message, or None if the message is malformed.
+
+        Runs before the next message is read: a probe behind a call must find the call open.
+        """
         client = frames[0].bytes
         if client in self._ignored:
-            return
+            return None
         try:
-            self._handle(client, *wire.parse(frames[1:]))
+            kind, number, body, buffers = wire.parse(frames[1:])
+            if kind not in (wire.CALL, wire.PROBE) or (kind == wire.PROBE and len(body) % 8):
+                raise wire.MalformedMessage(f"message: got kind {kind}, expected CALL or PROBE.")
         except wire.MalformedMessage:
             self.malformed += 1
             self._ignored.add(client)
-
-    def _handle(self, client: bytes, kind: int, number: int, body: memoryview, buffers: list[Any]) -> None:
+            return None
         if kind == wire.CALL:
             self.calls += 1
             self._open.add((client, number))
+        return client, kind, number, body, buffers
+
+    def _handle(self, client: bytes, kind: int, number: int, body: memoryview, buffers: list[Any]) -> None:
+        if kind == wire.CALL:
             self._carry_out(client, number, body, buffers)
-        elif kind == wire.PROBE and len(body) % 8 == 0:
-            asked = struct.unpack(f"<{len(body) // 8}Q", body)
-            unknown = [number for number in asked if (client, number) not in self._open]
-            self._send(client, wire.UNKNOWN, 0, struct.pack(f"<{len(unknown)}Q", *unknown))
-        else:
-            raise wire.MalformedMessage(f"message: got kind {kind}, expected CALL or PROBE.")
+            return
+        asked = struct.unpack(f"<{len(body) // 8}Q", body)
+        unknown = [each for each in asked if (client, each) not in self._open]
+        # The number of the probe comes back: the client may have sent calls after it.
+        self._send(client, wire.UNKNOWN, number, struct.pack(f"<{len(unknown)}Q", *unknown))
 
     def _carry_out(self, client: bytes, number: int, body: memoryview, buffers: list[Any]) -> None:
         try:

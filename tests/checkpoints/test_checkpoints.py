@@ -1,5 +1,6 @@
 """Checkpoints: what comes back is what was saved, or an error that says why not."""
 
+import concurrent.futures
 import errno
 import hashlib
 import json
@@ -319,3 +320,13 @@ def test_a_part_that_would_run_code_is_refused(checkpointer, tmp_path):
     with pytest.raises(Exception, match=r"[Ww]eights.only"):
         checkpointer.restore().state("evil")
     assert not flag.exists()
+
+
+def test_saves_at_the_same_time_get_numbers_of_their_own(tmp_path):
+    saver = Checkpointer(tmp_path, keep=10)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda step: saver.save(step, {"part": [bytes(1 << 20)]}), range(8)))
+    assert len(set(found)) == 8
+    assert sorted(found) == saver.checkpoints()
+    for path in found:
+        saver.restore(path)

@@ -464,3 +464,41 @@ def test_any_frames_leave_the_server_alive(fuzzed, frames):
     socket.send_multipart(frames[::-1])
     assert ask(connection, len(frames)) == len(frames)
     socket.close(linger=0)
+
+
+def test_a_call_of_a_future_s_callback_is_answered(keys, directory):
+    server = Server(Thing(), f"ipc://{directory}/node", keys).start()
+    client = Connection(server.address, keys)
+    nested = concurrent.futures.Future()
+
+    def then(_):
+        try:
+            nested.set_result(client.call("echo", (2,), {}, 5.0))
+        except BaseException as error:
+            nested.set_exception(error)
+
+    client.submit("echo", (1,), {}, None).add_done_callback(then)
+    assert nested.result(PATIENCE) == 2
+    assert client.call("echo", (3,), {}, 5.0) == 3
+    client.close()
+    server.close()
+
+
+def test_a_repeated_call_is_carried_out_once_however_long_the_node_was_away(keys, directory):
+    address = f"ipc://{directory}/node"
+    first = Thing()
+    server = Server(first, address, keys).start()
+    client = Connection(address, keys, repeat_lost=True)
+    future = client.submit("block", (), {}, None)
+    assert first.entered.acquire(timeout=PATIENCE)
+    server.close()
+    threading.Event().wait(3.5)  # several probes wait for the next life of the node
+    second = Thing()
+    server = Server(second, address, keys).start()
+    assert second.entered.acquire(timeout=PATIENCE)
+    assert not second.entered.acquire(timeout=1.5), "the call came twice"
+    second.release.set()
+    assert future.result(PATIENCE)
+    first.release.set()
+    client.close()
+    server.close()

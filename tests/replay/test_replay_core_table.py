@@ -411,3 +411,18 @@ def test_questions_take_the_names_of_dm_reverb():
     table = client.tables["t"]
     assert table.can_sample(num_samples=2) and not table.can_sample(num_samples=3)
     assert table.can_insert(num_inserts=1) and not table.can_insert(num_inserts=2)
+
+
+def test_items_that_were_sampled_more_often_than_a_restored_limit_leave_with_their_next_sample():
+    table = replay.Table("t", selectors.Uniform(), selectors.Fifo(), 100, rl.MinSize(1), 2, seed=0)
+    client = replay.EmbeddedClient([table])
+    writer = client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(20)})
+    writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+    writer.flush()
+    # What a checkpoint of a table without a limit leaves behind.
+    table._contents.items.times[:20] = 5
+    assert table.can_sample(20)
+    seen = [int(x) for _ in range(20) for x in client.sample_batch("t", 1).data["x"]]
+    assert sorted(seen) == list(range(20))
+    assert table.info.current_size == 0

@@ -1,5 +1,8 @@
 """Messages of one writer that arrive while an earlier one waits for its rate limiter lose nothing."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -64,3 +67,48 @@ def test_single_items_are_sent_soon():
             assert reader.sample_batch("t", 1, timeout=10).data["x"].tolist() == [at]
         writer.close(timeout=5)
         client.close()
+
+
+def test_messages_behind_the_first_are_woken_by_a_reader_in_the_servers_process():
+    with replay.Server([replay.Table.queue("t", 3)]) as server:
+
+        def write():
+            writer = ServedClient(server.address).batch_writer()
+            for _ in range(3):  # messages of 64 items, in one line
+                rows = writer.append("s", {"x": np.zeros((64, 2))})
+                writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+                writer.release("s", rows)
+            writer.flush()
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        client = server.localhost_client()
+        for _ in range(3 * 64):
+            client.sample_batch("t", 1, timeout=10)
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_client_can_be_closed_while_a_writer_waits_in_another_thread():
+    with replay.Server([replay.Table.queue("t", 3)]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer(max_in_flight_items=1)
+        rows = writer.append("s", {"x": np.zeros(10)})
+        errors = []
+
+        def write():
+            try:
+                writer.create_items("t", {"x": writer.slice("s", "x", rows)})
+                writer.flush()
+            except replay.ServerClosed as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        reader = server.localhost_client()
+        deadline = time.monotonic() + 10
+        while reader.server_info()["t"].rate_limiter_info.insert_stats.pending == 0:
+            assert time.monotonic() < deadline
+        client.close()
+        thread.join(10)
+        assert not thread.is_alive() and errors

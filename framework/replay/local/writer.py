@@ -226,8 +226,9 @@ class ItemQueue:
         """`flush`, after the caller of the writer has handed over what it has staged."""
         if self._dropped:
             _end_dropped(self._dropped)
-        if self.before_read is not None:
-            self.before_read()
+        function = self.before_read  # a copy: `close` may clear it in another thread
+        if function is not None:
+            function()
         if self._items:
             self.flush()
 
@@ -276,7 +277,10 @@ class ItemQueue:
 def _end_dropped(dropped: Dropped) -> None:
     """Ends the queues of writers that were dropped without `close`."""
     while dropped:
-        queue, rows = dropped.popleft()
+        try:
+            queue, rows = dropped.popleft()
+        except IndexError:  # another thread was faster
+            return
         for stream, held in rows.take_all():
             queue.release(stream, held)
         queue.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import threading
 import time
 import weakref
@@ -32,6 +33,8 @@ from framework.replay.tables.delivery import gather_parts
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from framework.replay.wake import Wake
 from launch.rpc.sockets import CurveKeys
+
+_LOG = logging.getLogger(__name__)
 
 # How long the end of a dataset looks for its server.
 _LAST_WORDS = 2.0
@@ -209,7 +212,11 @@ class ServedClient(ReverbApi, Client):
         """
         with contextlib.suppress(IndexError):  # another thread may be at it
             while self._dropped:
-                self._dropped.popleft().close(timeout=0)
+                writer = self._dropped.popleft()
+                try:
+                    writer.close(timeout=0)
+                except Exception:  # of its items, and no reader's: the log has it
+                    _LOG.exception("a writer that was dropped without close failed")
         if self._writers:
             with self._lock:
                 writers = list(self._writers)
@@ -296,10 +303,11 @@ class ServedClient(ReverbApi, Client):
         """Ends this client; its writers flush as far as that goes without waiting."""
         with self._lock:
             writers = list(self._writers)
-        for writer in writers:
-            writer.close(timeout=0)
-        self._channel.interrupted.set()
-        self._channel.close()
+        self._channel.interrupted.set()  # first: a thread that waits in a writer holds its lock
+        with contextlib.ExitStack() as stack:  # the error of one writer leaves none of the others open
+            stack.callback(self._channel.close)
+            for writer in writers:
+                stack.callback(writer.close, 0)
 
     def __enter__(self) -> ServedClient:
         return self

@@ -267,7 +267,9 @@ class Connection:
                 # The server lets go of the request, and says so, or has answered it already.
                 self.post({"op": "cancel"})
                 deadline, watch = time.monotonic() + _LAST_WORDS, False
-            except KeyboardInterrupt:
+            except (SessionLost, ServerClosed):
+                raise
+            except BaseException:  # of a signal handler, say
                 self.close()  # the request still waits on the server: end its session
                 raise
         answer = self._answers.pop(number, None)

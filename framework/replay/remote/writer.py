@@ -246,7 +246,7 @@ class ServedWriter(Writer):
 
     def release(self, stream: str, rows: Any) -> None:
         with self._in_session():
-            rows = np.asarray(rows, np.int64).ravel()
+            rows = np.array(rows, np.int64).ravel()  # a copy: they are sent later
             held = self._streams.get(stream)
             if held is None or not held.holds(rows):
                 raise ValueError(
@@ -296,7 +296,7 @@ class ServedWriter(Writer):
         try:
             if self._pending and not self._closed and self._lost is None:
                 # What goes wrong is an error of this writer's next call, not of the reader's.
-                with contextlib.suppress(ServerClosed), self._in_session(check=False):
+                with contextlib.suppress(ReverbError), self._in_session(check=False):
                     self._sync()
         finally:
             self._lock.release()
@@ -319,7 +319,7 @@ class ServedWriter(Writer):
             try:
                 self._wait(0, timeout)
                 self._send()
-            except DeadlineExceededError:
+            except (DeadlineExceededError, Interrupted):
                 # Some of a message may be in its table: the server says how many, once it tries no more.
                 self._connection.post({"op": "cancel"})
                 answer = self._connection.request({"op": "sync"}, timeout=_LAST_WORDS, wait=False)

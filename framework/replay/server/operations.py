@@ -221,6 +221,8 @@ class _Insert(Waiting):
                 session.inserted += done
                 if done < len(items.keys):
                     self._batches[0] = table, items.part(done, len(items.keys))
+                    if self.number and not self._counted:  # it waited behind others of its line until now
+                        self.count(1)
                     return None
                 del self._batches[0]
         except Exception as raised:

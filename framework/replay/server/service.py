@@ -117,7 +117,7 @@ class Service(threading.Thread):
                 due = [entry[0] for entry in self._deadlines[:1]] + self._probes[:1]
                 left = min(_LONGEST_POLL, max(0.0, min(due) - time.monotonic())) if due else None
                 ready = dict(poller.poll(None if left is None else int(1000 * left + 0.999)))
-                if self._wake.is_set:
+                if self._wake.descriptor in ready:
                     self._wake.clear()
                 if monitor in ready:
                     while monitor.poll(0):
@@ -274,6 +274,10 @@ class Service(threading.Thread):
             self._lines.move_to_end(waiting.line)  # the other lines are next
         else:
             del self._lines[waiting.line]
+        if len(self._deadlines) > 64 + 2 * sum(map(len, self._lines.values())):
+            # Requests that ended early must not be kept until their deadline.
+            self._deadlines = [each for each in self._deadlines if each[1] in each[2].session.waiting]
+            heapq.heapify(self._deadlines)
         waiting.count(-1)
         waiting.drop()
         if answer is not None:

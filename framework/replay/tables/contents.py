@@ -163,7 +163,8 @@ class Contents:
                 n = min(n, _MAX_PICK)
             slots, probabilities = sampler.sample(n, self.rng)
             info = self.items.draw(slots, probabilities)
-            last = np.flatnonzero(info.times_sampled == limit) if limit else _NONE
+            # Not ==: a restored item may have been sampled more often than a lower limit allows.
+            last = np.flatnonzero(info.times_sampled >= limit) if limit else _NONE
             if len(last):
                 keep = int(last[0]) + 1
                 np.subtract.at(self.items.times, slots[keep:], _ONE)
@@ -182,7 +183,7 @@ class Contents:
         """See `Delivery.parts`."""
         items, known = self.items, self.bindings.known
         if len(known) == 1 and not known[0].ragged:
-            return [(known[0], None, items.index.take(slots, 0), None)]
+            return [(known[0], None, items.index.take(slots, 0)[:, : known[0].width], None)]
         layouts = items.layouts.take(slots)
         numbers = sorted(set(layouts.tolist()))
         parts: list[Part] = []
@@ -226,7 +227,7 @@ class Contents:
     def turns(self, min_size: int) -> int:
         """How many samples there are before the table is smaller than `min_size`, if turns are limited."""
         items = self.items
-        turns = np.sort(self.max_times_sampled - items.times[items.state == LIVE])
+        turns = np.sort(np.maximum(1, self.max_times_sampled - items.times[items.state == LIVE]))
         return int(turns[: max(0, len(turns) - min_size + 1)].sum())
 
     @property
