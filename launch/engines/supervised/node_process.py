@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import dataclasses
 import os
-import pickle
 import queue
 import resource
 import signal
@@ -61,7 +60,8 @@ class NodeProcess:
     def __init__(self, channel: Channel, setup: Setup) -> None:
         self._channel = channel
         self._setup = setup
-        unit: Unit = pickle.loads(setup.unit)
+        # Launchpad can run nodes as threads of one process, which import at the same time: `wire.load` allows it.
+        unit: Unit = wire.load(setup.unit, ())
         self._living = [_Living(leaf) for leaf in unit.leaves]
         job = unit.leaves[0].context.job
         self._runtime = RemoteRuntime(job, setup.entries, setup.keys, self._ask_for_stop)

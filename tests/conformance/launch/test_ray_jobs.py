@@ -201,7 +201,7 @@ def test_the_death_of_the_head_ends_the_launcher(tmp_path):
         _, text = launcher.communicate(timeout=PATIENCE)
         assert time.monotonic() - began < 45
         assert launcher.returncode not in (0, None)
-        assert "the head of the Ray cluster" in text
+        assert "head of the Ray cluster" in text
         assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     finally:
         launcher.kill()
