@@ -60,7 +60,7 @@ class NodeProcess:
     def __init__(self, channel: Channel, setup: Setup) -> None:
         self._channel = channel
         self._setup = setup
-        # Launchpad can run nodes as threads of one process, which import at the same time: `wire.load` allows it.
+        # Under Launchpad, nodes may be threads of one process, which import at the same time.
         unit: Unit = wire.load(setup.unit, ())
         self._living = [_Living(leaf) for leaf in unit.leaves]
         job = unit.leaves[0].context.job
