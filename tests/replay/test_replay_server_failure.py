@@ -185,8 +185,7 @@ def test_a_killed_server_is_an_error_and_leaves_nothing_after_the_next_start(spa
     kill(child)
     thread.join(10)
     assert outcome and "no replay server answered" in str(outcome[0])
-    assert os.path.isdir(directory)
-    with replay.Server([table()]):
+    with replay.Server([table()]):  # or a server of another test, a moment before
         assert not os.path.exists(directory)
     client.close()
 
