@@ -108,6 +108,7 @@ class BlockAdder(Adder):
         self._skip = 0 if self._needs_data else history
         # Seconds for which creating items may wait; 0 leaves items without room in the writer's queue.
         self._timeout: float | None = None
+        self._writing = False
         # Episodes that were not written completely: see reset() and each adder.
         self.num_dropped_episodes = 0
         self._writer.before_read(self.flush_pending)
@@ -343,8 +344,10 @@ class BlockAdder(Adder):
         With a `timeout` of 0, items without room stay in the writer's queue and the call returns.
         """
         t, history = self._t, self._history
-        if not self._open or t == history:
+        # A priority function that reads replay asks for the block that is being written.
+        if not self._open or t == history or self._writing:
             return
+        self._writing = True
         self._timeout = timeout
         self._is_ahead |= timeout == 0
         # The rows are moved even if the writer fails, so that none is written twice.
@@ -352,6 +355,7 @@ class BlockAdder(Adder):
             if self._action is not None:
                 self._emit(t)
         finally:
+            self._writing = False
             by = t - history
             self._kinds[: history + 1] = self._kinds[by : t + 1]
             for field in (self._action, self._reward, self._discount, self._extras):

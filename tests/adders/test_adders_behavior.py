@@ -275,6 +275,30 @@ def test_a_priority_function_may_return_one_number_for_all_but_no_array_of_anoth
         adder.flush()
 
 
+@each_adder
+def test_a_priority_function_may_read_replay(make):
+    """The read asks for staged steps, those that the function is called for among them: they are not written
+    twice."""
+    client, sizes = make_client(), []
+
+    def priority(items):
+        sizes.append(client.server_info()[TABLE].current_size)
+        client.can_sample(TABLE)
+        return 1.0
+
+    adder = make(client, priority_fns={TABLE: priority})
+    play(adder, 5)
+    adder.flush()
+    with_reads = observations(client)
+    assert sizes
+
+    client = make_client()
+    adder = make(client)
+    play(adder, 5)
+    adder.flush()
+    np.testing.assert_equal(with_reads, observations(client))
+
+
 def test_forking_and_ignoring_extras():
     tables = [replay.Table.queue(name, 100) for name in ("a", "b")]
     client = replay.EmbeddedClient(tables)
