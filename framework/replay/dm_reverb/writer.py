@@ -11,6 +11,9 @@ returns the wrong rows for a strided reference), and readers would receive whole
 
 from __future__ import annotations
 
+import bisect
+import collections
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,9 +38,9 @@ DEFAULT_IN_FLIGHT = 32
 # item, so long windows are slow: with one env, float32[4] observations and two shared cores, an item took
 # 0.13 ms with 64 steps, 0.2 to 0.8 ms with 512 and 6 to 9 ms with 4,096. Sending a row again takes less.
 _WINDOW = 128
-_SLICE = 0.2  # seconds of a wait in dm-reverb between two checks whether it was interrupted
+# Shortest and longest wait in dm-reverb, in seconds, between two checks whether the client was interrupted.
+_SHORT, _SLICE = 0.02, 0.2
 _SETTLE = 5.0  # seconds within which a server confirms items that no rate limiter delays
-_STRUCTURES = "structure"  # the stream of the descriptions of structures
 
 
 class ReverbWriter(contracts.Writer):
@@ -63,12 +66,11 @@ class ReverbWriter(contracts.Writer):
         self._lock = threading.RLock()
         self._writer: Any = None
         self._window = 0
-        self._num_steps = 0
         # For each stream, the step of each row that was sent.
-        self._sent: dict[str, dict[int, int]] = {_STRUCTURES: {}}
+        self._sent: dict[str, dict[int, int]] = collections.defaultdict(dict)
         self._histories: dict[str, Any] = {}
-        self._structures: list[Layout] = []
-        self._unconfirmed = False
+        self._descriptions: dict[str, np.ndarray] = {}  # the row of each description of a structure
+        self._unconfirmed = 0  # at most this many items are not known to be in their tables
         self._closed = False
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
@@ -77,10 +79,8 @@ class ReverbWriter(contracts.Writer):
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         with self._lock:
             self._check_open()
-            if stream == _STRUCTURES:
-                raise ValueError(f"stream: got {stream!r}, which is reserved. Use another name.")
             rows = self._rows.append(stream, columns, rows)
-            sent = self._sent.setdefault(stream, {})
+            sent = self._sent[stream]
             for row in rows.tolist() if sent else ():  # their contents have changed
                 sent.pop(row, None)
                 sent.pop(~row, None)
@@ -101,49 +101,46 @@ class ReverbWriter(contracts.Writer):
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._check_open()
+            if self._tables.signature(table) is None:
+                trajectory = self._described(trajectory)
             layout, index, lengths = self._builder.build(trajectory)
-            described = self._tables.signature(table) is None
-            if described and layout not in self._structures:
-                self._structures.append(layout)
             if priorities is None:
-                priorities = np.full(len(index), self._tables.max_priority(table))
+                priorities = np.full(len(index), self._tables.max_priorities.get(table, 1.0))
             else:
                 priorities = check_priorities(priorities, len(index))
                 self._tables.saw_priorities(table, priorities)
             self._make_writer(layout)
-            # Waits between bursts, which bounds the number of items in flight.
-            burst = max(1, self._max_in_flight // 2)
             late: DeadlineExceededError | None = None
             for i, line in enumerate(index.tolist()):
-                if i % burst == 0 and late is None and self._tables.concurrent:
+                if self._unconfirmed >= self._max_in_flight and late is None and self._tables.concurrent:
                     try:
-                        self._wait_for(max(0, self._max_in_flight - burst), deadline)
+                        self._wait_for(self._max_in_flight // 2, deadline)
                     except DeadlineExceededError as error:  # the other items wait in dm-reverb's writer
                         late = error
                 columns = self._columns(layout, line, None if lengths is None else lengths[i].tolist())
-                if described:
-                    at = self._structures.index(layout)
-                    step = self._step(_STRUCTURES, at)  # creates the column
-                    columns.insert(0, self._history(_STRUCTURES, str(at))[step])
                 self._writer.create_item(table, float(priorities[i]), columns)
-                self._unconfirmed = True
+                self._unconfirmed += 1
             if late is not None:
                 raise late
             return np.zeros(0, np.uint64)
+
+    def _described(self, trajectory: Nest) -> Nest:
+        """Returns the trajectory with a description of its structure as the first leaf."""
+        leaves, structure = nests.flatten(trajectory, Slice)
+        stream = repr(structure)
+        if stream not in self._descriptions:
+            description = describe_structure(structure)
+            self._descriptions[stream] = self._rows.append(stream, {"structure": description[None]})
+        rows = np.repeat(self._descriptions[stream], len(leaves[0].rows) if leaves else 0)
+        return self._rows.slice(stream, "structure", rows), trajectory
 
     @property
     def num_pending(self) -> int:
         """Number of unconfirmed items: the smallest for which dm-reverb's `flush` returns at once."""
         with self._lock:
-            if not self._unconfirmed or self._flush_for(0, 0.001):
-                return 0
-            low, high = 0, 1
-            while not self._flush_for(high, 0.001):
-                low, high = high, 2 * high
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if self._flush_for(middle, 0.001) else (middle, high)
-            return high
+            return bisect.bisect_left(
+                range(self._unconfirmed), True, key=lambda count: self._flush_for(count, 0.001)
+            )
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         with self._lock:
@@ -171,15 +168,11 @@ class ReverbWriter(contracts.Writer):
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._closed:
-                return
-            if self._before_read is not None:
-                self._before_read()
-            deadline = time.monotonic() + _SETTLE
-            while self._unconfirmed and not self._flush_for(0, 0.02):
-                if time.monotonic() > deadline or not self._tables.all_have_room():
-                    return
-            self._unconfirmed = False
+            if not self._closed:
+                if self._before_read is not None:
+                    self._before_read()
+                with contextlib.suppress(DeadlineExceededError, ServerClosed):
+                    self._wait_for(0, time.monotonic())
         finally:
             self._lock.release()
 
@@ -218,8 +211,8 @@ class ReverbWriter(contracts.Writer):
     # Sending.
 
     def _make_writer(self, layout: Layout) -> None:
-        """Creates a trajectory writer whose window is twice as long as an item of this layout."""
-        window = max(_WINDOW, 4 * (layout.width + 1))
+        """Creates a trajectory writer whose window is four times as long as an item of this layout."""
+        window = max(_WINDOW, 4 * layout.width)
         if self._window >= window:
             return
         if self._writer is not None:
@@ -227,40 +220,31 @@ class ReverbWriter(contracts.Writer):
             self._writer.close()
         self._window = window
         self._writer = self._tables.native.trajectory_writer(window, validate_items=False)
-        self._num_steps = 0
         self._histories = {}
-        for sent in self._sent.values():
-            sent.clear()
+        self._sent.clear()
 
-    def _step(self, stream: str, row: int, before: int = -1) -> int:
+    def _step(self, stream: str, row: int, before: int | None) -> int:
         """Returns a step that holds the row; sends the row if the writer does not keep it long enough.
 
         The step differs from `before`, the step before it in the item: dm-reverb reads the same chunk twice
         in a row as one chunk of twice the length. Repeated rows are therefore sent twice.
         """
         sent = self._sent[stream]
-        key = row
-        step = sent.get(row)
-        if step == before and step is not None:
-            key = ~row
-            step = sent.get(key)
+        key = row if before is None or sent.get(row) != before else ~row
+        step, new = sent.get(key), self._writer.episode_steps
         # Half of the window is for rows that the current item may add.
-        if step is not None and self._num_steps - step <= self._window // 2:
+        if step is not None and new - step <= self._window // 2:
             return step
-        if stream == _STRUCTURES:
-            data = {f"{stream}/{row}": describe_structure(nests.thaw(self._structures[row].structure))}
-        else:
-            columns = self._store.streams[stream].columns
-            data = {f"{stream}/{name}": column[row] for name, column in columns.items()}
+        columns = self._store.streams[stream].columns
+        data = {f"{stream}/{name}": column[row] for name, column in columns.items()}
         fresh = [name for name in data if name not in self._histories]
         for name in fresh:
             self._writer.configure((name,), num_keep_alive_refs=self._window, max_chunk_length=1)
         self._writer.append(data)
         if fresh:
             self._histories = self._writer.history
-        step = sent[key] = self._num_steps
-        self._num_steps += 1
-        return step
+        sent[key] = new
+        return new
 
     def _columns(self, layout: Layout, line: list[int], lengths: list[int] | None) -> list[Any]:
         """Returns the arguments of dm-reverb's `create_item` for one line of the index."""
@@ -269,17 +253,13 @@ class ReverbWriter(contracts.Writer):
             count = group.length if lengths is None or not group.ragged else lengths[number]
             steps: list[int] = []
             for row in line[at : at + count]:
-                steps.append(self._step(group.stream, row, steps[-1] if steps else -1))
+                steps.append(self._step(group.stream, row, steps[-1] if steps else None))
             groups.append(steps)
         columns = []
         for leaf in layout.leaves:
-            steps = groups[leaf.group]
-            history = self._history(layout.groups[leaf.group].stream, leaf.column)
-            columns.append(history[steps] if leaf.time else history[steps[0]])
+            history = self._histories[f"{layout.groups[leaf.group].stream}/{leaf.column}"]
+            columns.append(history[groups[leaf.group] if leaf.time else groups[leaf.group][0]])
         return columns
-
-    def _history(self, stream: str, column: str) -> Any:
-        return self._histories[f"{stream}/{column}"]
 
     # Waiting.
 
@@ -292,6 +272,7 @@ class ReverbWriter(contracts.Writer):
             self._writer.flush(in_flight, max(1, int(seconds * 1000)))
         except errors.DeadlineExceededError:
             return False
+        self._unconfirmed = min(self._unconfirmed, in_flight)
         return True
 
     def _wait_for(self, in_flight: int, deadline: float | None) -> None:
@@ -300,10 +281,9 @@ class ReverbWriter(contracts.Writer):
         Raises `DeadlineExceededError` only if a rate limiter refuses items: a busy server gets a few seconds.
         """
         busy_until = time.monotonic() + _SETTLE
-        while self._unconfirmed:
-            left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
-            if self._flush_for(in_flight, left):
-                self._unconfirmed = in_flight > 0
+        while self._unconfirmed > in_flight:
+            left = _SLICE if deadline is None else deadline - time.monotonic()
+            if self._flush_for(in_flight, min(max(left, _SHORT), _SLICE)):
                 return
             if self._tables.interrupted:
                 raise ServerClosed("The client was interrupted while its items waited for room.")
