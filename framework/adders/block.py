@@ -118,6 +118,7 @@ class BlockAdder(Adder):
         self._needs_data = any(fn is not None for fn in self._priority_fns.values())
         # Seconds for which creating items may wait; 0 leaves items without room in the writer's queue.
         self._timeout: float | None = None
+        self._writing = False
         # Episodes that were not written completely: see reset() and each adder.
         self.num_dropped_episodes = 0
         self._writer.before_read(self.flush_pending)
@@ -351,19 +352,21 @@ class BlockAdder(Adder):
         With a `timeout` of 0, items without room stay in the writer's queue and the call returns.
         """
         t = self._t
-        if not self._open or t == self._history:
+        # A priority function that reads replay asks for the block that is being written.
+        if not self._open or t == self._history or self._writing:
             return
+        self._writing = True
         self._timeout = timeout
         self._is_ahead |= timeout == 0
         # The rows are moved even if the writer fails, so that none is written twice.
         try:
             self._emit(t)
         finally:
+            self._writing = False
             self._t = history = self._history = self._next_history
             by, length = t - history, history + self._steps + 1
             self._num_shifted += by
-            if self._releases_rows:
-                self._release(self._stream, self._rows[:by])
+            left = self._rows[:by].copy()
             if by:
                 self._kinds[: history + 1] = self._kinds[by : t + 1]
                 self._rows[: history + 1] = self._rows[by : t + 1]
@@ -372,6 +375,8 @@ class BlockAdder(Adder):
                 field.shift(by, history)
             if length > len(self._kinds):
                 self._grow(2 * length)
+            if self._releases_rows:
+                self._release(self._stream, left)
 
     def _grow(self, length: int) -> None:
         """Makes room for a longer history."""
