@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import os
+import pathlib
+import re
 import signal
 import time
 
@@ -202,3 +204,10 @@ def test_a_plan_that_waits_uses_no_processor():
 
 def test_the_flow_of_an_iterable_in_a_node(engine):
     assert run(lambda nodes: Flow.of(range(10)).batch(10), engine) == list(range(10))
+
+
+def test_the_page_on_flows(capsys):
+    page = pathlib.Path(__file__).parents[3] / "docs" / "flow.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(code, str(page), "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out == "3\n"
