@@ -14,7 +14,6 @@ from framework.replay.remote import connection as channels
 from framework.replay.server import service
 from launch.rpc import sockets
 
-
 STRANGE = {"object": object(), "number": 1 << 70, "text": "\ud800", "objects": np.array([object()])}
 
 

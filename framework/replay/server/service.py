@@ -1,7 +1,7 @@
 """The server's event loop: one thread owns the socket, and no request blocks it.
 
-A request that has to wait for a rate limiter is kept with its deadline and tried again when a table has changed
-(`Service.wake`). Requests of one line (for samples of one table, for inserts of one client) go through in the
+A request that has to wait for a rate limiter is kept with its deadline and tried again when a table has
+changed (`Service.wake`). Requests of one line (samples of one table, inserts of one client) go through in the
 order in which they came.
 
 What a client holds belongs to its `Session`, and a session ends with its connection: ZeroMQ's monitor reports
@@ -272,7 +272,7 @@ class Service(threading.Thread):
         try:
             frames = wire.encode({**answer, "id": number})
         except Exception as error:  # the client gets that instead; `ascii` makes sure that it can be sent
-            refused = TypeError(f"answer: got a value that cannot be sent: {ascii(error)}")
+            refused = TypeError(f"answer: got a value that cannot be sent: {error!a}")
             frames = wire.encode({"error": wire.pack_error(refused), "id": number})
         session = self._sessions.get(identity)
         try:
