@@ -73,37 +73,19 @@ class Client(contracts.Client):
         """
         if batch_size < 1:
             raise ValueError(f"table {table!r}, n: got {batch_size}, expected at least 1 sample.")
-        return self.draw(table, batch_size, timeout, out, pad)[0]
+        return self.source().draw(table, batch_size, timeout, out, pad)[0]
 
     def source(self) -> _Source:
         """Returns the source that a `Dataset` draws from."""
-        return _Source(self)
-
-    def draw(
-        self,
-        table: str,
-        n: int,
-        timeout: float | None,
-        out: list[Any] | None,
-        pad: bool,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> tuple[ReplaySample | PaddedSample, list[Any]]:
-        """Like `sample_batch`, but ends with `ServerClosed` once `cancelled()`; adds `keep`'s argument."""
-        signature = self._tables.signature(table)
-        samples = self._take(table, n, timeout, cancelled)
-        try:
-            return convert.stack(table, samples, signature, out, pad), samples
-        except BaseException:
-            self.keep(table, samples)
-            raise
+        return _Source(self, self._tables)
 
     def keep(self, table: str, samples: list[Any]) -> None:
         """Keeps samples for the next draw, because dm-reverb has counted them and cannot take them back."""
         with self._changed:
             self._drawn[table] += samples
 
-    def _take(self, table: str, n: int, timeout: float | None, cancelled: Callable[[], bool]) -> list[Any]:
-        """Returns n drawn samples that belong to this call."""
+    def take(self, table: str, n: int, timeout: float | None, cancelled: Callable[[], bool]) -> list[Any]:
+        """Returns n samples. Ends with `ServerClosed` once `cancelled()`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         drawn = self._drawn[table]
         while True:
@@ -224,11 +206,6 @@ class Client(contracts.Client):
         """Ends every waiting call, and every later call that would wait, with `ServerClosed`."""
         self._tables.interrupt()
 
-    def wake(self) -> None:
-        """Makes waiting calls check whether they are cancelled."""
-        with self._changed:
-            self._changed.notify_all()
-
     def close(self) -> None:
         """Closes this client; inserts its writers' items as far as the tables have room."""
         for writer in list(self._writers):
@@ -243,15 +220,21 @@ class Client(contracts.Client):
 class _Source(contracts.Source):
     """See `contracts.Source`. The client's next reader gets the samples that are given back."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, tables: ServerTables) -> None:
         self._client = client
+        self._tables = tables
         self._interrupted = False
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, tuple[str, list[Any]]]:
-        sample, samples = self._client.draw(table, n, timeout, out, pad, lambda: self._interrupted)
-        return sample, (table, samples)
+        signature = self._tables.signature(table)
+        samples = self._client.take(table, n, timeout, lambda: self._interrupted)
+        try:
+            return convert.stack(table, samples, signature, out, pad), (table, samples)
+        except BaseException:
+            self._client.keep(table, samples)
+            raise
 
     def release(self, drawn: tuple[str, list[Any]]) -> None:
         return
@@ -263,8 +246,9 @@ class _Source(contracts.Source):
         return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
-        self._interrupted = True
-        self._client.wake()
+        with self._tables.changed:
+            self._interrupted = True
+            self._tables.changed.notify_all()
 
     def close(self) -> None:
         return

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import reverb
+import tensorflow as tf
 
 from framework import nest as nests
 from framework.replay.tables.rate_limiters import RateLimiter
@@ -32,8 +34,6 @@ def to_native_table(table: Any) -> Any:
     Raises:
       ValueError: The table has a selector that dm-reverb does not have.
     """
-    import reverb
-
     if isinstance(table, reverb.Table):
         return table
     limiter = table.rate_limiter
@@ -51,8 +51,6 @@ def to_native_table(table: Any) -> Any:
 
 
 def _native_selector(table: str, selector: Any) -> Any:
-    import reverb
-
     kind = type(selector).__name__
     if kind not in ("Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized"):
         raise ValueError(
@@ -63,8 +61,6 @@ def _native_selector(table: str, selector: Any) -> Any:
 
 
 def _native_signature(signature: Nest) -> Nest:
-    import tensorflow as tf
-
     leaves, structure = nests.flatten(signature)
     specs = [TensorSpec.of(leaf) for leaf in leaves]
     return nests.packer(structure)(

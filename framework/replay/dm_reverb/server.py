@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import reverb
+
 import launch
 from framework.replay.checkpointers import DefaultCheckpointer
 from framework.replay.dm_reverb import convert
@@ -40,13 +42,6 @@ class Server:
         *,
         concurrent: bool = True,
     ) -> None:
-        try:
-            import reverb
-        except ImportError as error:
-            raise ImportError(
-                "dm-reverb is not installed. On Python 3.11 or older: pip install 'repertory[reverb]'."
-            ) from error
-
         native = native_tables(tables)
         self.concurrent = concurrent
         self.tables = {table.name: table for table in native}
@@ -87,8 +82,6 @@ def native_tables(tables: Sequence[Any]) -> list[Any]:
 
 def native_checkpointer(checkpointer: Any) -> Any:
     """Returns dm-reverb's checkpointer for the `checkpointer` of `Server`."""
-    import reverb
-
     if checkpointer is None or isinstance(checkpointer, reverb.checkpointers.CheckpointerBase):
         return checkpointer
     folder, fallback = checkpointer, None
@@ -123,16 +116,19 @@ def serve_node(
     dm-reverb serves on TCP ports only. The port for an address `ipc://path` is written to `path.port`, where
     `connect_node` reads it; a restarted server takes the same port. `curve` is not used.
     """
-    if embedded or address is None:
-        return Server(tables, checkpointer=checkpointer, concurrent=concurrent)
-    if address.startswith("tcp://"):
-        return Server(tables, port=int(address.rpartition(":")[2]), checkpointer=checkpointer)
-    notice = _notice(address)
-    before = int(notice.read_text()) if notice.exists() else None
-    server = Server(tables, port=before, checkpointer=checkpointer)
-    beside = notice.with_suffix(".new")
-    beside.write_text(str(server.port))
-    beside.rename(notice)
+    port = None
+    notice = None
+    if not embedded and address is not None:
+        if address.startswith("tcp://"):
+            port = int(address.rpartition(":")[2])
+        else:
+            notice = _notice(address)
+            port = int(notice.read_text()) if notice.exists() else None
+    server = Server(tables, port, checkpointer, concurrent=concurrent or not embedded)
+    if notice is not None:
+        beside = notice.with_suffix(".new")
+        beside.write_text(str(server.port))
+        beside.rename(notice)
     return server
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import reverb
 
 from framework.replay.dm_reverb import convert
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost, UnknownTableError
@@ -28,8 +29,6 @@ class ServerTables:
     """
 
     def __init__(self, address: str, concurrent: bool):
-        import reverb
-
         self.native = reverb.Client(address)
         self.concurrent = concurrent
         #: Notified when samples arrive, or when a waiting call must check whether it is interrupted.
@@ -65,8 +64,6 @@ class ServerTables:
           ServerLost: The connection to the server was lost.
           ServerClosed: The server was stopped in this process, or the client closed.
         """
-        from reverb import errors
-
         self.check_open()
         seconds = _ASK_SECONDS if timeout is None else max(1, math.ceil(timeout))
         deadline = time.monotonic() + (START_SECONDS if timeout is None else 0)
@@ -77,7 +74,7 @@ class ServerTables:
                     name: convert.to_info(info, self.max_priorities.get(name, 1.0))
                     for name, info in native.items()
                 }
-            except errors.DeadlineExceededError as error:
+            except reverb.errors.DeadlineExceededError as error:
                 self.check_open()
                 if self.interrupted or time.monotonic() >= deadline:
                     raise DeadlineExceededError(f"No dm-reverb server answers at {self._address}.") from error

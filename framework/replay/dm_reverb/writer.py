@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import reverb
 
 from framework import nest as nests
 from framework.replay import contracts
@@ -180,11 +181,11 @@ class ReverbWriter(contracts.Writer):
         with self._lock:
             if self._closed:
                 return 0
-            dropped = 0
             try:
                 self._wait_for(0, None if timeout is None else time.monotonic() + timeout)
+                return 0
             except (DeadlineExceededError, ServerClosed):
-                dropped = self.num_pending
+                return self.num_pending
             finally:
                 self._closed = True
                 self._late.close()
@@ -192,7 +193,6 @@ class ReverbWriter(contracts.Writer):
                     self._writer.close()
                 self._rows.close()
                 self._store.close()
-            return dropped
 
     def _check_open(self) -> None:
         if self._closed:
@@ -265,12 +265,10 @@ class ReverbWriter(contracts.Writer):
 
     def _flush_for(self, in_flight: int, seconds: float) -> bool:
         """Returns whether at most `in_flight` items are unconfirmed within `seconds`."""
-        from reverb import errors
-
         try:
             # In dm-reverb, 0 waits without a limit.
             self._writer.flush(in_flight, max(1, int(seconds * 1000)))
-        except errors.DeadlineExceededError:
+        except reverb.errors.DeadlineExceededError:
             return False
         self._unconfirmed = min(self._unconfirmed, in_flight)
         return True
