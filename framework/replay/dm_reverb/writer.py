@@ -265,7 +265,7 @@ class ReverbWriter(contracts.Writer):
     def _columns(self, layout: Layout, line: list[int], lengths: list[int] | None) -> list[Any]:
         """Returns the arguments of dm-reverb's `create_item` for one line of the index."""
         groups: list[list[int]] = []
-        for number, (group, at) in enumerate(zip(layout.groups, layout.offsets, strict=True)):
+        for number, (group, (at, _)) in enumerate(zip(layout.groups, layout.spans, strict=True)):
             count = group.length if lengths is None or not group.ragged else lengths[number]
             steps: list[int] = []
             for row in line[at : at + count]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.rows.arrays import grown, span
 from framework.replay.rows.layout import Slice
-from framework.replay.rows.store import ColumnSpec, RowStore, Stream
+from framework.replay.rows.store import ColumnSpec, RowStore, Stream, grown, span
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -38,8 +38,8 @@ from framework.replay.errors import (
 )
 from framework.replay.late import LateFlush
 from framework.replay.remote.connection import Connection, Interrupted, SessionLost
-from framework.replay.rows.arrays import grown, span
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
+from framework.replay.rows.store import grown, span
 from framework.replay.tables.items import make_keys
 from framework.types import Nest
 

@@ -12,9 +12,8 @@ import numpy as np
 import zmq
 
 from framework.replay.errors import DeadlineExceededError
-from framework.replay.rows.arrays import grown
 from framework.replay.rows.layout import Layout
-from framework.replay.rows.store import Stream
+from framework.replay.rows.store import Stream, grown
 from framework.replay.tables.delivery import Delivery
 from framework.replay.tables.table import Table
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError, WouldBlockError
-from framework.replay.rows.binding import Bindings
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.contents import Contents
 from framework.replay.tables.delivery import Delivery, join
@@ -290,7 +289,7 @@ class Table:
         n = len(index)
         if priorities is not None:
             priorities = self.check_priorities(priorities, n)
-        number = self._bindings.number(layout)
+        number = self._bindings[layout]
         return NewItems(index, make_keys(n) if keys is None else keys, priorities, lengths, episodes, number)
 
     def insert_now(self, new: NewItems) -> int:
