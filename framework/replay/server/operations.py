@@ -3,8 +3,9 @@
 Every message has an `op`, and an `id` if it is to be answered. The operations and their fields:
 
 - `hello`: `protocol` → `server` (a name of this life of the server), `directory`, `tables`, `stream_bytes`.
-- `lease`: `name` of a stream, `stream` (the server's name, None before the first lease), `columns {name:
-  [shape, dtype]}` to add, `n` → `stream`, `columns {name: [column, path, shape, dtype]}`, `rows` int64 `[n]`.
+- `declare`: `name` of a stream, `stream` (the server's name, None at first), `columns {name: [shape, dtype]}`
+  to add → `stream`, `columns {name: [column, path, shape, dtype]}`.
+- `lease`: `stream` (the server's name), `n` → `rows` int64 `[n]`.
 - `insert`: `layouts [[number, layout]]`, `write [[stream, rows, {column: array}]]`, `items [[table, layout,
   index, lengths, keys, priorities, episodes]]`, `release [[stream, rows]]`, `lease {stream: n}` → `rows
   {stream: rows}`, once all items are in their tables. The inserts of one client are carried out in order.
@@ -80,6 +81,7 @@ class Operations:
         with open(os.path.join(memory.directory, "proof"), "w") as file:
             file.write(self._server)
         self._operations: dict[str, Callable[[Session, dict[str, Any]], Reply | Waiting]] = {
+            "declare": self._declare,
             "lease": self._lease,
             "insert": functools.partial(_Insert, self),
             "sync": self._sync,
@@ -135,20 +137,19 @@ class Operations:
 
     # --- writing ---
 
-    def _lease(self, session: Session, message: dict[str, Any]) -> Reply:
+    def _declare(self, session: Session, message: dict[str, Any]) -> Reply:
         columns = {key: (tuple(shape), np.dtype(kind)) for key, (shape, kind) in message["columns"].items()}
         if any(not key or not isinstance(key, str) for key in (message["name"], *columns)):
             raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
-        n = _number(message, "n", 0, _MAX_LEASE)
         stream, names = self._store.claim(message["name"], columns, message["stream"])
-        leases = self.leases.get(stream.name)
-        if leases is None:
-            leases = self.leases[stream.name] = Leases(stream)
-        return {
-            "stream": stream.name,
-            "columns": {name: [own, *self.files(stream.name, own)] for name, own in names.items()},
-            "rows": leases.lease(session.number, n),
-        }
+        if stream.name not in self.leases:
+            self.leases[stream.name] = Leases(stream)
+        files = {name: [own, *self.files(stream.name, own)] for name, own in names.items()}
+        return {"stream": stream.name, "columns": files}
+
+    def _lease(self, session: Session, message: dict[str, Any]) -> Reply:
+        n = _number(message, "n", 0, _MAX_LEASE)
+        return {"rows": self.leases[message["stream"]].lease(session.number, n)}
 
     def files(self, stream: str, column: str) -> list[Any]:
         """Path, shape and dtype of a column; an empty path if it cannot be mapped."""
