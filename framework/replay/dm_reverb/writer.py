@@ -14,24 +14,21 @@ from __future__ import annotations
 import bisect
 import collections
 import contextlib
-import threading
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import reverb
 
 from framework import nest as nests
-from framework.replay import contracts
 from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.dm_reverb.tables import ServerTables
-from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.late import LateFlush
-from framework.replay.local.rows import HeldRows
-from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
+from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
-from framework.types import Nest
+from framework.replay.writer import BaseWriter
 
 # dm-reverb prints warnings if about 64 items or more are in flight.
 DEFAULT_IN_FLIGHT = 32
@@ -44,7 +41,7 @@ _SHORT, _SLICE = 0.02, 0.2
 _SETTLE = 5.0  # seconds within which a server confirms items that no rate limiter delays
 
 
-class ReverbWriter(contracts.Writer):
+class ReverbWriter(BaseWriter):
     """See `contracts.Writer`.
 
     It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it
@@ -52,113 +49,35 @@ class ReverbWriter(contracts.Writer):
     that is garbage-collected is closed with timeout 0.
     """
 
-    _closed = True  # for `__del__`, if `__init__` fails
+    _default_in_flight = DEFAULT_IN_FLIGHT
 
     def __init__(self, tables: ServerTables, max_in_flight_items: int | None = None) -> None:
-        if max_in_flight_items is not None and max_in_flight_items < 1:
-            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
+        self._rows = RowStore()
+        super().__init__(self._rows, max_in_flight_items, collections.deque())
+        if not tables.concurrent:
+            self._max_in_flight = sys.maxsize
         self._tables = tables
-        self._store = RowStore()
-        self._rows = HeldRows(self._store)
-        self._late = LateFlush(self)
-        self._before_read: Callable[[], object] | None = None
-        self._builder = LayoutBuilder()
-        self._max_in_flight = max_in_flight_items or DEFAULT_IN_FLIGHT
-        self._lock = threading.RLock()
         self._writer: Any = None
         self._window = 0
         # For each stream, the step of each row that was sent.
         self._sent: dict[str, dict[int, int]] = collections.defaultdict(dict)
         self._histories: dict[str, Any] = {}
-        self._descriptions: dict[str, np.ndarray] = {}  # the row of each description of a structure
-        self._unconfirmed = 0  # at most this many items are not known to be in their tables
         self._closed = False
-
-    def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
-        return self._rows.slice(stream, column, rows, lengths)
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         with self._lock:
-            self._check_open()
-            rows = self._rows.append(stream, columns, rows)
+            rows = super().append(stream, columns, rows)
             sent = self._sent[stream]
             for row in rows.tolist() if sent else ():  # their contents have changed
                 sent.pop(row, None)
                 sent.pop(~row, None)
             return rows
 
-    def release(self, stream: str, rows: Any) -> None:
-        with self._lock:
-            self._rows.release(stream, rows)
-
-    def create_items(
-        self,
-        table: str,
-        trajectory: Nest,
-        priorities: Any = None,
-        episodes: np.ndarray | None = None,
-        timeout: float | None = None,
-    ) -> np.ndarray:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            self._check_open()
-            if self._tables.signature(table) is None:
-                trajectory = self._described(trajectory)
-            layout, index, lengths = self._builder.build(trajectory)
-            if priorities is None:
-                priorities = np.full(len(index), self._tables.max_priorities.get(table, 1.0))
-            else:
-                priorities = check_priorities(priorities, len(index))
-                self._tables.saw_priorities(table, priorities)
-            self._make_writer(layout)
-            late: DeadlineExceededError | None = None
-            for i, line in enumerate(index.tolist()):
-                if self._unconfirmed >= self._max_in_flight and late is None and self._tables.concurrent:
-                    try:
-                        self._wait_for(self._max_in_flight // 2, deadline)
-                    except DeadlineExceededError as error:  # the other items wait in dm-reverb's writer
-                        late = error
-                columns = self._columns(layout, line, None if lengths is None else lengths[i].tolist())
-                self._writer.create_item(table, float(priorities[i]), columns)
-                self._unconfirmed += 1
-            if late is not None:
-                raise late
-            return np.zeros(0, np.uint64)
-
-    def _described(self, trajectory: Nest) -> Nest:
-        """Returns the trajectory with a description of its structure as the first leaf."""
-        leaves, structure = nests.flatten(trajectory, Slice)
-        stream = repr(structure)
-        if stream not in self._descriptions:
-            description = describe_structure(structure)
-            self._descriptions[stream] = self._rows.append(stream, {"structure": description[None]})
-        rows = np.repeat(self._descriptions[stream], len(leaves[0].rows) if leaves else 0)
-        return self._rows.slice(stream, "structure", rows), trajectory
-
-    @property
-    def num_pending(self) -> int:
-        """Number of unconfirmed items: the smallest for which dm-reverb's `flush` returns at once."""
-        with self._lock:
-            return bisect.bisect_left(
-                range(self._unconfirmed), True, key=lambda count: self._flush_for(count, 0.001)
-            )
-
     def can_insert(self, table: str, n: int = 1) -> bool:
         with self._lock:
-            self._check_open()
+            self._check()
             self.settle()
-            return not self._unconfirmed and self._tables.has_room(table, n)
-
-    def flush(self, timeout: float | None = None, keep: int = 0) -> None:
-        with self._lock:
-            self._check_open()
-            self._wait_for(keep, None if timeout is None else time.monotonic() + timeout)
-
-    def call_later(self, method: Callable[[], object], delay: float) -> None:
-        self._late.call_later(method, delay)
-
-    def before_read(self, method: Callable[[], object]) -> None:
-        self._before_read = method
+            return not self.num_pending and self._tables.has_room(table, n)
 
     def settle(self) -> None:
         """Waits until the created items are in their tables, as far as the rate limiters let them in.
@@ -172,8 +91,8 @@ class ReverbWriter(contracts.Writer):
             if not self._closed:
                 if self._before_read is not None:
                     self._before_read()
-                with contextlib.suppress(DeadlineExceededError, ServerClosed):
-                    self._wait_for(0, time.monotonic())
+                with contextlib.suppress(ServerClosed):
+                    self._confirm(0, time.monotonic())
         finally:
             self._lock.release()
 
@@ -182,9 +101,8 @@ class ReverbWriter(contracts.Writer):
             if self._closed:
                 return 0
             try:
-                self._wait_for(0, None if timeout is None else time.monotonic() + timeout)
-                return 0
-            except (DeadlineExceededError, ServerClosed):
+                with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
+                    self._wait(timeout, 0)
                 return self.num_pending
             finally:
                 self._closed = True
@@ -192,36 +110,59 @@ class ReverbWriter(contracts.Writer):
                 if self._writer is not None:
                     self._writer.close()
                 self._rows.close()
-                self._store.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ServerClosed("The writer was closed.")
-        self._late.check()
 
     def __del__(self) -> None:
         self.close(timeout=0)
 
-    def __enter__(self) -> ReverbWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     # Sending.
 
+    def _put(
+        self,
+        table: str,
+        layout: Layout,
+        index: np.ndarray,
+        lengths: np.ndarray | None,
+        priorities: np.ndarray | None,
+        episodes: np.ndarray | None,
+    ) -> np.ndarray:
+        described = self._tables.signature(table) is None
+        if priorities is None:
+            priorities = np.full(len(index), self._tables.max_priorities.get(table, 1.0))
+        else:
+            priorities = check_priorities(priorities, len(index))
+            self._tables.saw_priorities(table, priorities)
+        self._make_writer(layout)
+        refused = False  # by a rate limiter: then the items wait in dm-reverb's writer
+        for i, line in enumerate(index.tolist()):
+            if self.num_pending >= self._max_in_flight and not refused:
+                refused = not self._confirm(self._max_in_flight // 2, time.monotonic())
+            columns = self._columns(layout, line, None if lengths is None else lengths[i].tolist())
+            if described:
+                columns.insert(0, self._description(layout))
+            self._writer.create_item(table, float(priorities[i]), columns)
+            self.num_pending += 1
+        return np.zeros(0, np.uint64)
+
     def _make_writer(self, layout: Layout) -> None:
-        """Creates a trajectory writer whose window is four times as long as an item of this layout."""
-        window = max(_WINDOW, 4 * layout.width)
+        """Creates a trajectory writer that keeps four times the steps of an item of this layout."""
+        window = max(_WINDOW, 4 * (layout.width + 1))
         if self._window >= window:
             return
         if self._writer is not None:
-            self._wait_for(0, None)
+            self._wait(None, 0)
             self._writer.close()
         self._window = window
         self._writer = self._tables.native.trajectory_writer(window, validate_items=False)
         self._histories = {}
         self._sent.clear()
+
+    def _description(self, layout: Layout) -> Any:
+        """Returns the column that describes the structure of items in a table without a signature."""
+        stream = repr(layout.structure)
+        if stream not in self._streams:
+            super().append(stream, {"structure": describe_structure(nests.thaw(layout.structure))[None]})
+        step = self._step(stream, 0, None)  # the only row of the stream
+        return self._histories[f"{stream}/structure"][step]
 
     def _step(self, stream: str, row: int, before: int | None) -> int:
         """Returns a step that holds the row; sends the row if the writer does not keep it long enough.
@@ -235,7 +176,7 @@ class ReverbWriter(contracts.Writer):
         # Half of the window is for rows that the current item may add.
         if step is not None and new - step <= self._window // 2:
             return step
-        columns = self._store.streams[stream].columns
+        columns = self._rows.streams[stream].columns
         data = {f"{stream}/{name}": column[row] for name, column in columns.items()}
         fresh = [name for name in data if name not in self._histories]
         for name in fresh:
@@ -263,6 +204,15 @@ class ReverbWriter(contracts.Writer):
 
     # Waiting.
 
+    def _wait(self, timeout: float | None, keep: int) -> None:
+        concurrent = self._tables.concurrent
+        # No other thread makes room if the client is not concurrent.
+        seconds = timeout if concurrent else 0.0
+        with self._lock:
+            if not self._confirm(keep, None if seconds is None else time.monotonic() + seconds):
+                error = DeadlineExceededError if concurrent else WouldBlockError
+                raise error(f"{self.num_pending} items still wait for room in their tables.")
+
     def _flush_for(self, in_flight: int, seconds: float) -> bool:
         """Returns whether at most `in_flight` items are unconfirmed within `seconds`."""
         try:
@@ -270,23 +220,27 @@ class ReverbWriter(contracts.Writer):
             self._writer.flush(in_flight, max(1, int(seconds * 1000)))
         except reverb.errors.DeadlineExceededError:
             return False
-        self._unconfirmed = min(self._unconfirmed, in_flight)
         return True
 
-    def _wait_for(self, in_flight: int, deadline: float | None) -> None:
-        """Waits until at most `in_flight` items are unconfirmed.
+    def _confirm(self, keep: int, deadline: float | None) -> bool:
+        """Waits until at most `keep` items are unconfirmed; returns whether that is so by the deadline.
 
-        Raises `DeadlineExceededError` only if a rate limiter refuses items: a busy server gets a few seconds.
+        After the deadline, goes on for a few seconds while no rate limiter refuses items: the server is busy.
         """
         busy_until = time.monotonic() + _SETTLE
-        while self._unconfirmed > in_flight:
+        while self.num_pending > keep:
             left = _SLICE if deadline is None else deadline - time.monotonic()
-            if self._flush_for(in_flight, min(max(left, _SHORT), _SLICE)):
-                return
-            if self._tables.interrupted:
-                raise ServerClosed("The client was interrupted while its items waited for room.")
-            late = deadline is not None and time.monotonic() >= deadline
-            if late and (time.monotonic() > busy_until or not self._tables.all_have_room()):
-                raise DeadlineExceededError(
-                    f"More than {in_flight} items still wait for room in their tables."
+            if self._flush_for(keep, min(max(left, _SHORT), _SLICE)):
+                self.num_pending = keep
+                break
+            now, interrupted = time.monotonic(), self._tables.interrupted
+            late = deadline is not None and now >= deadline
+            if interrupted or (late and (now > busy_until or not self._tables.all_have_room())):
+                # The number of unconfirmed items is the smallest for which dm-reverb's flush returns at once.
+                self.num_pending = bisect.bisect_left(
+                    range(self.num_pending), True, key=lambda count: self._flush_for(count, 0.001)
                 )
+                if interrupted:
+                    raise ServerClosed("The client was interrupted while its items waited for room.")
+                return self.num_pending <= keep
+        return True
