@@ -176,7 +176,7 @@ def make_acting(
     if served:
         for index, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
             port_name = f"{name}.{index}"
-            ports.append(connect(inference, port_name, spec, size, offset, envs, config.inference_messages))
+            ports.append(connect(inference, port_name, size, offset, envs, config.inference_messages))
         versioned = ports[0] if learner is not None else None
     else:
         networks = agent.make_networks(spec)
