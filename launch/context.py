@@ -161,6 +161,14 @@ def find_runtime() -> Runtime | None:
     return _active[0] if _active else None
 
 
+def find_context() -> NodeContext | None:
+    """Returns the place where the calling code runs, or None outside of a node."""
+    if here.context is not None:
+        return here.context
+    runtime = find_runtime()
+    return None if runtime is None else runtime.only_context
+
+
 def current_runtime() -> Runtime:
     runtime = find_runtime()
     if runtime is None:
@@ -174,16 +182,13 @@ def get_node_context() -> NodeContext:
     Raises:
       LaunchError: The caller is outside of a node.
     """
-    if here.context is not None:
-        return here.context
-    runtime = find_runtime()
-    only = None if runtime is None else runtime.only_context
-    if only is None:
+    found = find_context()
+    if found is None:
         raise LaunchError(
             "get_node_context() was called outside of a node, or on a thread that a node started in a "
             "process of several nodes. Call it in the node's constructor and keep the result."
         )
-    return only
+    return found
 
 
 def shared_memory_directory() -> str | None:
@@ -191,8 +196,7 @@ def shared_memory_directory() -> str | None:
 
     The folder is removed when the program has ended, however it ended, with the files of killed nodes.
     """
-    runtime = find_runtime()
-    node = here.context or (None if runtime is None else runtime.only_context)
+    node = find_context()
     if node is None or node.engine != "processes" or not os.path.isdir(SHARED_MEMORY):
         return None
     return os.path.join(SHARED_MEMORY, f"lp-{node.job}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import threading
@@ -50,6 +51,9 @@ class Place:
         self.restarts = 0
         self.back_off = BackOff()
         self.error: str | None = None
+        if isinstance(leaf.node, CourierNode):
+            self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
+            self.pool = CallThreads(leaf.node.server_options["thread_pool_size"])
 
     @property
     def label(self) -> str:
@@ -59,6 +63,34 @@ class Place:
     def works(self) -> bool:
         """Whether the node is a worker; a service only answers calls."""
         return self.leaf.node.is_function or self.leaf.node.runs(self.object)
+
+
+class CallThreads:
+    """Carries out calls in their order, `limit` at once, in threads that end when there are no more calls."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._num_threads = 0
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Appends a call, which must not raise."""
+        with self._lock:
+            self._calls.append(call)
+            if self._num_threads >= self._limit:
+                return
+            self._num_threads += 1
+        threading.Thread(target=self._run, name="launch-call", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._num_threads -= 1
+                    return
+                call = self._calls.popleft()
+            call()
 
 
 class LocalRuntime(Runtime):
@@ -154,8 +186,7 @@ class LocalRuntime(Runtime):
             return connect_replay(node.backend, place.object, None)
         if not isinstance(node, CourierNode):
             raise unserved(place.label, node.description)
-        room = threading.BoundedSemaphore(node.client_options["max_in_flight"])
-        call, submit = functools.partial(self._call, place), functools.partial(self._submit, place, room)
+        call, submit = functools.partial(self._call, place), functools.partial(self._submit, place)
         return Client(node_id, call, submit, node.client_options["call_timeout"])
 
     def _call(
@@ -175,18 +206,12 @@ class LocalRuntime(Runtime):
             here.runtime, here.context = before
 
     def _submit(
-        self,
-        place: Place,
-        room: threading.BoundedSemaphore,
-        name: str,
-        args: tuple,
-        kwargs: dict[str, Any],
-        timeout: float | None,
+        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
     ) -> Future:
-        if not room.acquire(timeout=timeout):
+        if not place.room.acquire(timeout=timeout):
             raise CallTimeout(f"{place.label}.{name} was not sent within {timeout} s: too many open futures.")
         future = self._begin(place, name, args, kwargs, timeout)
-        future.add_done_callback(lambda _: room.release())
+        future.add_done_callback(lambda _: place.room.release())
         return future
 
     def _begin(
@@ -202,7 +227,7 @@ class LocalRuntime(Runtime):
                 settle(future, error=error)
 
         if self._concurrent:
-            threading.Thread(target=work, name="launch-call", daemon=True).start()
+            place.pool.submit(work)
         else:
             work()
         if timeout is not None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.rows.binding import Bindings
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.tables.delivery import Part
 from framework.replay.tables.items import FREE, GONE, LIVE, SPENT, Items, NewItems
 from framework.replay.tables.selectors import Fifo, Selector
@@ -135,7 +134,7 @@ class Contents:
 
     def _drop_rows(self, slots: np.ndarray) -> None:
         for binding, _, index, _ in self.parts(slots):
-            binding.drop(index)
+            binding.release(index)
 
     def _count_episodes(self, episodes: np.ndarray, change: int) -> None:
         for episode in episodes.tolist():
@@ -289,7 +288,7 @@ class Contents:
         used = arrays["state"] != FREE
         for number in np.unique(saved[used]).tolist():
             layout = Layout.from_wire(numbers["layouts"][number])
-            arrays["layouts"][used & (saved == number)] = self.bindings.number(layout)
+            arrays["layouts"][used & (saved == number)] = self.bindings[layout]
         items = self.items
         items.restore(arrays)
         slots = items.in_order()

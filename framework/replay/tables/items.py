@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from framework.replay import kernels
-from framework.replay.rows.arrays import grown, span
+from framework.replay.rows.store import grown, span
 from framework.replay.types import SampleInfo
 
 # Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from framework.replay.errors import CheckpointError
-from framework.replay.rows.binding import Binding
+from framework.replay.rows.layout import Binding
 from framework.replay.tables import selectors
 from framework.replay.tables.items import FREE
 from framework.replay.tables.rate_limiters import RateLimiter

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError, WouldBlockError
-from framework.replay.rows.binding import Bindings
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.contents import Contents
 from framework.replay.tables.delivery import Delivery, join
@@ -28,6 +27,14 @@ from framework.replay.types import (
     TableWorkerTime,
 )
 from framework.types import Nest
+
+
+class ShownWriter(Protocol):
+    """A writer that holds items back until a table is read."""
+
+    def show(self) -> None:
+        """Inserts them."""
+
 
 # Samples drawn in one hold of the lock: a larger request lets others in between.
 _MAX_DRAW = 1 << 16
@@ -101,7 +108,7 @@ class Table:
         self._waiting = Waiting()
         self._lock = self._waiting.lock
         self._closed: str | None = None
-        self._drains: tuple[Callable[[], None], ...] = ()
+        self._writers: tuple[Callable[[], ShownWriter | None], ...] = ()
         self._compose(sampler, remover, int(max_size), rate_limiter, max(0, int(max_times_sampled)))
 
     def _compose(
@@ -187,19 +194,23 @@ class Table:
         self._bindings = Bindings(store, self.name, self.signature)
         self._empty()
 
-    def add_drain(self, drain: Callable[[], None]) -> None:
-        """`drain` is called before anything is read: a writer of this process puts in what it holds back."""
+    def add_writer(self, reference: Callable[[], ShownWriter | None]) -> None:
+        """Adds a weak reference to a writer of this process: it inserts before a read."""
         with self._lock:
-            self._drains = (*self._drains, drain)
+            self._writers = (*self._writers, reference)
 
-    def remove_drain(self, drain: Callable[[], None]) -> None:
-        """The opposite of `add_drain`."""
+    def remove_writer(self, reference: Callable[[], ShownWriter | None]) -> None:
+        """Inverts `add_writer`."""
         with self._lock:
-            self._drains = tuple(each for each in self._drains if each != drain)
+            self._writers = tuple(each for each in self._writers if each is not reference)
 
     def _drain(self) -> None:
-        for drain in self._drains:
-            drain()
+        if self.store.dropped_writers:
+            self.store.end_dropped_writers()
+        for reference in self._writers:
+            writer = reference()
+            if writer is not None:
+                writer.show()
 
     def watch(self, listener: Callable[[], None]) -> None:
         """`listener` is called, with the table's lock held, when calls that wait should look again."""
@@ -290,7 +301,7 @@ class Table:
         n = len(index)
         if priorities is not None:
             priorities = self.check_priorities(priorities, n)
-        number = self._bindings.number(layout)
+        number = self._bindings[layout]
         return NewItems(index, make_keys(n) if keys is None else keys, priorities, lengths, episodes, number)
 
     def insert_now(self, new: NewItems) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from framework.replay.rows.arrays import grown
+from framework.replay.rows.store import grown
 from framework.replay.tables.selectors.base import Selector
 
 
