@@ -41,8 +41,7 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.server.sessions import Leases, Reply, Session, Waiting
 from framework.replay.shm import SharedMemory
-from framework.replay.tables.delivery import Delivery
-from framework.replay.tables.items import NewItems
+from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.table import Table
 from framework.replay.types import PaddedSample
 
@@ -298,7 +297,7 @@ class _Sample(Waiting):
     def attempt(self) -> Reply | None:
         before = self._delivery
         delivery = self._delivery = self._table.draw(self._n, before)
-        if delivery is None or len(delivery) < self._n:
+        if delivery is None or len(delivery.slots) < self._n:
             if delivery is not before:
                 self._operations.wake()  # perhaps there are more: a large request lets others in between
             return None
@@ -316,10 +315,11 @@ class _Sample(Waiting):
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": []}
         if not local:
-            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery)
+            n = len(delivery.slots)
+            num_bytes = max(part[0].item_bytes for part in delivery.parts) * n
             if num_bytes > _MAX_ANSWER_BYTES:
                 raise ValueError(
-                    f"table {self._table.name!r}: got a request for {len(delivery)} samples of {num_bytes} "
+                    f"table {self._table.name!r}: got a request for {n} samples of {num_bytes} "
                     f"bytes, expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
                 )
             sample = delivery.gather(pad=bool(message["pad"]))
@@ -349,7 +349,7 @@ class _Sample(Waiting):
         return reply
 
     def late(self) -> Exception:
-        why = self._table.rate_limiter.why_not_sample(1) or "no item is left to sample"
+        why = self._table.rate_limiter.refusals()[0] or "no item is left to sample"
         return DeadlineExceededError(
             f"table {self._table.name!r}: cannot sample {self._n} items within {self.timeout:g} s: {why}"
         )

@@ -15,7 +15,7 @@ from framework.replay.errors import DeadlineExceededError
 from framework.replay.rows.arrays import grown
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import Stream
-from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.items import Delivery
 from framework.replay.tables.table import Table
 
 Reply = dict[str, Any]
