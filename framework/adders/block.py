@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tree
 
 from framework.adders.base import REPLAY_TABLE, Adder
-from framework.adders.fields import Field, is_absent
+from framework.adders.fields import Field, grown, is_absent
 from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.types import FIRST, LAST, Nest
@@ -43,14 +44,26 @@ class BlockAdder(Adder):
     that resulted from the action. After `add`, row `_t` is open: it has an observation and no action yet.
     `_kinds[t, b]` is the step type of the row's time step. A row closes its episode if it is LAST, or if the
     row after it is FIRST (an episode that was cut short). Every other row except the open one is a
-    transition. The first `history` rows of the arrays belong to earlier blocks; windows reach back to them.
+    transition. The first `_history` rows of the arrays belong to earlier blocks; windows reach back to them.
+    A single time step (a scalar `step_type`) is broadcast to a batch of one env.
 
-    A subclass defines how a block becomes items in `_begin`, `_emit`, `_shift` and `_forget`. It may check or
-    count a step in `_advance`, before the step is taken.
+    A subclass defines how a block becomes items in `_emit`. It may check a step in `_check`, before the step
+    is taken.
     """
 
     # Whether staged rows may become items before the block is full: on a read, or after max_delay.
     _writes_early = True
+    # Whether `_check` examines each step.
+    _checks_steps = False
+    # The stream of `_rows`, and whether rows are released when they leave the arrays.
+    _stream = "steps"
+    _releases_rows = True
+
+    _observation: Field
+    _action: Field
+    _reward: Field
+    _discount: Field
+    _extras: Field | None
 
     def __init__(
         self,
@@ -82,6 +95,7 @@ class BlockAdder(Adder):
         self._max_in_flight = max_in_flight_items or DEFAULT_MAX_IN_FLIGHT_ITEMS
         self._concurrent = bool(client.concurrent)
         self._history = history
+        self._next_history = history  # of the next block
         self._max_delay = max_delay
         self._max_staged = max_staged
         # Whether items were created without waiting: more than `_max_in_flight` may wait for room.
@@ -92,20 +106,16 @@ class BlockAdder(Adder):
         self._closed = False
         self._open = False  # whether row _t exists
         self._t = history
-        self._last = 0  # the greatest time index
-        self._envs: int | None = None  # None: single time steps
-        self._width = 1  # envs, where a single time step has one
-        self._kind = NO_ROW  # kind of row _t when time steps are single
+        self._num_shifted = 0  # time steps that have left the arrays
+        self._steps = 0  # the greatest number of time steps in a block
+        self._batch: tuple[int, ...] | None = None  # the shape of step types; () for single time steps
+        self._width = 1  # envs
         self._kinds: np.ndarray = np.zeros((0, 1), np.int8)
-        self._kinds_of_one: np.ndarray = self._kinds
-        self._observation: Field | None = None
-        self._action: Field | None = None
-        self._reward: Field | None = None
-        self._discount: Field | None = None
-        self._extras: Field | None = None
+        # Numbers of the rows in replay, in the stream `_stream`; -1: not in replay.
+        self._rows: np.ndarray = np.zeros((0, 1), np.int64)
+        # The observation, from the first time step on; the other fields, from the first action on.
+        self._fields: list[Field] = []
         self._needs_data = any(fn is not None for fn in self._priority_fns.values())
-        # Observations are the large leaves: rows of earlier blocks are kept for priority functions only.
-        self._skip = 0 if self._needs_data else history
         # Seconds for which creating items may wait; 0 leaves items without room in the writer's queue.
         self._timeout: float | None = None
         self._writing = False
@@ -131,25 +141,35 @@ class BlockAdder(Adder):
             if not self._open or self._closed or self._error is not None:
                 self._check_usable()
                 raise ValueError("add: there is no open episode. Call add_first(timestep) after a reset.")
-            kind = self._next_kinds(next_timestep)
-            if kind is None:
+            kinds = self._read_kinds(next_timestep)
+            t = self._t
+            # count_nonzero() is many times faster than any() and all(), and FIRST is 0.
+            ended = self._kinds[t] == LAST
+            if np.count_nonzero(ended) and (over := ended & (kinds != FIRST)).any():
+                raise ValueError(
+                    f"add: got step types {kinds.reshape(-1)[over].tolist()} in envs "
+                    f"{np.flatnonzero(over).tolist()} after the end of the episode, expected FIRST. Call "
+                    "add_first(timestep) after a reset."
+                )
+            if not np.count_nonzero(kinds):
                 self._start(next_timestep.observation)
                 return
-            if self._action is None:
+            if len(self._fields) == 1:
                 self._declare(action, next_timestep, extras)
-            t = self._t
             # The step is not taken before _advance(): the next call overwrites the values of a failed call.
-            self._observation.put(t + 1 - self._skip, next_timestep.observation)  # type: ignore[union-attr]
-            self._action.put(t, action)  # type: ignore[union-attr]
-            self._reward.put(t, next_timestep.reward)  # type: ignore[union-attr]
-            self._discount.put(t, next_timestep.discount)  # type: ignore[union-attr]
+            self._observation.put(t + 1, next_timestep.observation)
+            self._action.put(t, action)
+            self._reward.put(t, next_timestep.reward)
+            self._discount.put(t, next_timestep.discount)
             if self._extras is not None:
                 self._extras.put(t, extras)
             elif extras is not NO_EXTRAS and not is_absent(extras):
                 raise ValueError(
                     "extras: got some, expected none as in the first step. Pass them from the start."
                 )
-            self._advance(kind)
+            if self._checks_steps:
+                self._check(kinds)
+            self._advance(kinds)
 
     def reset(self) -> None:
         with self._lock:
@@ -160,7 +180,6 @@ class BlockAdder(Adder):
             self.num_dropped_episodes += int(np.count_nonzero(self._kinds[self._history] != LAST))
             self._forget()
             self._kinds[:] = NO_ROW
-            self._kind = NO_ROW
             self._open = False
 
     # --- visibility, room and end ---
@@ -234,20 +253,45 @@ class BlockAdder(Adder):
     # --- a subclass's part: from a block to items ---
 
     @abc.abstractmethod
-    def _begin(self) -> None:
-        """Is called once, when the arrays exist and before the first row."""
-
-    @abc.abstractmethod
     def _emit(self, t: int) -> None:
         """Writes the items of rows `[history, t)` and of envs whose row `t` is LAST."""
 
-    @abc.abstractmethod
-    def _shift(self, by: int) -> None:
-        """Is called after the rows were moved `by` time steps to the front."""
+    def _check(self, kinds: np.ndarray) -> None:
+        """Raises `ValueError` if the step to a time step of `kinds` is refused; row `_t + 1` is not taken."""
 
-    @abc.abstractmethod
+    def _allocate(self, observation: Nest) -> None:
+        """Allocates the arrays of the observations, which fix the size of a block."""
+        step_bytes = max(1, sum(np.asarray(leaf).nbytes for leaf in tree.flatten(observation)))
+        steps = min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // self._width, _MAX_BLOCK_BYTES // step_bytes)
+        if self._max_staged is not None:
+            steps = min(steps, self._max_staged // self._width)
+        self._steps = max(1, steps)
+        # Observations are the large leaves: rows of earlier blocks are kept for priority functions only.
+        self._fields = [self._field("observation", observation, keeps_history=self._needs_data)]
+        self._observation = self._fields[0]
+        shape = (self._history + self._steps + 1, self._width)
+        self._kinds = np.full(shape, NO_ROW, np.int8)
+        self._rows = np.full(shape, NO_ROW, np.int64)
+
+    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
+        """Allocates the arrays of the other fields; sets them only if all of them are valid."""
+        fields = [
+            self._field("action", action),
+            self._field("reward", timestep.reward, to_float=True),
+            self._field("discount", timestep.discount, to_float=True),
+        ]
+        extra = None if is_absent(extras) else self._field("extras", extras)
+        self._action, self._reward, self._discount = fields
+        self._extras = extra
+        self._fields += fields if extra is None else [*fields, extra]
+
+    def _field(self, name: str, example: Nest, **options: bool) -> Field:
+        return Field(name, example, self._batch or (), self._steps + 1, self._history, **options)
+
     def _forget(self) -> None:
         """Releases the rows that the adder keeps for the history and for open episodes."""
+        self._release(self._stream, self._rows)
+        self._rows[:] = NO_ROW
 
     # --- staging ---
 
@@ -258,83 +302,47 @@ class BlockAdder(Adder):
             error, self._error = self._error, None
             raise error
 
-    def _next_kinds(self, timestep: Any) -> Any:
-        """Returns the time step's step types, an int for a single env; None if every env starts an episode.
-
-        Raises:
-          ValueError: An episode is over and the env does not start another one.
-        """
-        step_type = timestep.step_type
-        if self._envs is None and isinstance(step_type, int):
-            # One env: an int is faster than an array of one element.
-            kind = int(step_type)
-            if kind == FIRST:
-                return None
-            if self._kind == LAST:
-                raise ValueError(
-                    f"add: got step type {kind} after the end of the episode, expected FIRST. Call "
-                    "add_first(timestep) after a reset."
-                )
-            return kind
-        kinds = self._read_kinds(timestep)
-        # FIRST is 0, and count_nonzero() is many times faster than any() and all().
-        continued = np.count_nonzero(kinds)
-        ended = self._kinds[self._t] == LAST
-        if np.count_nonzero(ended) and (over := ended & (kinds != FIRST)).any():
-            raise ValueError(
-                f"add: got step types {kinds.reshape(-1)[over].tolist()} in envs "
-                f"{np.flatnonzero(over).tolist()}, whose episodes are over; expected FIRST."
-            )
-        return kinds if continued else None
-
     def _read_kinds(self, timestep: Any) -> np.ndarray:
-        """Returns the step types of all envs as int8 `[B]`."""
+        """Returns the step types of all envs, `[B]`, or `[]` of a single time step."""
         kinds = np.asarray(timestep.step_type)
-        if self._observation is not None:
-            expected: tuple[int, ...] = () if self._envs is None else (self._envs,)
-            if kinds.shape != expected:
+        if kinds.shape != self._batch:
+            if self._fields:
                 raise ValueError(
-                    f"step_type: got shape {kinds.shape}, expected {expected} as in the first time step. "
+                    f"step_type: got shape {kinds.shape}, expected {self._batch} as in the first time step. "
                     "Use one adder for each batch of environments."
                 )
-        elif kinds.ndim > 1 or kinds.size == 0:
-            raise ValueError(f"step_type: got shape {kinds.shape}, expected [envs] or a single one.")
-        else:
-            self._envs = len(kinds) if kinds.ndim else None
-        return kinds.astype(np.int8)
+            if kinds.ndim > 1 or kinds.size == 0:
+                raise ValueError(f"step_type: got shape {kinds.shape}, expected [envs] or a single one.")
+            self._batch, self._width = kinds.shape, kinds.size
+        return kinds
 
     def _start(self, observation: Nest) -> None:
         """Opens an episode in every env with rows of kind FIRST. Open episodes end there."""
-        if self._observation is None:
+        if not self._fields:
             self._allocate(observation)
-        assert self._observation is not None
         # Before the first action there is no transition to keep: the open row is replaced.
-        if self._open and self._action is not None:
-            self._observation.put(self._t + 1 - self._skip, observation)
+        if self._open and len(self._fields) > 1:
+            self._observation.put(self._t + 1, observation)
             self._advance(FIRST)
         else:
-            self._observation.put(self._t - self._skip, observation)
+            self._observation.put(self._t, observation)
             self._kinds[self._t] = FIRST
-            self._kind = FIRST
             self._open = True
 
-    def _advance(self, kind: Any) -> None:
+    def _advance(self, kinds: int | np.ndarray) -> None:
         """Takes the step: row `_t` gets its action, and the next row is open."""
-        t = self._t + 1
+        t, history = self._t + 1, self._history
+        full = t == history + self._steps
         if self._is_ahead and self._concurrent:
             self._is_ahead = False
             self._writer.flush(keep=self._max_in_flight)
-        elif t == self._last and not self._concurrent:
+        elif full and not self._concurrent:
             self._flush_writer(None)  # more would wait with each block
         self._t = t
-        if self._envs is None:
-            self._kind = kind
-            self._kinds_of_one[t] = kind
-        else:
-            self._kinds[t] = kind
-        if t == self._last:
+        self._kinds[t] = kinds
+        if full:
             self._write_block()
-        elif t == self._history + 1 and self._concurrent and self._writes_early:
+        elif t == history + 1 and self._concurrent and self._writes_early:
             # The delay starts with the first staged step.
             self._writer.call_later(self._flush_late, self._max_delay)
 
@@ -343,28 +351,39 @@ class BlockAdder(Adder):
 
         With a `timeout` of 0, items without room stay in the writer's queue and the call returns.
         """
-        t, history = self._t, self._history
+        t = self._t
         # A priority function that reads replay asks for the block that is being written.
-        if not self._open or t == history or self._writing:
+        if not self._open or t == self._history or self._writing:
             return
         self._writing = True
         self._timeout = timeout
         self._is_ahead |= timeout == 0
         # The rows are moved even if the writer fails, so that none is written twice.
         try:
-            if self._action is not None:
-                self._emit(t)
+            self._emit(t)
         finally:
             self._writing = False
-            by = t - history
-            self._kinds[: history + 1] = self._kinds[by : t + 1]
-            for field in (self._action, self._reward, self._discount, self._extras):
-                if field is not None:
-                    field.shift(by, history + 1)
-            assert self._observation is not None
-            self._observation.shift(by, history - self._skip + 1)
-            self._t = history
-            self._shift(by)
+            self._t = history = self._history = self._next_history
+            by, length = t - history, history + self._steps + 1
+            self._num_shifted += by
+            left = self._rows[:by].copy()
+            if by:
+                self._kinds[: history + 1] = self._kinds[by : t + 1]
+                self._rows[: history + 1] = self._rows[by : t + 1]
+                self._rows[history + 1 :] = NO_ROW
+            for field in self._fields:
+                field.shift(by, history)
+            if length > len(self._kinds):
+                self._grow(2 * length)
+            if self._releases_rows:
+                self._release(self._stream, left)
+
+    def _grow(self, length: int) -> None:
+        """Makes room for a longer history."""
+        self._kinds = grown(self._kinds, length, NO_ROW)
+        self._rows = grown(self._rows, length, NO_ROW)
+        for field in self._fields:
+            field.grow(length if field.keeps_history else 0)
 
     def _write_items(self, trajectory: Nest, count: int, data: Callable[[], Nest]) -> None:
         """Creates `count` items in every table. Priority functions get `data()`, the items."""
@@ -391,36 +410,6 @@ class BlockAdder(Adder):
             self._writer.flush(timeout)
         except WouldBlockError as error:
             raise WouldBlockError(f"{error}. Ask ready() before each add(), and sample meanwhile.") from None
-
-    def _allocate(self, observation: Nest) -> None:
-        width = self._envs if self._envs is not None else 1
-        probe = Field("observation", observation, self._envs, length=1)
-        step_bytes = max(1, sum(array.nbytes for array in probe.arrays))
-        steps = min(_MAX_BLOCK_STEPS, _MAX_BLOCK_ROWS // width, _MAX_BLOCK_BYTES // step_bytes)
-        if self._max_staged is not None:
-            steps = min(steps, self._max_staged // width)
-        self._width = width
-        self._last = self._history + max(1, steps)
-        self._kinds = np.full((self._last + 1, width), NO_ROW, np.int8)
-        self._kinds_of_one = self._kinds.reshape(-1)
-        self._observation = Field("observation", observation, self._envs, self._last + 1 - self._skip)
-        try:
-            self._begin()
-        except ValueError:
-            self._observation = None
-            raise
-
-    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        """Allocates the arrays of the other fields; sets them only if all of them are valid."""
-        length = self._last + 1
-        fields = (
-            Field("action", action, self._envs, length),
-            Field("reward", timestep.reward, self._envs, length, to_float=True),
-            Field("discount", timestep.discount, self._envs, length, to_float=True),
-        )
-        extra = None if is_absent(extras) else Field("extras", extras, self._envs, length)
-        self._action, self._reward, self._discount = fields
-        self._extras = extra
 
 
 def _as_priorities(value: Any, count: int, table: str) -> np.ndarray:

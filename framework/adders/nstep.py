@@ -1,18 +1,18 @@
-"""Items of n-step transitions."""
+"""Items of n-step transitions, and the n-step returns of a block of time steps."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 from dm_env import specs as dm_specs
 
-from framework.adders.block import BlockAdder, PriorityFns
-from framework.adders.fields import is_absent, result_dtype
-from framework.adders.observations import ObservationRows, StackedRows
-from framework.adders.returns import Returns, Windows, broadcast_structures
-from framework.types import FIRST, Nest, Transition
+from framework import nest as nests
+from framework.adders.block import NO_ROW, BlockAdder, PriorityFns
+from framework.adders.fields import Field, column_name, is_absent, result_dtype
+from framework.adders.frames import Frames
+from framework.types import FIRST, LAST, Nest, Transition
 
 _TRANSITIONS = "transitions"
 
@@ -46,6 +46,8 @@ class NStepTransitionAdder(BlockAdder):
 
     An observation is stored once, whatever the number of items that refer to it.
     """
+
+    _stream = "observations"
 
     def __init__(
         self,
@@ -86,6 +88,8 @@ class NStepTransitionAdder(BlockAdder):
         # one step late.
         history = self._n if self._n > 1 else 0
         self._frame_stack = frame_stack
+        self._releases_rows = frame_stack is None
+        self._checks_steps = frame_stack is not None
         super().__init__(
             client,
             history,
@@ -117,79 +121,225 @@ class NStepTransitionAdder(BlockAdder):
             extras=() if is_absent(extras_spec) else extras_spec,
         )
 
-    def _begin(self) -> None:
-        assert self._observation is not None
-        made_of = (self._writer, self._release, self._observation, self._kinds, self._history, self._skip)
+    def _allocate(self, observation: Nest) -> None:
+        super()._allocate(observation)
         if self._frame_stack is None:
-            self._rows: ObservationRows = ObservationRows(*made_of)
             return
         for name, array in zip(self._observation.names, self._observation.arrays, strict=True):
             if array.shape[2:3] != (self._frame_stack,):
+                self._fields = []
                 raise ValueError(
                     f"frame_stack: got {self._frame_stack} and {name} of shape {array.shape[2:]}, expected "
                     "that many frames along the first axis of each observation."
                 )
-        self._rows = StackedRows(*made_of)
+        self._rows = np.full((*self._kinds.shape, self._frame_stack), NO_ROW, np.int64)
+        self._frames = Frames(self._writer, self._observation)
+        self._stream = self._frames.stream
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
-        broadcast_structures(timestep.reward, timestep.discount)
+        rewards, discounts = broadcast_structures(timestep.reward, timestep.discount)
         super()._declare(action, timestep, extras)
-        assert self._reward is not None and self._discount is not None
-        self._returns = Returns(self._reward, self._discount, self._n, self._g)
-
-    def _advance(self, kind: Any) -> None:
-        if isinstance(self._rows, StackedRows):
-            self._rows.check(self._t + 1, np.equal(kind, FIRST))
-        super()._advance(kind)
-
-    def _shift(self, by: int) -> None:
-        self._rows.shift(by)
-
-    def _forget(self) -> None:
-        self._rows.forget()
-
-    def _emit(self, t: int) -> None:
-        self._rows.append(t)
-        windows = self._returns.windows(self._kinds[: t + 1], self._history)
-        if windows is not None:
-            self._write(windows)
-
-    def _write(self, windows: Windows) -> None:
-        assert self._observation is not None and self._action is not None
-        columns = dict(zip(self._action.names, self._action.take(windows.start), strict=True))
-        columns.update(zip(self._returns.reward_names, windows.rewards, strict=True))
-        columns.update(zip(self._returns.discount_names, windows.discounts, strict=True))
-        if self._extras is not None:
-            columns.update(zip(self._extras.names, self._extras.take(windows.start), strict=True))
-        own = self._writer.append(_TRANSITIONS, columns)
-        first, last = self._rows.at(windows.start), self._rows.at(windows.end)
-        writer, names = self._writer, self._observation.names
-        trajectory = self._transition(
-            [writer.slice(self._rows.stream, name, first) for name in names],
-            [writer.slice(self._rows.stream, name, last) for name in names],
-            {name: writer.slice(_TRANSITIONS, name, own) for name in columns},
+        self._returns = Returns(rewards, self._reward, self._discount, self._n, self._g)
+        observation = self._observation.template
+        self._pack = nests.unflattener(
+            Transition(
+                observation, action, rewards, discounts, observation, () if self._extras is None else extras
+            )
         )
 
-        def data() -> Transition:
-            assert self._observation is not None
-            return self._transition(
-                self._observation.take(windows.start),
-                self._observation.take(windows.end),
-                {name: value.copy() for name, value in columns.items()},
+    def _check(self, kinds: np.ndarray) -> None:
+        self._frames.check(self._t + 1, kinds == FIRST)
+
+    def _forget(self) -> None:
+        if self._frame_stack is None:
+            super()._forget()
+        else:
+            self._rows[:] = NO_ROW
+            self._frames.release_except(self._rows)
+
+    def _emit(self, t: int) -> None:
+        history, width, rows = self._history, self._width, self._rows
+        # Rows up to `t`: the newest items end at the newest observation.
+        first = history + int(rows[history].flat[0] >= 0)
+        if self._frame_stack is None:
+            columns = self._observation.take(slice(first * width, (t + 1) * width))
+            rows[first : t + 1] = self._writer.append(self._stream, columns).reshape(-1, width)
+        else:
+            self._frames.release_except(rows[: history + 1])
+            self._frames.append(rows[: t + 1], first, self._kinds)
+        windows = self._returns.windows(self._kinds[: t + 1], history)
+        if windows is None:
+            return
+        columns = self._action.take(windows.start)
+        columns.update(zip(self._returns.names, windows.sums, strict=True))
+        num_before_next = len(columns)
+        if self._extras is not None:
+            columns.update(self._extras.take(windows.start))
+        own = self._writer.append(_TRANSITIONS, columns)
+        flat = rows.reshape(-1, *rows.shape[2:])
+        stack, names = self._writer.slice, self._observation.names
+        before, after = flat[windows.start], flat[windows.end]
+        stored = [stack(_TRANSITIONS, name, own) for name in columns]
+        trajectory = self._pack(
+            [stack(self._stream, name, before) for name in names]
+            + stored[:num_before_next]
+            + [stack(self._stream, name, after) for name in names]
+            + stored[num_before_next:]
+        )
+
+        def data() -> Nest:
+            values = [value.copy() for value in columns.values()]
+            return self._pack(
+                [*self._observation.take(windows.start).values()]
+                + values[:num_before_next]
+                + [*self._observation.take(windows.end).values()]
+                + values[num_before_next:]
             )
 
         self._write_items(trajectory, len(own), data)
         self._release(_TRANSITIONS, own)
 
-    def _transition(self, before: list[Any], after: list[Any], columns: dict[str, Any]) -> Transition:
-        """Returns the nest of leaves: observations in the order of their names, the rest by column."""
-        assert self._observation is not None and self._action is not None
-        returns, extras = self._returns, self._extras
-        return Transition(
-            observation=self._observation.nest(before),
-            action=self._action.nest([columns[name] for name in self._action.names]),
-            reward=returns.nest([columns[name] for name in returns.reward_names]),
-            discount=returns.nest([columns[name] for name in returns.discount_names]),
-            next_observation=self._observation.nest(after),
-            extras=() if extras is None else extras.nest([columns[name] for name in extras.names]),
-        )
+
+class Windows(NamedTuple):
+    """Windows of up to n steps; rows are flat indices `time * B + env`.
+
+    Attributes:
+      start: int64 `[k]`, the row of the first action.
+      end: int64 `[k]`, the row after the last action.
+      sums: one `[k, ...]` per column: discounted sums of rewards, then products of discounts.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    sums: list[np.ndarray]
+
+
+class Returns:
+    """Sums rewards and multiplies discounts over windows; see `NStepTransitionAdder` for the formula.
+
+    Rewards and discounts come in pairs, one per leaf of the larger nest. The two leaves of a pair broadcast.
+
+    Attributes:
+      names: columns of the sums of rewards, then of the products of discounts.
+    """
+
+    def __init__(self, template: Nest, reward: Field, discount: Field, n_step: int, g: float):
+        """Prepares the sums.
+
+        Args:
+          template: a nest with the structure of the sums.
+          reward: the staged rewards `[time, B, ...]`.
+          discount: the staged discounts `[time, B, ...]`.
+          n_step: the largest number of steps in a window.
+          g: the agent's discount.
+        """
+        paths = [path for path, _ in tree.flatten_with_path(template)]
+        self.names = [column_name(field, path) for field in ("reward", "discount") for path in paths]
+        self._n = n_step
+        self._rewards: list[np.ndarray] = []
+        self._discounts: list[np.ndarray] = []
+        self._shapes: list[tuple[int, ...]] = []  # of one reward, then of one discount, in the items
+        self._dtypes: list[np.dtype] = []  # of the sums
+        self._g: list[np.generic] = []
+        discount_shapes = []
+        for i in range(len(paths)):
+            r = reward.arrays[i if len(reward.arrays) > 1 else 0]
+            d = discount.arrays[i if len(discount.arrays) > 1 else 0]
+            shape = np.broadcast_shapes(r.shape[2:], d.shape[2:])
+            # Views whose axes after [time, B] line up; rewards have the shape of the sums.
+            self._rewards.append(np.broadcast_to(_with_axes(r, len(shape)), (*r.shape[:2], *shape)))
+            self._discounts.append(_with_axes(d, len(shape)))
+            self._shapes.append(shape)
+            discount_shapes.append(d.shape[2:])
+            self._dtypes.append(np.result_type(r.dtype, d.dtype))
+            # In the dtype of the environment's discount: float32 rewards stay float32.
+            self._g.append(d.dtype.type(g))
+        self._shapes += discount_shapes
+
+    def windows(self, kinds: np.ndarray, history: int) -> Windows | None:
+        """Returns the windows that rows `[history, t)` complete, by time, then env, then the longest first.
+
+        A transition completes its longest window. The shorter ones are items too if no longer one exists
+        (the first steps of an episode) or if the episode ends there.
+
+        Args:
+          kinds: int8 `[t + 1, B]` step types of the rows, -1 where there is no row.
+          history: number of rows at the front whose windows earlier calls returned.
+        """
+        # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
+        real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        n, width = self._n, kinds.shape[1]
+        # An episode that is cut short is known one row late: when the row after its closing row is FIRST. Its
+        # last transition may be the one before the block.
+        begin = history - int(n > 1)
+        end = len(real)
+        alive = real[begin:]
+        new = alive if n == 1 else alive & (np.arange(len(alive)) > 0)[:, None]
+        is_last, is_cut = kinds[begin + 1 :] == LAST, np.zeros(alive.shape, np.bool_)
+        if n > 1:
+            is_cut[:-1] = (kinds[begin + 2 :] == FIRST) & ~is_last[:-1]
+        rewards = [
+            r[begin:end].astype(dtype, copy=False)
+            for r, dtype in zip(self._rewards, self._dtypes, strict=True)
+        ]
+        discounts = [d[begin:end] for d in self._discounts]
+        parts = []
+        for length in range(1, n + 1):
+            wanted = new & alive
+            late = longer = np.zeros_like(alive)
+            if length < n:
+                longer = alive & real[begin - length : end - length]
+                late = longer & is_cut
+                wanted = (wanted & (is_last | ~longer)) | late
+            cell = np.flatnonzero(wanted)
+            if len(cell):
+                sums = zip([*rewards, *discounts], self._shapes, strict=True)
+                parts.append(
+                    (
+                        np.full(len(cell), length),
+                        cell,
+                        cell + width * late.reshape(-1)[cell],  # when the window is an item
+                        *[array.reshape(-1, *shape)[cell] for array, shape in sums],
+                    )
+                )
+            if not np.count_nonzero(longer):
+                break
+            # Backwards in time: R <- r + g d R and D <- g d D. Cells without a longer window are not read.
+            earlier = slice(begin - length, end - length)
+            factors = [d[earlier] * g for d, g in zip(self._discounts, self._g, strict=True)]
+            rewards = [r[earlier] + f * s for r, f, s in zip(self._rewards, factors, rewards, strict=True)]
+            discounts = [f * p for f, p in zip(factors, discounts, strict=True)]
+            alive = longer
+        if not parts:
+            return None
+        lengths, cells, times, *columns = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        if n > 1:
+            order = np.lexsort((-lengths, times))
+            lengths, cells, columns = lengths[order], cells[order], [column[order] for column in columns]
+        ends = cells + (begin + 1) * width
+        return Windows(ends - lengths * width, ends, columns)
+
+
+def _with_axes(array: np.ndarray, dims: int) -> np.ndarray:
+    """Returns `array` `[time, B, ...]` with `dims` axes after the first two, new axes first."""
+    return array.reshape(*array.shape[:2], *(1,) * (dims - array.ndim + 2), *array.shape[2:])
+
+
+def broadcast_structures(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
+    """Returns both in one structure: a single leaf is repeated for each leaf of the other nest.
+
+    Raises:
+      ValueError: Both are nests and their structures differ.
+    """
+    if not tree.is_nested(rewards) and tree.is_nested(discounts):
+        return tree.map_structure(lambda _: rewards, discounts), discounts
+    if tree.is_nested(rewards) and not tree.is_nested(discounts):
+        return rewards, tree.map_structure(lambda _: discounts, rewards)
+    try:
+        tree.assert_same_structure(rewards, discounts)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"reward and discount: got the structures {rewards!r} and {discounts!r}, expected the same "
+            "structure, or a single array for one of them."
+        ) from error
+    return rewards, discounts

@@ -11,11 +11,11 @@ import numpy as np
 import tree
 from dm_env import specs as dm_specs
 
+from framework import nest as nests
 from framework.adders.block import BlockAdder, PriorityFns
 from framework.adders.fields import column_name, is_absent, result_dtype
 from framework.types import FIRST, LAST, Nest, Step
 
-STREAM = "steps"
 FIRST_ROWS = "first_rows"
 START, MASK = "start_of_episode", "mask"
 
@@ -59,129 +59,152 @@ class RowAdder(BlockAdder):
 
     # Columns of extras that an item stores for its first row only, in the stream FIRST_ROWS.
     _of_first_row: frozenset[str] = frozenset()
+    # Whether the rows of an episode are numbered on after those of the episode before.
+    _continues = False
+    # Whether items have their own lengths. Otherwise they are padded.
+    _ragged = False
+    # Largest number of rows in an item.
+    _length: int
 
-    def _begin(self) -> None:
-        # Row numbers in replay; -1 where there is no row.
-        self._rows = np.full(self._kinds.shape, -1, np.int64)
-        # Time index of row 0 of each env's current count: the row at t is number t - origin + 1.
-        self._origin = np.full(self._width, self._history, np.int64)
+    def _allocate(self, observation: Nest) -> None:
+        super()._allocate(observation)
+        # When each env's current count began: the row at `t` has the number t + _num_shifted - origin + 1.
+        self._origin = np.full(self._width, self._t + self._num_shifted, np.int64)
         self._padding: np.ndarray | None = None
 
-    def _append_rows(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+    def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
+        super()._declare(action, timestep, extras)
+        self._names = [name for field in self._fields[:4] for name in field.names]
+        self._names += [START, *(self._extras.names if self._extras is not None else ()), MASK]
+        observation, reward, discount = self._observation.template, timestep.reward, timestep.discount
+        present = () if self._extras is None else extras
+        self._pack = nests.unflattener(Step(observation, action, reward, discount, None, present, None))
+
+    def _append_rows(self, t: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Appends the complete rows.
 
         Returns:
-          Two bool arrays `[t + 1 - history, B]`: which rows this call appended, and which are transitions.
+          Three arrays `[t + 1, B]`: whether this call appended the row, whether the row is a transition, and
+          the number, from 1, of each appended row in its episode (since the start, if `_continues`).
         """
-        history = self._history
-        assert self._observation is not None and self._action is not None
-        assert self._reward is not None and self._discount is not None
-        kinds = self._kinds[history : t + 1]
-        new = np.ones(kinds.shape, np.bool_)
+        history, width = self._history, self._width
+        kinds = self._kinds[: t + 1]
+        new = np.zeros(kinds.shape, np.bool_)
+        new[history:t] = True
         # Row t is open unless it is LAST; a first row that is LAST was written with the block before.
-        new[-1] = kinds[-1] == LAST
-        new[0] &= kinds[0] != LAST
+        new[history] &= kinds[history] != LAST
+        new[t] = kinds[t] == LAST
         real = np.zeros(kinds.shape, np.bool_)
-        real[:-1] = (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
+        real[:-1] = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
         closing = new & ~real
-        fields = [self._action, self._reward, self._discount]
-        if self._extras is not None:
-            fields.append(self._extras)
         if closing.any():
-            for field in fields:
-                field.clear(history, closing)
+            for field in self._fields[1:]:
+                field.clear(np.flatnonzero(closing))
         # Most blocks are whole time steps: then no selection of rows is needed.
-        first = int(not new[0].any())
-        last = len(new) - int(not new[-1].any())
-        where = None if new[first:last].all() else new[first:last]
-        begin, end = history + first, history + last
-        columns = self._observation.columns(begin - self._skip, end - self._skip, where)
-        for field in fields:
-            columns.update(field.columns(begin, end, where))
+        first = history + int(not new[history].any())
+        last = t + int(new[t].any())
+        whole = new[first:last].all()
+        index = slice(first * width, last * width) if whole else np.flatnonzero(new)
+        columns: dict[str, np.ndarray] = {}
+        for field in self._fields:
+            columns.update(field.take(index))
         for name in self._of_first_row:
             del columns[name]
-        picked = (
-            (lambda array: array[first:last].reshape(-1)) if where is None else (lambda array: array[new])
-        )
-        columns[START] = picked(kinds == FIRST)
-        columns[MASK] = picked(real).astype(np.float32)
-        self._rows[history : t + 1][new] = self._writer.append(STREAM, columns)
-        return new, real
+        columns[START] = kinds.reshape(-1)[index] == FIRST
+        columns[MASK] = real.reshape(-1)[index].astype(np.float32)
+        self._rows.reshape(-1)[index] = self._writer.append(self._stream, columns)
 
-    def _counts(self, t: int, across_episodes: bool) -> np.ndarray:
-        """Returns `[t + 1 - history, B]`: each row's number, from 1, in its episode (or since the start)."""
-        history = self._history
-        times = np.arange(history, t + 1)[:, None]
-        if across_episodes:
+        counts = self._count(t)
+        self._origin = t + self._num_shifted + 1 - counts[t]
+        return new, real, counts
+
+    def _count(self, t: int) -> np.ndarray:
+        """Returns `[t + 1, B]`, the number of each row from `history` on in its episode."""
+        times = np.arange(t + 1)[:, None] + self._num_shifted
+        if self._continues:
             return times - self._origin + 1
-        starts = np.where(self._kinds[history : t + 1] == FIRST, times, self._origin)
-        origin = np.maximum.accumulate(np.maximum(starts, self._origin), axis=0)
-        self._origin = origin[-1].copy()
-        return times - origin + 1
-
-    def _shift(self, by: int) -> None:
-        history = self._history
-        self._release(STREAM, self._rows[:by])
-        self._rows[: history + 1] = self._rows[by : by + history + 1]
-        self._rows[history + 1 :] = -1
-        self._origin -= by
+        begins = self._kinds[: t + 1] == FIRST
+        begins[: self._history] = False
+        return times - np.maximum.accumulate(np.where(begins, times, self._origin), axis=0) + 1
 
     def _forget(self) -> None:
-        self._release(STREAM, self._rows)
-        self._rows[:] = -1
+        super()._forget()
         if self._padding is not None:
-            self._release(STREAM, self._padding)
+            self._release(self._stream, self._padding)
             self._padding = None
-        self._origin[:] = self._history
+        self._origin[:] = self._t + self._num_shifted
+
+    def _padding_values(self) -> dict[str, np.ndarray]:
+        """Returns one row of padding."""
+        values = {
+            name: np.zeros(array.shape[2:], array.dtype)
+            for field in self._fields
+            for name, array in zip(field.names, field.arrays, strict=True)
+            if name not in self._of_first_row
+        }
+        return {**values, START: np.zeros((), np.bool_), MASK: np.zeros((), np.float32)}
+
+    def _write(self, last: np.ndarray, envs: np.ndarray, sizes: np.ndarray, real: np.ndarray) -> None:
+        """Writes the items that have a transition.
+
+        Args:
+          last: int64 `[k]`, the time index of each item's last row.
+          envs: int64 `[k]`, the env of each item.
+          sizes: int64 `[k]`, the number of rows of each item, without padding.
+          real: bool `[time, B]`, which rows are transitions.
+        """
+        times = (last - sizes + 1)[:, None] + np.arange(self._length)
+        padded = np.arange(self._length) >= sizes[:, None]
+        times[padded] = 0
+        index = times * self._width + envs[:, None]
+        is_real = real.reshape(-1)[index] & ~padded
+        kept = is_real.any(axis=1)
+        if not kept.any():
+            return
+        index, padded, is_real, sizes = index[kept], padded[kept], is_real[kept], sizes[kept]
+        rows = self._rows.reshape(-1)[index]
+        if padded.any():
+            # Rows beyond the length of a ragged item are never read, but must exist.
+            rows = np.where(padded, rows[:, :1] if self._ragged else self._padding_row(), rows)
+        lengths = sizes if self._ragged else None
+        first_rows = None
+        if self._extras is not None and self._of_first_row:
+            values = self._extras.take(index[:, 0])
+            first_rows = self._writer.append(FIRST_ROWS, {name: values[name] for name in self._of_first_row})
+        trajectory = self._pack(
+            [
+                self._writer.slice(FIRST_ROWS, name, first_rows)
+                if name in self._of_first_row
+                else self._writer.slice(self._stream, name, rows, lengths)
+                for name in self._names
+            ]
+        )
+
+        def data() -> Nest:
+            padding = self._padding_values()
+            values = {START: self._kinds.reshape(-1)[index] == FIRST, MASK: is_real.astype(np.float32)}
+            for field in self._fields:
+                values.update(field.take(index))
+                if field is not self._observation:
+                    # The array of a LAST row holds the action that the environment ignored; the row does not.
+                    for name in field.names:
+                        values[name][~is_real] = 0
+            for name, value in padding.items():
+                values[name][padded] = value
+            return self._pack(
+                [values[name][:, 0] if name in self._of_first_row else values[name] for name in self._names]
+            )
+
+        self._write_items(trajectory, len(rows), data)
+        if first_rows is not None:
+            self._release(FIRST_ROWS, first_rows)
 
     def _padding_row(self) -> int:
         """Returns the number of the one row that all padding of this adder refers to."""
         if self._padding is None:
             columns = {name: value[None] for name, value in self._padding_values().items()}
-            columns[START] = np.zeros(1, np.bool_)
-            columns[MASK] = np.zeros(1, np.float32)
-            self._padding = self._writer.append(STREAM, columns)
+            self._padding = self._writer.append(self._stream, columns)
         return int(self._padding[0])
-
-    def _padding_values(self) -> dict[str, np.ndarray]:
-        """Returns one row of padding, without start and mask."""
-        return {name: np.zeros(shape, dtype) for name, shape, dtype in self._leaf_specs()}
-
-    def _leaf_specs(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-        """Returns `(column, shape, dtype)` of one row's leaves, without start and mask."""
-        return [
-            (name, array.shape[2:], array.dtype)
-            for field in (self._observation, self._action, self._reward, self._discount, self._extras)
-            if field is not None
-            for name, array in zip(field.names, field.arrays, strict=True)
-            if name not in self._of_first_row
-        ]
-
-    def _slices(self, rows: np.ndarray, lengths: np.ndarray | None, first_rows: Any = None) -> Step:
-        """Returns the trajectory of items of `rows` `[k, L]` and of `first_rows` `[k]` of `FIRST_ROWS`."""
-
-        def leaf(name: str) -> Any:
-            if name in self._of_first_row:
-                return self._writer.slice(FIRST_ROWS, name, first_rows)
-            return self._writer.slice(STREAM, name, rows, lengths)
-
-        return self._step(leaf)
-
-    def _step(self, leaf: Any) -> Step:
-        """Returns a `Step` of `leaf(column)` for each leaf."""
-
-        def field_nest(field: Any) -> Nest:
-            return () if field is None else field.nest([leaf(name) for name in field.names])
-
-        return Step(
-            observation=field_nest(self._observation),
-            action=field_nest(self._action),
-            reward=field_nest(self._reward),
-            discount=field_nest(self._discount),
-            start_of_episode=leaf(START),
-            extras=field_nest(self._extras),
-            mask=leaf(MASK),
-        )
 
 
 class SequenceAdder(RowAdder):
@@ -234,6 +257,8 @@ class SequenceAdder(RowAdder):
         self._length = int(sequence_length)
         self._period = int(period)
         self._end = _as_behavior(end_of_episode_behavior)
+        self._continues = self._end is EndOfEpisodeBehavior.CONTINUE
+        self._ragged = self._end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length
         self._extras_of_first_row = frozenset(extras_of_first_row)
         super().__init__(
             client,
@@ -275,14 +300,12 @@ class SequenceAdder(RowAdder):
             self._of_first_row = frozenset(column_name("extras", path) for path in paths if path[0] in keys)
 
     def _emit(self, t: int) -> None:
-        history, length, period = self._history, self._length, self._period
-        new, real = self._append_rows(t)
-        counts = self._counts(t, across_episodes=self._end is EndOfEpisodeBehavior.CONTINUE)
+        length, period = self._length, self._period
+        new, real, counts = self._append_rows(t)
         full = new & (counts >= length) & ((counts - length) % period == 0)
         size = np.where(full, length, 0)  # real and closing rows in the item that ends here; 0: no item
-        closing = new & ~real
-        if closing.any() and self._end is not EndOfEpisodeBehavior.CONTINUE:
-            tails = closing & ~full
+        tails = new & ~real & ~full
+        if not self._continues and tails.any():
             if self._end is EndOfEpisodeBehavior.WRITE:
                 self.num_dropped_episodes += int(np.count_nonzero(tails & (counts < length)))
                 size[tails & (counts >= length)] = length
@@ -291,75 +314,11 @@ class SequenceAdder(RowAdder):
                 missing = np.where(counts < length, length - counts, -(counts - length) % period)
                 size[tails] = (length - missing)[tails]
         steps, envs = np.nonzero(size)
-        if not len(steps):
-            return
         # Items are ordered as add() completed their rows, whatever the size of the blocks: a LAST row is
         # complete together with the row before it.
-        early = self._kinds[steps + history, envs] == LAST
-        if early.any():
-            order = np.lexsort((steps, envs, steps - early))
-            steps, envs = steps[order], envs[order]
-        sizes = size[steps, envs]
-        first = steps + history - sizes + 1
-        times = first[:, None] + np.arange(length)
-        padded = np.arange(length) >= sizes[:, None]
-        times[padded] = 0
-        kept = self._has_transition(times, padded, envs, t)
-        if not kept.all():
-            times, padded, envs, sizes = times[kept], padded[kept], envs[kept], sizes[kept]
-        if len(envs):
-            self._write(times * self._width + envs[:, None], padded, sizes)
-
-    def _has_transition(self, times: np.ndarray, padded: np.ndarray, envs: np.ndarray, t: int) -> np.ndarray:
-        """Returns bool `[items]`: which items have a row that is a transition."""
-        kinds = self._kinds[: t + 1]
-        all_real = np.zeros(kinds.shape, np.bool_)
-        all_real[:-1] = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
-        return (all_real[times, envs[:, None]] & ~padded).any(axis=1)
-
-    def _write(self, index: np.ndarray, padded: np.ndarray, sizes: np.ndarray) -> None:
-        """Writes the items of the rows with flat indices `time * B + env`, `[items, L]`."""
-        rows = self._rows.reshape(-1)[index]
-        # All items of TRUNCATE are ragged, including those of full length.
-        lengths = sizes if self._end is EndOfEpisodeBehavior.TRUNCATE else None
-        if padded.any():
-            # Rows beyond the length of a ragged item are never read, but must exist.
-            rows = np.where(padded, rows[:, :1] if lengths is not None else self._padding_row(), rows)
-        first_rows = self._append_first_rows(index[:, 0]) if self._of_first_row else None
-        self._write_items(
-            self._slices(rows, lengths, first_rows), len(rows), lambda: self._data(index, padded)
-        )
-        if first_rows is not None:
-            self._release(FIRST_ROWS, first_rows)
-
-    def _append_first_rows(self, index: np.ndarray) -> np.ndarray:
-        """Appends the extras that items need of their first rows only; `index` `[k]` holds these rows."""
-        assert self._extras is not None
-        values = zip(self._extras.names, self._extras.arrays, strict=True)
-        return self._writer.append(
-            FIRST_ROWS,
-            {
-                name: array.reshape(-1, *array.shape[2:]).take(index, axis=0)
-                for name, array in values
-                if name in self._of_first_row
-            },
-        )
-
-    def _data(self, index: np.ndarray, padded: np.ndarray) -> Step:
-        """Returns the items' values, for priority functions."""
-        kinds = self._kinds.reshape(-1)
-        following = kinds[np.minimum(index + self._width, len(kinds) - 1)]
-        newest = index // self._width == self._t
-        real = (kinds[index] < LAST) & (following > FIRST) & ~newest & ~padded
-        values = {START: (kinds[index] == FIRST) & ~padded, MASK: real.astype(np.float32)}
-        for field in (self._observation, self._action, self._reward, self._discount, self._extras):
-            if field is not None:
-                # The environment ignored the action after a LAST step: the array holds it, the row does not.
-                zero = padded if field is self._observation else ~real
-                for name, value in zip(field.names, field.take(index), strict=True):
-                    value[zero] = 0
-                    values[name] = value[:, 0] if name in self._of_first_row else value
-        return self._step(values.__getitem__)
+        order = np.lexsort((steps, envs, steps - (self._kinds[steps, envs] == LAST)))
+        steps, envs = steps[order], envs[order]
+        self._write(steps, envs, size[steps, envs], real)
 
 
 def step_signature(

@@ -84,8 +84,7 @@ class UnrollAdder(SequenceAdder):
         if ends:
             self._made = 0
             # Repeats the observation as the first of an episode, so that the row before it closes.
-            assert self._observation is not None
-            self._observation.repeat(self._t - self._skip)
+            self._observation.repeat(self._t)
             super()._advance(FIRST)
             self._write_block()
 

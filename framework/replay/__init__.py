@@ -19,14 +19,11 @@ from framework.replay.errors import (
 )
 from framework.replay.local.client import EmbeddedClient
 from framework.replay.remote.client import ServedClient
-from framework.replay.reverb_api import (
-    StructuredWriter,
-    TrajectoryColumn,
-    TrajectoryWriter,
-    Writer,
-    reverb_types,
-    structured,
-)
+from framework.replay.reverb_api import reverb_types, structured
+from framework.replay.reverb_api.columns import TrajectoryColumn
+from framework.replay.reverb_api.sequence_writer import Writer
+from framework.replay.reverb_api.structured import StructuredWriter
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
 from framework.replay.server.node import connect_node, serve_node
 from framework.replay.server.server import Server
 from framework.replay.sharded import ShardedClient

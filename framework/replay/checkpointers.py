@@ -26,8 +26,7 @@ import numpy as np
 
 from framework.checkpoints import Checkpointer, CheckpointReader, Part
 from framework.replay.errors import CheckpointError, ReverbError, ServerClosed
-from framework.replay.rows.arrays import span
-from framework.replay.rows.store import RowStore
+from framework.replay.rows.store import RowStore, span
 from framework.replay.tables.items import SavedPart
 from framework.replay.tables.table import Table
 
@@ -101,7 +100,7 @@ class DefaultCheckpointer(CheckpointerBase):
             return os.fspath(self._checkpointer.save(None, files, note))
         finally:
             for binding, _, index in pinned:
-                binding.drop(index)
+                binding.release(index)
 
     def load(self, tables: dict[str, Table], store: RowStore) -> str | None:
         if self.checkpoints():

@@ -38,7 +38,7 @@ import psutil
 
 import launch
 from framework.replay.errors import ServerClosed, StoreFullError
-from framework.replay.rows.store import MemoryAllocator
+from framework.replay.rows.store import Allocator
 
 PREFIX = "repertory-"
 
@@ -96,8 +96,8 @@ class Column:
             self._file = -1
 
 
-class SharedMemory:
-    """The directory of one server and the columns in it; an `Allocator` for a `RowStore`.
+class SharedMemory(Allocator):
+    """The directory of one server and the columns in it; the `Allocator` of a served `RowStore`.
 
     Args:
       root: parent of the directory; None uses `default_root()`.
@@ -109,7 +109,6 @@ class SharedMemory:
         self._lock = threading.Lock()
         self._columns: dict[tuple[str, str], Column] = {}
         self._numbers = itertools.count()
-        self._private = MemoryAllocator()
         with _owned_lock:  # keeps remove_stale out between mkdtemp and the file lock
             self.directory = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root)  # mode 0700
             _owned.add(self.directory)
@@ -124,7 +123,7 @@ class SharedMemory:
     def allocate(self, stream: str, column: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Returns a zeroed column of its full virtual size; the unnamed column of counts stays private."""
         if not column:
-            return self._private.allocate(stream, column, shape, dtype)
+            return super().allocate(stream, column, shape, dtype)
         with self._lock:
             if not self._finalizer.alive:
                 raise ServerClosed("the server was stopped; its shared memory is gone")

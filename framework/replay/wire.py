@@ -29,7 +29,7 @@ import zmq
 
 from framework.replay import errors
 
-PROTOCOL = 2  # of the messages between clients and servers; see `server.operations`
+PROTOCOL = 3  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
 _ZERO_COPY_BYTES = 65536  # below this, ZeroMQ is quicker if it copies

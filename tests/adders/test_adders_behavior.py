@@ -7,6 +7,7 @@ from adder_steps import FIRST, LAST, MID, TABLE, make_client, observations, play
 from dm_env import specs
 
 from framework import adders, replay
+from framework.adders import block
 from framework.replay.errors import ServerLost
 from framework.specs import EnvironmentSpec
 
@@ -16,6 +17,24 @@ MAKERS = {
     "episodes": lambda client, **options: adders.EpisodeAdder(client, 10, **options),
 }
 each_adder = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def test_a_refused_step_of_an_episode_does_not_count(monkeypatch):
+    def refuse(*args, **options):
+        raise replay.WouldBlockError("no room")
+
+    monkeypatch.setattr(block, "_MAX_BLOCK_STEPS", 1)
+    client = make_client(concurrent=False)
+    adder = adders.EpisodeAdder(client, 3)
+    adder.add_first(step(FIRST, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(adder._writer, "flush", refuse)
+        for _ in range(3):
+            with pytest.raises(replay.WouldBlockError):
+                adder.add(0, step(MID, 2))
+    adder.add(0, step(MID, 2))
+    adder.add(0, step(LAST, 3))
+    assert observations(client) == [[1, 2, 3]]
 
 
 # --- the order of calls ---

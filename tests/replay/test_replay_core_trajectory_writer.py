@@ -124,7 +124,7 @@ def test_unknown_table():
         ({"a": 1.0}, r"'a': got float64\[\], expected int64\[\]"),
         ({"a": np.array([1, 2])}, r"'a': got int64\[2\], expected int64\[\]"),
         ({"a": {"b": 1}}, "got structure .* at /a, expected"),
-        ({"z": object()}, "'z': got object"),
+        ({"z": object()}, "'z': got dtype object"),
     ],
 )
 def test_append_checks_and_writes_nothing(step, message):

@@ -7,11 +7,12 @@ import time
 
 import numpy as np
 import pytest
+import zmq
 from served_table import finish, table, write
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
-from framework.replay.server import operations, service, sessions
+from framework.replay.server import operations, service
 from launch.rpc import sockets
 
 
@@ -116,7 +117,7 @@ def test_rows_of_others_are_refused():
         write(good.batch_writer(), 5)
         with bad._channel.borrow() as connection:
             connection.open()
-            lease = {"op": "lease", "name": "s", "stream": "s", "columns": {}, "n": 1}
+            lease = {"op": "lease", "stream": "s", "n": 1}
             connection.request(lease, wait=False)
             layout = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
             one = np.array([1], np.uint64)
@@ -200,22 +201,23 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
     """An answer that finds the client gone ends the session, and with it the other requests."""
     ended = []
 
-    class Waits(sessions.Waiting):
-        def attempt(self):
-            return None
+    def steps(number):
+        try:
+            while True:
+                yield None
+        finally:
+            ended.append(number)
 
-        def drop(self):
-            ended.append(self.number)
-
-    server = service.Service(None, None)
-    session = sessions.Session(b"gone", {})
-    for _ in range(2):
-        waiting = Waits("line", None)
-        waiting.session, waiting.id = session, 1
-        server._try_or_wait(waiting)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        server = service.Service(None, socket)
+    session = service.Session(b"gone")
+    requests = [service.Request(number, None, steps(number), None) for number in range(2)]
+    for request in requests:
+        request.session = session
+        assert server._begin(request) is None
     server._send = lambda identity, answer, number: [
-        server._end_waiting(other, None) for other in list(session.waiting.values())
+        server._end_request(other, None) for other in list(session.waiting)
     ]
-    for waiting in list(session.waiting.values()):
-        server._end_waiting(waiting, replay.ServerClosed("the request was canceled by its client"))
-    assert sorted(ended) == [1, 2]
+    for request in requests:
+        server._end_request(request, replay.ServerClosed("the request was canceled by its client"))
+    assert sorted(ended) == [0, 1]

@@ -32,7 +32,8 @@ INSERT = {"layouts": [[0, LAYOUT]], "write": [], "items": [ITEM], "release": [],
 SAMPLE = {"table": "t", "n": 3, "timeout": 0.01, "local": False, "hold": False, "pad": False}
 MESSAGES = {
     "hello": {"protocol": wire.PROTOCOL, "pid": 1},
-    "lease": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}, "n": 4},
+    "declare": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}},
+    "lease": {"stream": "s", "n": 4},
     "insert": INSERT,
     "sample": SAMPLE,
     "give_back": {"deliveries": [1]},
@@ -258,3 +259,36 @@ def test_dropped_writers_give_back_rows_and_files(connect):
         time.sleep(0.02)
     assert psutil.Process().num_fds() <= files + 20
     assert threading.active_count() <= threads + 5
+
+
+def test_checkpoints_are_written_one_at_a_time(tmp_path):
+    class Slow(replay.checkpointers.DefaultCheckpointer):
+        now = most = total = 0
+
+        def save(self, tables, store):
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self.total += 1
+            time.sleep(0.05)
+            self.now -= 1
+            return super().save(tables, store)
+
+    checkpointer = Slow(str(tmp_path))
+    with replay.Server([table()], checkpointer=checkpointer) as server:
+        raws = [Raw(server.address) for _ in range(3)]
+        before = threading.active_count()
+        for raw in raws:
+            raw.hello()
+            for number in range(1, 50):
+                raw.send({"op": "checkpoint", "id": number, "timeout": 30.0})
+        for raw in raws:
+            assert raw.socket.poll(10_000)
+            assert "path" in wire.decode(raw.socket.recv_multipart())
+        assert threading.active_count() <= before + 1
+        for raw in raws:
+            raw.close()
+        client = ServedClient(server.address)
+        assert client.checkpoint()  # those of the clients that have gone are not written any more
+        assert checkpointer.most == 1
+        assert checkpointer.total < 100
+        client.close()

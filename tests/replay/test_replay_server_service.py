@@ -1,5 +1,6 @@
 """The event loop and the client's connection, with a handler that has nothing to do with replay."""
 
+import contextlib
 import threading
 import time
 
@@ -10,8 +11,10 @@ import zmq
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote import connection as channels
-from framework.replay.server import service, sessions
+from framework.replay.server import service
 from launch.rpc import sockets
+
+STRANGE = {"object": object(), "number": 1 << 70, "text": "\ud800", "objects": np.array([object()])}
 
 
 class Gate:
@@ -22,7 +25,7 @@ class Gate:
         self.ended = threading.Event()
         self.waiting = threading.Event()
 
-    def open(self, session):
+    def open(self, session, hello):
         return {"name": "gate"}
 
     def close(self, session):
@@ -34,25 +37,22 @@ class Gate:
                 return {"value": message["value"]}
             case "post":
                 self.tokens += message["tokens"]
+                self.service.wake()
                 return {}
             case "pass":
                 self.waiting.set()
-                return Passing(self, message["timeout"])
+                return service.Request("gate", message["timeout"], self.steps(), DeadlineExceededError)
             case "crash":
                 raise SystemExit("the handler broke")
+            case "strange":
+                return {"value": STRANGE[message["kind"]]}
         raise ValueError(f"unknown operation {message['op']!r}")
 
-
-class Passing(sessions.Waiting):
-    def __init__(self, gate, timeout):
-        super().__init__("gate", timeout)
-        self.gate = gate
-
-    def attempt(self):
-        if not self.gate.tokens:
-            return None
-        self.gate.tokens -= 1
-        return {"passed": True}
+    def steps(self):
+        while not self.tokens:
+            yield None
+        self.tokens -= 1
+        yield {"passed": True}
 
 
 @pytest.fixture
@@ -108,6 +108,34 @@ def test_errors_come_back_and_the_server_goes_on(channel):
     with pytest.raises(ValueError, match="unknown operation 'dance'"):
         channel.call({"op": "dance"})
     assert channel.call({"op": "echo", "value": 1})["value"] == 1
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_an_answer_that_cannot_be_sent_is_an_error_of_its_request_only(gate, channel, kind):
+    other = channels.Channel(gate.address)
+    assert other.call({"op": "echo", "value": 1})["value"] == 1
+    with pytest.raises(TypeError, match="cannot be sent"):
+        channel.call({"op": "strange", "kind": kind}, timeout=10)
+    for each in (channel, other):
+        assert each.call({"op": "echo", "value": 2})["value"] == 2
+    other.close()
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "ipc"])
+def test_the_address_is_free_when_stop_returns(address, tmp_path):
+    tmp_path.chmod(0o700)
+    address = f"ipc://{tmp_path}/socket" if address == "ipc" else address
+    client = None
+    for _ in range(50):
+        socket = sockets.make_server_socket(address, None)
+        address = sockets.bound_address(socket)
+        server = service.Service(Gate(), socket)
+        server.start()
+        client = client or channels.Channel(address)
+        with contextlib.suppress(ServerClosed):  # that the last one has stopped
+            client.call({"op": "echo", "value": 1}, timeout=5)
+        server.stop()
+    client.close()
 
 
 def test_timeouts(channel):

@@ -28,7 +28,7 @@ from framework.replay.remote.connection import (
 )
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
-from framework.replay.rows.layout import Layout, pack_function
+from framework.replay.rows.layout import Layout
 from framework.replay.tables.samples import Samples
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from framework.replay.wake import Wake
@@ -77,9 +77,7 @@ class _Reader:
         try:
             for number, description, files in answer["define"]:
                 layout = Layout.from_wire(description)
-                layouts[number] = (
-                    connection.mapped.bind(layout, files, table) if local else pack_function(layout)
-                )
+                layouts[number] = connection.mapped.bind(layout, files, table) if local else layout.pack
             drawn = Drawn(connection.session, delivery)
             if local:
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]

@@ -26,7 +26,7 @@ from framework.nest import Pack
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from framework.replay.remote.mapping import MappedStore
-from framework.replay.rows.binding import Binding
+from framework.replay.rows.layout import Binding
 from framework.replay.wake import Wake
 from launch.rpc import sockets
 

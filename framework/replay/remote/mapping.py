@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from framework.replay import shm
-from framework.replay.rows.binding import Binding
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Binding, Layout
 
 
 class MappedStream:

@@ -44,15 +44,12 @@ class Writer:
             raise ValueError(f"max_sequence_length: got {max_sequence_length}, expected at least 1.")
         if chunk_length is not None and not 1 <= chunk_length <= max_sequence_length:
             raise ValueError(
-                f"chunk_length: got {chunk_length}, expected 1 to max_sequence_length {max_sequence_length}"
+                f"chunk_length: got {chunk_length}, expected 1 to max_sequence_length {max_sequence_length}."
             )
         in_flight = UNLIMITED if max_in_flight_items is None else max_in_flight_items
-        if in_flight < 1:
-            raise ValueError(f"max_in_flight_items: got {in_flight}, expected at least 1 or None.")
         self._longest = max_sequence_length
-        self._writer = TrajectoryWriter(client, max_sequence_length, max_in_flight_items=in_flight)
-        self._pack: nests.Pack | None = None
-        self._num_leaves = 0
+        self._writer = TrajectoryWriter(client, max_sequence_length, in_flight)
+        self._structure: nests.Structure | None = None  # of the first step
         self._closed = False
 
     def append(self, data: Nest) -> None:
@@ -64,28 +61,26 @@ class Writer:
           ValueError: The step differs from the first one. Nothing is written.
         """
         leaves, structure = nests.flatten(data)
-        if self._pack is None:
-            self._pack, self._num_leaves = nests.packer(structure), len(leaves)
-        if len(leaves) != self._num_leaves or any(leaf is None for leaf in leaves):
+        first = self._structure or structure
+        num_leaves = len(nests.paths(first))
+        if len(leaves) != num_leaves or any(leaf is None for leaf in leaves):
             raise ValueError(
-                f"append: got a step with leaves {nests.paths(structure)}, expected {self._num_leaves} "
-                "arrays, no None, as in the first step."
+                f"append: got a step with leaves {nests.paths(structure)}, expected {num_leaves} arrays, no "
+                "None, as in the first step."
             )
         self._writer.append(leaves)
+        self._structure = first
 
     def append_sequence(self, sequence: Nest) -> None:
         """Calls `append` for each index of the leading axis `[T, ...]`, which all leaves share."""
         leaves, structure = nests.flatten(sequence)
-        arrays = [np.asarray(leaf) for leaf in leaves]
-        lengths = {array.shape[0] if array.ndim else None for array in arrays}
-        if len(lengths) != 1 or None in lengths:
+        shapes = [np.shape(leaf) for leaf in leaves]
+        if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
             raise ValueError(
-                f"append_sequence: got leaves of shapes {[array.shape for array in arrays]}, expected one "
-                "leading axis [T, ...] in all of them."
+                f"append_sequence: got leaves of shapes {shapes}, expected one leading axis [T, ...] in all."
             )
-        pack = nests.packer(structure)
-        for step in zip(*arrays, strict=True):
-            self.append(pack(step))
+        for step in zip(*leaves, strict=True):
+            self.append(nests.packer(structure)(step))
 
     def create_item(self, table: str, num_timesteps: int, priority: float) -> int:
         """Creates an item of the last `num_timesteps` steps, leaves `[num_timesteps, ...]`; returns its key.
@@ -97,12 +92,13 @@ class Writer:
             do not match the table's signature.
         """
         available = min(self._writer.episode_steps, self._longest)
-        if not 1 <= num_timesteps <= available or self._pack is None:
+        if not 1 <= num_timesteps <= available or self._structure is None:
             raise ValueError(
                 f"num_timesteps: got {num_timesteps}, expected 1 to {available}: max_sequence_length is "
-                f"{self._longest}, {self._writer.episode_steps} steps were appended"
+                f"{self._longest}, {self._writer.episode_steps} steps were appended."
             )
-        item = self._pack([column[-num_timesteps:] for column in self._writer.history])
+        columns = [column[-num_timesteps:] for column in self._writer.history]
+        item = nests.packer(self._structure)(columns)
         return self._writer.create_item(table, priority, item, whole_steps=True)
 
     def flush(self, timeout: float | None = None) -> None:

@@ -14,6 +14,7 @@ A pattern refers to the leaves of a step by their position in the flattened step
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,29 +35,27 @@ Reader = Callable[[int, int], np.ndarray]
 PriorityFn = Callable[[Reader, int], float]
 
 
+@dataclass(frozen=True)
 class Reference:
     """A leaf of the step. Negative indices select which of the last steps an item gets."""
 
-    __slots__ = ("leaf", "path")
-
-    def __init__(self, leaf: int, path: str):
-        self.leaf = leaf
-        self.path = path
+    leaf: int
+    path: str
 
     def __getitem__(self, index: int | slice) -> Pattern:
-        if isinstance(index, slice):
-            start, stop, step = index.start, index.stop or None, 1 if index.step is None else index.step
-            if start is None or start >= 0 or (stop is not None and not start < stop < 0) or step < 1:
-                raise ValueError(
-                    f"pattern of {self.path!r}: got [{start}:{index.stop}:{index.step}], expected a negative "
-                    "start, a later stop that is negative or None, and a positive stride."
-                )
-            return Pattern(self.leaf, self.path, range(start, stop or 0, step), False)
-        if isinstance(index, (int, np.integer)) and index < 0:
-            return Pattern(self.leaf, self.path, range(index, index + 1), True)
-        raise ValueError(
-            f"pattern of {self.path!r}: got index {index!r}, expected a negative number or a slice."
-        )
+        bounds = slice(index, index + 1) if isinstance(index, (int, np.integer)) else index
+        if not (
+            isinstance(bounds, slice)
+            and bounds.start is not None
+            and bounds.start < (bounds.stop or 0) <= 0
+            and (bounds.step is None or bounds.step > 0)
+        ):
+            raise ValueError(
+                f"pattern of {self.path!r}: got index {index!r}, expected a negative number, or a slice with "
+                "a negative start, a later stop that is negative or None, and a positive stride."
+            )
+        steps = range(bounds.start, bounds.stop or 0, bounds.step or 1)
+        return Pattern(self.leaf, self.path, steps, bounds is not index)
 
 
 @dataclass(frozen=True)
@@ -79,13 +78,17 @@ class Moment:
     read: Callable[[int], np.ndarray | None]
 
 
+@dataclass(frozen=True)
 class Condition:
-    """A test that must hold for a config to be applied: `Condition.step_index() % 2 == 0`."""
+    """A test that must hold for a config to be applied: `Condition.step_index() % 2 == 0`.
 
-    def __init__(self, test: Callable[[Moment], bool], at_end: bool = False):
-        self.test = test
-        #: Whether it tests for the end of an episode; its config is applied only there.
-        self.at_end = at_end
+    Attributes:
+      test: whether the condition holds at a moment.
+      at_end: whether it tests for the end of an episode; its config is applied only there.
+    """
+
+    test: Callable[[Moment], bool]
+    at_end: bool = False
 
     @staticmethod
     def step_index() -> Quantity:
@@ -113,80 +116,70 @@ class Condition:
         is not a scalar.
         """
         leaves, structure = nests.flatten(step_structure)
-        return nests.packer(structure)([_value_of(leaf) for leaf in range(len(leaves))])
+        values = [Quantity(functools.partial(_value_of, leaf)) for leaf in range(len(leaves))]
+        return nests.packer(structure)(values)
 
 
-def _value_of(leaf: int) -> Quantity:
-    def value(moment: Moment) -> float | None:
-        data = moment.read(leaf)
-        if data is not None and data.size != 1:
-            raise ValueError(
-                f"condition on leaf {leaf} of the step: got shape {data.shape}, expected a scalar."
-            )
-        return None if data is None else data.reshape(()).item()
-
-    return Quantity(value)
+def _value_of(leaf: int, moment: Moment) -> float | None:
+    data = moment.read(leaf)
+    if data is not None and data.size != 1:
+        raise ValueError(f"condition on leaf {leaf} of the step: got shape {data.shape}, expected a scalar.")
+    return None if data is None else data.item()
 
 
-class Quantity:
-    """A number that a condition compares; comparisons with None are false."""
-
-    def __init__(self, value: Callable[[Moment], float | None]):
-        self._value = value
-
-    def __mod__(self, divisor: int) -> Quantity:
-        def remainder(moment: Moment) -> float | None:
-            value = self._value(moment)
-            return None if value is None else value % divisor
-
-        return Quantity(remainder)
-
-    def _compare(self, relation: Callable[[Any, Any], bool], other: float) -> Condition:
+def _comparison(relation: Callable[[Any, Any], bool]) -> Callable[[Quantity, float], Condition]:
+    def compare(quantity: Quantity, other: float) -> Condition:
         def test(moment: Moment) -> bool:
-            value = self._value(moment)
+            value = quantity.value(moment)
             return value is not None and bool(relation(value, other))
 
         return Condition(test)
 
-    def __eq__(self, other: float) -> Condition:  # type: ignore[override]
-        return self._compare(operator.eq, other)
+    return compare
 
-    def __ne__(self, other: float) -> Condition:  # type: ignore[override]
-        return self._compare(operator.ne, other)
 
-    def __ge__(self, other: float) -> Condition:
-        return self._compare(operator.ge, other)
+@dataclass(frozen=True, eq=False)
+class Quantity:
+    """A number that a condition compares; comparisons with None are false."""
 
-    def __gt__(self, other: float) -> Condition:
-        return self._compare(operator.gt, other)
+    value: Callable[[Moment], float | None]
 
-    def __le__(self, other: float) -> Condition:
-        return self._compare(operator.le, other)
+    def __mod__(self, divisor: int) -> Quantity:
+        def remainder(moment: Moment) -> float | None:
+            value = self.value(moment)
+            return None if value is None else value % divisor
 
-    def __lt__(self, other: float) -> Condition:
-        return self._compare(operator.lt, other)
+        return Quantity(remainder)
 
+    __eq__ = _comparison(operator.eq)  # type: ignore[assignment]
+    __ne__ = _comparison(operator.ne)  # type: ignore[assignment]
+    __ge__ = _comparison(operator.ge)
+    __gt__ = _comparison(operator.gt)
+    __le__ = _comparison(operator.le)
+    __lt__ = _comparison(operator.lt)
     __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Creates items of `table` with the nest `pattern` whenever all `conditions` hold."""
+    """Creates items of `table` with the nest `pattern` whenever all `conditions` hold.
+
+    Attributes:
+      leaves: the leaves of the pattern.
+      structure: the structure of the pattern, as in `framework.nest`.
+    """
 
     pattern: Nest
     table: str
     conditions: tuple[Condition, ...]
     priority: PriorityFn
-
-    @property
-    def flat(self) -> list[Pattern]:
-        """The leaves of the pattern."""
-        return nests.flatten(self.pattern)[0]
+    leaves: list[Pattern]
+    structure: nests.Structure
 
     @property
     def lookback(self) -> int:
         """Number of steps that the history must have."""
-        return max(-leaf.steps[0] for leaf in self.flat)
+        return max(-leaf.steps[0] for leaf in self.leaves)
 
     @property
     def at_end(self) -> bool:
@@ -237,10 +230,7 @@ def td_error(
 
 
 def create_config(
-    pattern: Nest,
-    table: str,
-    conditions: Sequence[Condition] = (),
-    priority: PriorityFn | None = None,
+    pattern: Nest, table: str, conditions: Sequence[Condition] = (), priority: PriorityFn | None = None
 ) -> Config:
     """Returns a `Config`; the priority of its items is 1 by default."""
     leaves, structure = nests.flatten(pattern)
@@ -256,7 +246,8 @@ def create_config(
             raise ValueError(
                 f"conditions: got {type(condition).__name__}, expected a comparison of Condition.…()."
             )
-    return Config(pattern, table, tuple(conditions), priority or constant_priority_fn(1.0))
+    priority = priority or constant_priority_fn(1.0)
+    return Config(pattern, table, tuple(conditions), priority, leaves, structure)
 
 
 def unpack_pattern(config: Config) -> Nest:
@@ -280,37 +271,35 @@ def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
     names = sorted({config.table for config in configs})
     if len(names) > 1:
         raise ValueError(f"configs: got tables {names}, expected one table.")
-    structure = nests.flatten(configs[0].pattern)[1]
-    if any(nests.flatten(config.pattern)[1] != structure for config in configs):
+    structure = configs[0].structure
+    if any(config.structure != structure for config in configs):
         raise ValueError("configs: got patterns of different nests for one table, expected one kind.")
-    flat_step = [TensorSpec.of(spec) for spec in nests.flatten(step_spec)[0]]
-    flats = zip(*[config.flat for config in configs], strict=True)
-    specs = [
-        _spec_of(path, flat_step, leaves) for path, leaves in zip(nests.paths(structure), flats, strict=True)
-    ]
+    step = [TensorSpec.of(spec) for spec in nests.flatten(step_spec)[0]]
+    specs = []
+    for path, *patterns in zip(nests.paths(structure), *[config.leaves for config in configs], strict=True):
+        for pattern in patterns:
+            if pattern.leaf >= len(step):
+                raise ValueError(
+                    f"pattern of {pattern.path!r}: got leaf {pattern.leaf}, expected one of {len(step)} "
+                    "leaves. Create the pattern from a step of the same structure."
+                )
+        kinds = {(p.squeeze, step[p.leaf].dtype, step[p.leaf].shape) for p in patterns}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"configs, leaf {path!r}: got {sorted(map(str, kinds))} in one table, expected one kind."
+            )
+        squeeze, dtype, shape = kinds.pop()
+        lengths = {len(pattern.steps) for pattern in patterns}
+        length = lengths.pop() if len(lengths) == 1 else None
+        specs.append(TensorSpec(shape if squeeze else (length, *shape), dtype, path))
     return nests.packer(structure)(specs)
 
 
-def _spec_of(path: str, step: Sequence[TensorSpec], patterns: Sequence[Pattern]) -> TensorSpec:
-    """Returns the spec of one leaf of the items of all configs."""
-    for pattern in patterns:
-        if pattern.leaf >= len(step):
-            raise ValueError(
-                f"pattern of {pattern.path!r}: got leaf {pattern.leaf}, expected one of {len(step)} leaves."
-            )
-    kinds = {(p.squeeze, step[p.leaf].dtype, step[p.leaf].shape) for p in patterns}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"configs, leaf {path!r}: got {sorted(map(str, kinds))} in one table, expected one kind."
-        )
-    squeeze, dtype, shape = kinds.pop()
-    lengths = {len(pattern.steps) for pattern in patterns}
-    length = lengths.pop() if len(lengths) == 1 else None
-    return TensorSpec(shape if squeeze else (length, *shape), dtype, path)
+class StructuredWriter(TrajectoryWriter):
+    """A `TrajectoryWriter` that creates items by itself: after each step, one for each config that applies.
 
-
-class StructuredWriter:
-    """After each step, creates an item for each config whose steps exist and whose conditions hold.
+    A config applies if the steps of its pattern exist and its conditions hold. `history` is the list of the
+    columns of the flattened step.
 
     Configs with `Condition.is_end_episode()` are applied in `end_episode` only, the others after complete
     steps only.
@@ -323,18 +312,11 @@ class StructuredWriter:
     def __init__(self, client: contracts.Client, configs: Sequence[Config]):
         if not configs:
             raise ValueError("configs: got none, expected at least one structured.create_config(...).")
+        super().__init__(client, max(config.lookback for config in configs))
         self._configs = list(configs)
-        self._flat = [config.flat for config in configs]
-        self._packs = [nests.packer(nests.flatten(config.pattern)[1]) for config in configs]
-        self._num_leaves = 1 + max(pattern.leaf for flat in self._flat for pattern in flat)
-        self._exact = False  # whether `_num_leaves` is the first step's number rather than a lower bound
-        self._writer = TrajectoryWriter(client, max(config.lookback for config in configs))
+        self._min_leaves = 1 + max(leaf.leaf for config in configs for leaf in config.leaves)
+        self._num_leaves: int | None = None  # of the first step
         self._since_applied = [0] * len(configs)
-
-    @property
-    def step_is_open(self) -> bool:
-        """Whether the last `append` was a partial step."""
-        return self._writer.step_is_open
 
     def append(self, data: Nest, *, partial_step: bool = False) -> None:
         """Appends a step, or a part of it; None at a leaf means that the step has no data there.
@@ -344,62 +326,46 @@ class StructuredWriter:
             refers to a leaf that the step does not have.
         """
         leaves, structure = nests.flatten(data)
-        if len(leaves) < self._num_leaves or (self._exact and len(leaves) > self._num_leaves):
+        expected = self._num_leaves or max(len(leaves), self._min_leaves)
+        if len(leaves) != expected:
             raise ValueError(
                 f"append: got a step with {len(leaves)} leaves {nests.paths(structure)}, expected "
-                f"{self._num_leaves}{'' if self._exact else ' or more for the patterns'}"
+                f"{expected}: as many as in the first step, enough for the patterns."
             )
-        self._writer.append(leaves, partial_step=partial_step)
-        self._num_leaves, self._exact = len(leaves), True
+        super().append(leaves, partial_step=partial_step)
+        self._num_leaves = expected
         if not partial_step:
             self._since_applied = [since + 1 for since in self._since_applied]
             self._apply(at_end=False)
 
     def _apply(self, at_end: bool) -> None:
-        columns: list[ColumnHistory] = self._writer.history
+        columns: list[ColumnHistory] = self.history
         length = len(columns[0])
 
         def read(leaf: int, steps: int) -> np.ndarray:
             return columns[leaf][-steps:].numpy()
 
         def last(leaf: int) -> np.ndarray | None:
-            return read(leaf, 1)[0] if columns[leaf].has(length - 1) else None
+            return columns[leaf][-1].numpy() if columns[leaf].has(length - 1) else None
 
-        for number, (config, flat) in enumerate(zip(self._configs, self._flat, strict=True)):
-            moment = Moment(self._writer.episode_steps - 1, self._since_applied[number], at_end, last)
+        for number, config in enumerate(self._configs):
+            moment = Moment(self.episode_steps - 1, self._since_applied[number], at_end, last)
             if (
                 config.at_end is at_end
-                and length >= config.lookback
                 and all(condition.test(moment) for condition in config.conditions)
-                and all(columns[p.leaf].has(length + at) for p in flat for at in p.steps)
+                and all(columns[p.leaf].has(length + at) for p in config.leaves for at in p.steps)
             ):
-                parts = [columns[p.leaf][p.steps[0] if p.squeeze else p.steps] for p in flat]
-                item = self._packs[number](parts)
-                self._writer.create_item(config.table, config.priority(read, config.lookback), item)
+                parts = [columns[p.leaf][p.steps[0] if p.squeeze else p.steps] for p in config.leaves]
+                item = nests.packer(config.structure)(parts)
+                self.create_item(config.table, config.priority(read, config.lookback), item)
                 self._since_applied[number] = 0
-
-    def flush(
-        self, block_until_num_items: int = 0, timeout_ms: int | None = None, timeout: float | None = None
-    ) -> None:
-        """See `TrajectoryWriter.flush`."""
-        self._writer.flush(block_until_num_items, timeout_ms, timeout)
 
     def end_episode(
         self, clear_buffers: bool = True, timeout_ms: int | None = None, timeout: float | None = None
     ) -> None:
         """Applies the configs for the end of an episode, flushes, and starts a new episode."""
         try:
-            if self._writer.episode_steps:
+            if self.episode_steps:
                 self._apply(at_end=True)
         finally:
-            self._writer.end_episode(clear_buffers, timeout_ms, timeout)
-
-    def close(self, timeout: float | None = None) -> int:
-        """See `TrajectoryWriter.close`."""
-        return self._writer.close(timeout)
-
-    def __enter__(self) -> StructuredWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._writer.__exit__(*error)
+            super().end_episode(clear_buffers, timeout_ms, timeout)

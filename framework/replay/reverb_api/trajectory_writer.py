@@ -18,10 +18,8 @@ to it.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import secrets
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,6 +32,7 @@ from framework.types import Nest
 
 # As in Reverb, `create_item` practically never waits: this many items may wait for room.
 UNLIMITED = 1_000_000
+_STREAM = "steps"
 
 
 class TrajectoryWriter:
@@ -58,17 +57,15 @@ class TrajectoryWriter:
         self._writer = client.batch_writer(max_in_flight_items)
         self._closed = False
         self._keep = self._longest = num_keep_alive_refs
-        self._keeps: dict[str, int] = {}  # set by `configure`
-        self._specs: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
-        self._stream = ""
         self._steps = Steps()
-        self._step_is_open = False
+        self._open_step: Step | None = None
         self._episode_steps = 0
         self._episode = _new_episode()
         self._columns: dict[str, ColumnHistory] = {}
-        self._structure: Nest = None  # the nest of all steps together, with paths at its leaves
-        self._history: Nest = None
-        self._shapes: dict[object, _Shape] = {}
+        self._latest: dict[str, np.ndarray] = {}  # the last array of each column
+        self._history: Nest = None  # the nest of all steps together
+        # The columns of each structure that was appended, by the structure's representation.
+        self._columns_of: dict[str, dict[str, ColumnHistory]] = {}
 
     @property
     def episode_steps(self) -> int:
@@ -78,16 +75,13 @@ class TrajectoryWriter:
     @property
     def step_is_open(self) -> bool:
         """Whether the last `append` was a partial step."""
-        return self._step_is_open
+        return self._open_step is not None
 
     @property
     def history(self) -> Nest:
         """The nest of the steps with a `ColumnHistory` at each leaf; `RuntimeError` before a step."""
-        if self._structure is None:
-            raise RuntimeError("history: got no step yet. Call append() first.")
         if self._history is None:
-            paths, structure = nests.flatten(self._structure)
-            self._history = nests.packer(structure)([self._columns[path] for path in paths])
+            raise RuntimeError("history: got no step yet. Call append() first.")
         return self._history
 
     def configure(
@@ -102,15 +96,13 @@ class TrajectoryWriter:
         """
         name = path if isinstance(path, str) else "/".join(map(str, path)) or nests.ROOT
         if num_keep_alive_refs < 1:
-            raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1")
+            raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1.")
         if max_chunk_length is not None and not 1 <= max_chunk_length <= num_keep_alive_refs:
             raise ValueError(
                 f"max_chunk_length: got {max_chunk_length}, expected 1 to num_keep_alive_refs "
-                f"{num_keep_alive_refs}"
+                f"{num_keep_alive_refs}."
             )
-        if name in self._columns:
-            self._columns[name].keep = num_keep_alive_refs
-        self._keeps[name] = num_keep_alive_refs
+        self._column(name).keep = num_keep_alive_refs
         self._longest = max(self._longest, num_keep_alive_refs)
 
     def append(self, data: Nest, *, partial_step: bool = False) -> None:
@@ -128,86 +120,56 @@ class TrajectoryWriter:
           StoreFullError: There is no room for the step. Nothing is written.
         """
         self._check_open()
-        leaves, shape = self._describe(data)
-        step = self._steps.kept[-1] if self._step_is_open else Step()
+        leaves, structure = nests.flatten(data)
+        kind = repr(structure)
+        columns, history = self._columns_of.get(kind), self._history
+        if columns is None:
+            columns = {path: self._column(path) for path in nests.paths(structure)}
+            history = _merge(history, nests.packer(structure)(list(columns.values())))
+        step = self._open_step or Step()
         arrays = {
-            path: self._check(path, value, step)
-            for path, value in zip(shape.paths, leaves, strict=True)
+            path: self._check(path, np.array(value), step)
+            for path, value in zip(columns, leaves, strict=True)
             if value is not None
         }
-        structure = self._structure if shape.merged else _merge(self._structure, shape.pack(shape.paths))
         if arrays:
-            new = {
-                path: (array.dtype, array.shape) for path, array in arrays.items() if path not in self._specs
-            }
-            if new:
-                self._widen(new)
             rows = None if step.row is None else np.array([step.row])
             batch = {path: array[None] for path, array in arrays.items()}
-            step.row = int(self._writer.append(self._stream, batch, rows)[0])
+            step.row = int(self._writer.append(_STREAM, batch, rows)[0])
+            step.data.update(arrays)
+            self._latest.update(arrays)
         # Nothing below this line fails.
-        for path, array in arrays.items():
-            step.data[path] = array
-        if not shape.merged:
-            for path in shape.paths:
-                if path not in self._columns:
-                    keep = self._keeps.get(path, self._keep)
-                    self._columns[path] = ColumnHistory(path, keep, self._steps)
-            self._structure, self._history, shape.merged = structure, None, True
-        if not self._step_is_open:
-            self._steps.kept.append(step)
-            while len(self._steps.kept) > self._longest:
-                self._release([self._steps.forget()])
-        self._step_is_open = partial_step
+        self._history, self._columns_of[kind] = history, columns
+        if self._open_step is None:
+            self._steps.kept[self._steps.length] = step
+            self._steps.length += 1
+            forgotten = self._steps.kept.pop(self._steps.length - self._longest - 1, None)
+            if forgotten is not None:
+                self._release([forgotten])
+        self._open_step = step if partial_step else None
         self._episode_steps += not partial_step
 
-    def _check(self, path: str, value: object, step: Step) -> np.ndarray:
-        """Returns a copy of `value`; raises `ValueError` if it does not fit its column."""
-        array = np.array(value)
+    def _column(self, path: str) -> ColumnHistory:
+        return self._columns.setdefault(path, ColumnHistory(path, self._keep, self._steps))
+
+    def _check(self, path: str, array: np.ndarray, step: Step) -> np.ndarray:
+        """Returns `array`; raises `ValueError` if it does not fit its column."""
         if path in step.data:
             raise ValueError(f"append: got column {path!r} twice in one step, expected each column once.")
-        spec = self._specs.get(path)
-        if spec is None:
-            if array.dtype.hasobject:
-                raise ValueError(
-                    f"append: column {path!r}: got {type(value).__name__}, expected an array or a number."
-                )
-        elif spec != (array.dtype, array.shape):
+        before = self._latest.get(path, array)
+        if (before.dtype, before.shape) != (array.dtype, array.shape):
             raise ValueError(
                 f"append: column {path!r}: got {array.dtype}{list(array.shape)}, expected "
-                f"{spec[0]}{list(spec[1])} as before."
+                f"{before.dtype}{list(before.shape)} as before."
             )
         return array
-
-    def _widen(self, specs: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> None:
-        """Moves the steps to a stream that also has these columns.
-
-        Writers of the same columns share a stream. The name of the stream contains the columns, so that
-        writers that start with the same columns and add different ones use different streams.
-        """
-        specs = {**self._specs, **specs}
-        stream = f"steps-{zlib.crc32(repr(sorted(specs.items())).encode()):08x}"
-        steps = [step for step in self._steps.kept if step.row is not None]
-        moved: list[int] = []
-        try:
-            for step in steps:
-                batch = {path: array[None] for path, array in step.data.items()}
-                moved += self._writer.append(stream, batch).tolist()
-        except BaseException:
-            if moved:
-                self._writer.release(stream, np.array(moved, np.int64))
-            raise
-        self._release(steps)
-        for step, row in zip(steps, moved, strict=True):
-            step.row = row
-        self._specs, self._stream = specs, stream
 
     def _release(self, steps: Sequence[Step]) -> None:
         rows = [step.row for step in steps if step.row is not None]
         for step in steps:
             step.row = None
         if rows:
-            self._writer.release(self._stream, np.array(rows, np.int64))
+            self._writer.release(_STREAM, np.array(rows, np.int64))
 
     def create_item(self, table: str, priority: float, trajectory: Nest, *, whole_steps: bool = False) -> int:
         """Creates an item of `table` that refers to parts of the history.
@@ -227,38 +189,38 @@ class TrajectoryWriter:
             is unknown, or the trajectory does not match its signature.
         """
         self._check_open()
-        leaves, shape = self._describe(trajectory)
+        leaves, structure = nests.flatten(trajectory)
         rows_of: dict[tuple[tuple[Step, ...], bool], np.ndarray] = {}
         slices = []
-        for path, leaf in zip(shape.paths, leaves, strict=True):
+        for number, leaf in enumerate(leaves):
             if not isinstance(leaf, TrajectoryColumn):
                 raise TypeError(
-                    f"trajectory, leaf {path!r}: got {type(leaf).__name__}, expected a part of a history, "
-                    "history[...][-n:]"
+                    f"trajectory, leaf {nests.paths(structure)[number]!r}: got {type(leaf).__name__}, "
+                    "expected a part of a history, history[...][-n:]."
                 )
-            key = (leaf.steps, leaf.squeeze)
-            if key not in rows_of:
-                rows_of[key] = self._rows(path, leaf)
-            part = self._writer.slice(self._stream, leaf.path, rows_of[key])
+            key = (leaf.steps, leaf.is_squeezed)
+            if key not in rows_of:  # leaves with one array of rows share their row numbers in the item
+                rows_of[key] = self._rows(leaf)
+            part = self._writer.slice(_STREAM, leaf.path, rows_of[key])
             part.step = whole_steps
             slices.append(part)
         keys = self._writer.create_items(
-            table, shape.pack(slices), np.array([priority], np.float64), np.array([self._episode], np.uint64)
+            table,
+            nests.packer(structure)(slices),
+            np.array([priority], np.float64),
+            np.array([self._episode], np.uint64),
         )
         return int(keys[0])
 
-    def _rows(self, path: str, leaf: TrajectoryColumn) -> np.ndarray:
-        if leaf.source is not self._steps:
-            raise ValueError(
-                f"trajectory, leaf {path!r}: got steps of another writer, expected this writer's."
-            )
+    def _rows(self, leaf: TrajectoryColumn) -> np.ndarray:
         rows = [step.row for step in leaf.steps]
-        if None in rows:
+        if leaf.source is not self._steps or None in rows:
+            what = "steps of another writer" if leaf.source is not self._steps else "a step no longer kept"
             raise ValueError(
-                f"trajectory, leaf {path!r}: got a step that is no longer kept, expected one of the last "
-                f"{self._keep}. Increase num_keep_alive_refs."
+                f"trajectory, {leaf!r}: got {what}, expected steps of this writer's history that are still "
+                f"kept. Increase num_keep_alive_refs, {self._keep} now, to keep more steps."
             )
-        return np.array(rows if leaf.squeeze else [rows], np.int64)
+        return np.array(rows if leaf.is_squeezed else [rows], np.int64)
 
     def flush(
         self, block_until_num_items: int = 0, timeout_ms: int | None = None, timeout: float | None = None
@@ -288,11 +250,13 @@ class TrajectoryWriter:
         try:
             self.flush(0, timeout_ms, timeout)
         finally:
-            self._step_is_open = False
+            self._open_step = None
             self._episode = _new_episode()
             self._episode_steps = 0
             if clear_buffers:
-                self._release(self._steps.clear())
+                self._release(list(self._steps.kept.values()))
+                self._steps.kept.clear()
+                self._steps.length = 0
 
     def close(self, timeout: float | None = None) -> int:
         """Flushes for up to `timeout` seconds and closes the writer; returns the number of dropped items."""
@@ -312,33 +276,6 @@ class TrajectoryWriter:
     def _check_open(self) -> None:
         if self._closed:
             raise ServerClosed("The writer was closed.")
-
-    def _describe(self, nest: Nest) -> tuple[list[object], _Shape]:
-        # A flat dict is the common case; this path is several times as fast.
-        flat = type(nest) is dict and not any(isinstance(leaf, (dict, list, tuple)) for leaf in nest.values())
-        names = tuple(nest) if flat else ()
-        if names and (known := self._shapes.get(names)):
-            return [nest[name] for name in known.paths], known
-        leaves, structure = nests.flatten(nest)
-        key = repr(structure)
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self._shapes[key] = _Shape(nests.paths(structure), nests.packer(structure))
-        if names and shape.paths == sorted(names):
-            self._shapes[names] = shape
-        return leaves, shape
-
-
-@dataclasses.dataclass(slots=True)
-class _Shape:
-    """The structure of a nest: the paths of its leaves, and a function that rebuilds the nest from leaves.
-
-    `merged` says whether the writer's columns cover the structure.
-    """
-
-    paths: list[str]
-    pack: nests.Pack
-    merged: bool = False
 
 
 def _new_episode() -> int:

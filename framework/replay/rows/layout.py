@@ -1,10 +1,9 @@
-"""How items refer to rows, and how nests are described without pickles.
+"""How items refer to rows: the layout of an item, and its binding to the columns of one store.
 
-An item is a nest of leaves; a leaf is a column of a stream at some rows. Leaves with the same rows share a
-*group*. The
-items of one call have one `Layout`; what differs between them is one line of an index matrix:
+An item is a nest of leaves. A leaf is a column of a stream at some rows. Leaves with the same rows share a
+*group*. The items of one call have one `Layout`; each item is one line of an index matrix:
 
-```python
+```text
 Layout.groups   ("steps", 1)        ("steps", 1)
 index[k]        row of time t       row of time t+1         # width = 2
 ```
@@ -13,12 +12,16 @@ index[k]        row of time t       row of time t+1         # width = 2
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from framework import nest as nests
+from framework.replay.rows.store import RowStore, Stream
+from framework.replay.types import TensorSpec
 from framework.types import Nest
 
 
@@ -28,7 +31,7 @@ class Slice:
 
     Attributes:
       lengths: int `[k]`, for rows `[k, L]` only: how many of the L rows of each item count. The rest are
-        padding and repeat a row that does.
+        padding and repeat a row that counts.
       step: whether the table's signature may describe one step of it, as for Reverb's older writer.
     """
 
@@ -56,29 +59,52 @@ class Leaf(NamedTuple):
     step: bool = False
 
 
-class Layout(NamedTuple):
-    """What all items of one kind have in common; `structure` is that of `framework.nest`, frozen."""
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What all items of one kind have in common; hashable."""
 
     groups: tuple[Group, ...]
     leaves: tuple[Leaf, ...]
-    structure: Any  # tuples all the way, so that layouts hash
+    structure: Any  # of `framework.nest`, frozen
 
-    @property
+    @functools.cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each group begins and ends in a line of the index matrix."""
+        ends = np.cumsum([group.length for group in self.groups]).tolist()
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @functools.cached_property
+    def parts(self) -> list[tuple[str, int, int]]:
+        """`[(stream, begin, end)]`, the parts of an index line; neighbors of one stream are one part."""
+        parts: list[tuple[str, int, int]] = []
+        for group, (begin, end) in zip(self.groups, self.spans, strict=True):
+            if parts and parts[-1][0] == group.stream:
+                begin = parts.pop()[1]
+            parts.append((group.stream, begin, end))
+        return parts
+
+    @functools.cached_property
     def width(self) -> int:
         """Rows of one item over all groups."""
         return sum(group.length for group in self.groups)
 
-    @property
-    def offsets(self) -> list[int]:
-        """Where each group begins in a line of the index matrix."""
-        offsets, at = [], 0
-        for group in self.groups:
-            offsets.append(at)
-            at += group.length
-        return offsets
+    @functools.cached_property
+    def ragged(self) -> bool:
+        """Whether items have lengths of their own."""
+        return any(group.ragged for group in self.groups)
+
+    @functools.cached_property
+    def pack(self) -> nests.Pack:
+        """The function from a list of leaves to an item's nest."""
+        return nests.packer(nests.thaw(self.structure))
+
+    @functools.cached_property
+    def paths(self) -> list[str]:
+        """The path of each leaf in the nest."""
+        return nests.paths(nests.thaw(self.structure))
 
     def to_wire(self) -> list[Any]:
-        """Lists, strings, numbers and booleans only."""
+        """Returns lists, strings, numbers and booleans only."""
         return [
             [list(g) for g in self.groups],
             [list(leaf) for leaf in self.leaves],
@@ -87,7 +113,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def from_wire(cls, value: Sequence[Any]) -> Layout:
-        """The opposite of `to_wire`; ValueError if it is not sound."""
+        """Inverts `to_wire`; `ValueError` if the value is not sound."""
         groups = tuple(Group(str(s), int(n), bool(r)) for s, n, r in value[0])
         leaves = tuple(Leaf(str(c), int(g), bool(t), bool(s)) for c, g, t, s in value[1])
         layout = cls(groups, leaves, nests.freeze(value[2]))
@@ -95,120 +121,248 @@ class Layout(NamedTuple):
             not 0 <= leaf.group < len(groups) or (not leaf.time and groups[leaf.group].length != 1)
             for leaf in leaves
         ):
-            raise ValueError(f"layout: got groups {groups} and leaves {leaves}, which do not fit together")
-        if len(nests.paths(nests.thaw(layout.structure))) != len(leaves):
-            raise ValueError(f"layout: the structure does not have {len(leaves)} leaves: {value[2]}")
+            raise ValueError(f"layout: got groups {groups} and leaves {leaves}, which do not fit together.")
+        if len(layout.paths) != len(leaves):
+            raise ValueError(
+                f"layout: got {len(leaves)} leaves, expected {len(layout.paths)}, as in {value[2]}."
+            )
         return layout
 
 
-def pack_function(layout: Layout) -> Callable[[Sequence[Any]], Nest]:
-    """`nest.packer` for a layout's structure."""
-    return nests.packer(nests.thaw(layout.structure))
-
-
-def layout_paths(layout: Layout) -> list[str]:
-    """`nest.paths` for a layout's structure."""
-    return nests.paths(nests.thaw(layout.structure))
-
-
 class LayoutBuilder:
-    """Turns nests of `Slice` into layouts and index matrices; remembers layouts, so one per writer."""
+    """Turns nests of `Slice` into layouts and index matrices. Each writer has one."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Layout, int, bool]] = {}  # with its width, and whether it is ragged
+        self._known: dict[Any, Layout] = {}
 
     def build(self, trajectory: Nest) -> tuple[Layout, np.ndarray, np.ndarray | None]:
-        """The layout of k items, their index int64 `[k, width]`, and lengths int32 `[k, groups]` if ragged.
+        """Returns the layout of k items, their index int64 `[k, width]`, and lengths int32 `[k, groups]`.
+
+        The lengths are None if the layout is not ragged.
 
         Raises:
-          ValueError: the nest has no leaves, or the leaves are not for the same number of items.
+          ValueError: The nest has no leaves, or the leaves are not for the same number of items.
         """
+        # Flattens the nest; `kinds` is equal for nests of the same structure. A recursion would take longer.
         slices: list[Slice] = []
-        shape = _signature(trajectory, slices)
+        kinds: list[Any] = []
+        waiting = [trajectory]
+        while waiting:
+            node = waiting.pop()
+            kind = type(node)
+            if kind is Slice:
+                slices.append(node)
+                kinds.append(None)
+            elif kind is dict:
+                keys = sorted(node)
+                kinds.append(tuple(keys))
+                waiting.extend([node[key] for key in reversed(keys)])
+            elif kind is list or isinstance(node, tuple):
+                kinds.append((kind, len(node)))
+                waiting.extend(node[::-1])
+            else:
+                raise ValueError(
+                    f"trajectory: got {kind.__name__} at a leaf, expected writer.slice(stream, column, rows)."
+                )
         if not slices:
-            raise ValueError("trajectory: got a nest without leaves, expected at least one writer.slice(...)")
-        arrays: list[np.ndarray] = []
-        group_of: dict[tuple[str, int], int] = {}
-        lengths: list[np.ndarray | None] = []
+            raise ValueError(
+                "trajectory: got a nest without leaves, expected at least one writer.slice(...)."
+            )
+        firsts: list[Slice] = []  # one leaf of each group
+        group_of: dict[tuple[str, int, int], int] = {}
         leaves = []
         for leaf in slices:
+            at = group_of.setdefault((leaf.stream, id(leaf.rows), id(leaf.lengths)), len(firsts))
+            if at == len(firsts):
+                firsts.append(leaf)
+            ragged = leaf.lengths is not None
+            leaves.append((leaf.stream, leaf.column, at, leaf.rows.shape[1:], ragged, leaf.step))
+        key = (*kinds, *leaves)
+        layout = self._known.get(key)
+        if layout is None:
+            layout = self._known[key] = _layout(trajectory, slices, firsts, leaves)
+        items = len(firsts[0].rows)
+        index = np.empty((items, layout.width), np.int64)
+        for (begin, end), leaf in zip(layout.spans, firsts, strict=True):
             rows = leaf.rows
-            at = group_of.get((leaf.stream, id(rows)))
-            if at is None or lengths[at] is not leaf.lengths:
-                at = group_of[(leaf.stream, id(rows))] = len(arrays)
-                arrays.append(rows)
-                lengths.append(leaf.lengths)
-            leaves.append((leaf.stream, leaf.column, at, rows.shape[1:], leaf.lengths is not None, leaf.step))
-        key = (shape, tuple(leaves))
-        known = self._known.get(key)
-        if known is None:
-            layout = self._make(trajectory, slices, arrays, lengths, leaves)
-            ragged = any(group.ragged for group in layout.groups)
-            known = self._known[key] = (layout, layout.width, ragged)
-        layout, width, ragged = known
-        items = len(arrays[0])
-        if width == 1 and not ragged:
-            return layout, arrays[0].reshape(-1, 1).copy(), None
-        index = np.empty((items, width), np.int64)
-        at = 0
-        for group, rows in zip(layout.groups, arrays, strict=True):
             if len(rows) != items:
                 raise ValueError(
-                    f"trajectory: got rows for {len(rows)} items in one leaf and {items} in another"
+                    f"trajectory: got rows for {len(rows)} items in one leaf, expected {items} as in another."
                 )
-            if rows.ndim == 1:
-                index[:, at] = rows
-            else:
-                index[:, at : at + group.length] = rows
-            at += group.length
-        if not ragged:
+            index[:, begin:end] = rows if rows.ndim == 2 else rows[:, None]
+        if not layout.ragged:
             return layout, index, None
-        table = np.empty((items, len(layout.groups)), np.int32)
-        for at, (group, given) in enumerate(zip(layout.groups, lengths, strict=True)):
-            table[:, at] = group.length if given is None else given
-            if (
-                given is not None
-                and items
-                and not (1 <= table[:, at].min() <= table[:, at].max() <= group.length)
-            ):
+        lengths = np.empty((items, len(firsts)), np.int32)
+        for at, (group, leaf) in enumerate(zip(layout.groups, firsts, strict=True)):
+            lengths[:, at] = group.length if leaf.lengths is None else leaf.lengths
+            if items and not 1 <= lengths[:, at].min() <= lengths[:, at].max() <= group.length:
                 raise ValueError(
-                    f"lengths: got {given}, expected 1 to {group.length} for each of {items} items"
+                    f"lengths: got {leaf.lengths}, expected 1 to {group.length} for each of {items} items."
                 )
-        return layout, index, table
+        return layout, index, lengths
 
-    def _make(self, trajectory: Nest, slices: list, arrays: list, lengths: list, leaves: list) -> Layout:
-        for leaf in slices:
-            if leaf.rows.ndim not in (1, 2) or (leaf.rows.ndim == 2 and not leaf.rows.shape[1]):
+
+def _layout(trajectory: Nest, slices: list[Slice], firsts: list[Slice], leaves: list[Any]) -> Layout:
+    for leaf in slices:
+        if leaf.rows.ndim not in (1, 2) or (leaf.rows.ndim == 2 and not leaf.rows.shape[1]):
+            raise ValueError(
+                f"slice of column {leaf.column!r}: got rows of shape {leaf.rows.shape}, expected [k] or "
+                "[k, L > 0]."
+            )
+        if leaf.lengths is not None and leaf.rows.ndim != 2:
+            raise ValueError(f"slice of column {leaf.column!r}: got rows [k], expected [k, L] with lengths.")
+    return Layout(
+        tuple(Group(leaf.stream, (*leaf.rows.shape, 1)[1], leaf.lengths is not None) for leaf in firsts),
+        tuple(Leaf(column, at, bool(tail), step) for _, column, at, tail, _, step in leaves),
+        nests.freeze(nests.flatten(trajectory)[1]),
+    )
+
+
+class Binding:
+    """A layout with the columns of one store: counts references to rows, and gathers items.
+
+    Attributes:
+      columns: the column of each leaf.
+      shapes: the shape of each leaf of one item.
+      item_bytes: bytes of one gathered item.
+      parts: as in `Layout`, with the streams themselves.
+
+    Raises:
+      ValueError: A stream or a column of the layout does not exist, or the layout does not fit the signature.
+    """
+
+    def __init__(self, layout: Layout, store: RowStore, table: str, signature: Nest = None):
+        self.layout = layout
+        self.width, self.ragged, self.spans = layout.width, layout.ragged, layout.spans
+        self.pack, self.paths = layout.pack, layout.paths
+        self.columns: list[np.ndarray] = []
+        self.parts: list[tuple[Stream, int, int]] = []
+        for name, begin, end in layout.parts:
+            if name not in store.streams:
                 raise ValueError(
-                    f"slice of column {leaf.column!r}: got rows of shape {leaf.rows.shape}, expected "
-                    "[k] or [k, L > 0]"
+                    f"table {table!r}: got an item of stream {name!r}, expected one that was written."
                 )
-            if leaf.lengths is not None and leaf.rows.ndim != 2:
-                raise ValueError(f"slice of column {leaf.column!r}: lengths need rows [k, L], got [k]")
-        _, structure = nests.flatten(trajectory, Slice)
-        groups: dict[int, Group] = {}
-        for stream, _, at, tail, ragged, _ in leaves:
-            groups[at] = Group(stream, tail[0] if tail else 1, ragged)
-        return Layout(
-            tuple(groups[at] for at in range(len(arrays))),
-            tuple(Leaf(column, at, bool(tail), step) for _, column, at, tail, _, step in leaves),
-            nests.freeze(structure),
+            self.parts.append((store.streams[name], begin, end))
+        for path, leaf in zip(self.paths, layout.leaves, strict=True):
+            stream = store.streams[layout.groups[leaf.group].stream]
+            if leaf.column not in stream.columns:
+                raise ValueError(
+                    f"table {table!r}, leaf {path!r}: got column {leaf.column!r} of stream {stream.name!r}, "
+                    f"expected one of {sorted(stream.columns)}."
+                )
+            self.columns.append(stream.columns[leaf.column])
+        pairs = list(zip(layout.leaves, self.columns, strict=True))
+        self.shapes = [
+            ((layout.groups[leaf.group].length,) if leaf.time else ()) + column.shape[1:]
+            for leaf, column in pairs
+        ]
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self.shapes]
+        self.item_bytes = sum(size * column.itemsize for size, (_, column) in zip(sizes, pairs, strict=True))
+        self._kinds = [(leaf.time, column.dtype, column.shape[1:]) for leaf, column in pairs]
+        # What `gather` needs of each leaf, in one tuple.
+        self._plan = [
+            (leaf.group, leaf.time, column.take, column.dtype, shape)
+            for (leaf, column), shape in zip(pairs, self.shapes, strict=True)
+        ]
+        if signature is not None:
+            self._check(table, signature)
+
+    def _check(self, table: str, signature: Nest) -> None:
+        """Compares leaves in order, whatever their names are."""
+        specs = [TensorSpec.of(spec) for spec in nests.flatten(signature)[0]]
+        if len(specs) != len(self.paths):
+            raise ValueError(
+                f"table {table!r}: got a trajectory of {len(self.paths)} leaves {self.paths}, its signature "
+                f"has {len(specs)}: {nests.paths(nests.flatten(signature)[1])}."
+            )
+        for path, shape, column, leaf, spec in zip(
+            self.paths, self.shapes, self.columns, self.layout.leaves, specs, strict=True
+        ):
+            sizes: list[tuple[int | None, ...]] = [shape]
+            if leaf.time and self.layout.groups[leaf.group].ragged:
+                sizes = [(None, *shape[1:])]
+            if leaf.step:
+                sizes.append(shape[1:])
+            if spec.dtype != column.dtype or not any(_fits(each, spec.shape) for each in sizes):
+                raise ValueError(
+                    f"table {table!r}, leaf {path!r}: got {column.dtype}{list(shape)}, the signature says "
+                    f"{spec.dtype}{list(spec.shape)}."
+                )
+
+    def acquire(self, index: np.ndarray) -> None:
+        """Counts references of the items with these index lines `[k, width]` to their rows."""
+        for stream, begin, end in self.parts:
+            stream.acquire(index[:, begin:end].ravel())
+
+    def release(self, index: np.ndarray) -> None:
+        """Inverts `acquire`."""
+        for stream, begin, end in self.parts:
+            stream.release(index[:, begin:end].ravel())
+
+    def gather(self, index: np.ndarray, out: Sequence[Any] | None = None) -> list[np.ndarray]:
+        """Returns the leaves of the items with index lines `[N, width]`: one copy, into `out` if given."""
+        n = len(index)
+        rows: list[np.ndarray | None] = [None] * len(self.spans)
+        leaves = []
+        for at, (group, time, take, dtype, shape) in enumerate(self._plan):
+            lines = rows[group]
+            if lines is None:
+                begin, end = self.spans[group]
+                lines = rows[group] = (index[:, begin] if end - begin == 1 else index[:, begin:end]).copy()
+            array = np.empty((n, *shape), dtype) if out is None else out[at]
+            # "clip" because "raise" would gather into a buffer first; rows were checked when they came in.
+            take(lines, 0, array[:, 0] if time and lines.ndim == 1 else array, "clip")
+            leaves.append(array)
+        return leaves
+
+    def leaf_lengths(self, lengths: np.ndarray | None) -> list[np.ndarray | int | None]:
+        """Returns the length of each leaf, or its lengths `[n]` if it is ragged; None without a time axis.
+
+        `lengths` is int32 `[n, groups]`.
+        """
+        result: list[np.ndarray | int | None] = []
+        for leaf in self.layout.leaves:
+            group = self.layout.groups[leaf.group]
+            if not leaf.time:
+                result.append(None)
+            elif lengths is None or not group.ragged:
+                result.append(group.length)
+            else:
+                result.append(lengths[:, leaf.group])
+        return result
+
+    def is_like(self, other: Binding) -> bool:
+        """Returns whether items of both can be in one batch: they are equal but for their lengths."""
+        return self is other or (
+            self.layout.structure == other.layout.structure and self._kinds == other._kinds
         )
 
 
-def _signature(nest: Any, leaves: list[Slice]) -> Any:
-    """A hashable that is equal for nests of the same structure; collects the leaves on the way."""
-    kind = type(nest)
-    if kind is Slice:
-        leaves.append(nest)
-        return None
-    if isinstance(nest, tuple):
-        return (kind, *[_signature(child, leaves) for child in nest])
-    if kind is dict:
-        keys = sorted(nest)
-        return (kind, *keys, *[_signature(nest[key], leaves) for key in keys])
-    if kind is list:
-        return (kind, *[_signature(child, leaves) for child in nest])
-    raise ValueError(
-        f"trajectory: got {kind.__name__} at a leaf, expected writer.slice(stream, column, rows)"
+class Bindings(dict[Layout, int]):
+    """The number of each layout of one table's items; a new layout is bound when it is looked up.
+
+    May be used by several threads. A lookup raises `ValueError` as `Binding` does.
+
+    Attributes:
+      known: the bindings by number.
+    """
+
+    def __init__(self, store: RowStore, table: str, signature: Nest = None):
+        super().__init__()
+        self._arguments = (store, table, signature)
+        self.known: list[Binding] = []
+        self._lock = threading.Lock()
+
+    def __missing__(self, layout: Layout) -> int:
+        with self._lock:
+            if layout not in self:
+                self.known.append(Binding(layout, *self._arguments))
+                self[layout] = len(self.known) - 1
+            return self[layout]
+
+
+def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool:
+    """Whether the sizes are the same; None is any size."""
+    return len(shape) == len(wanted) and all(
+        size == other or size is None or other is None for size, other in zip(shape, wanted, strict=True)
     )

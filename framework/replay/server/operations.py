@@ -3,8 +3,9 @@
 Every message has an `op`, and an `id` if it is to be answered. The operations and their fields:
 
 - `hello`: `protocol` → `server` (a name of this life of the server), `directory`, `tables`, `stream_bytes`.
-- `lease`: `name` of a stream, `stream` (the server's name, None before the first lease), `columns {name:
-  [shape, dtype]}` to add, `n` → `stream`, `columns {name: [column, path, shape, dtype]}`, `rows` int64 `[n]`.
+- `declare`: `name` of a stream, `stream` (the server's name, None at first), `columns {name: [shape, dtype]}`
+  to add → `stream`, `columns {name: [column, path, shape, dtype]}`.
+- `lease`: `stream` (the server's name), `n` → `rows` int64 `[n]`.
 - `insert`: `layouts [[number, layout]]`, `write [[stream, rows, {column: array}]]`, `items [[table, layout,
   index, lengths, keys, priorities, episodes]]`, `release [[stream, rows]]`, `lease {stream: n}` → `rows
   {stream: rows}`, once all items are in their tables. The inserts of one client are carried out in order.
@@ -22,13 +23,12 @@ Any message may carry `done`: the deliveries of which the client has read the ro
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-import functools
 import itertools
 import os
 import secrets
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,17 +36,17 @@ import numpy as np
 from framework import nest as nests
 from framework.replay import info as infos
 from framework.replay import wire
-from framework.replay.errors import DeadlineExceededError, UnknownTableError
+from framework.replay.errors import DeadlineExceededError
 from framework.replay.rows.layout import Layout
-from framework.replay.rows.store import RowStore
-from framework.replay.server.sessions import Leases, Reply, Session, Waiting
+from framework.replay.rows.store import RowStore, Stream, grown
+from framework.replay.server.service import Reply, Request, Session, Steps
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.items import Delivery, NewItems
-from framework.replay.tables.table import Table
+from framework.replay.tables.table import INSERTERS, SAMPLERS, Table, Tables
 from framework.replay.types import PaddedSample
 
+# What one request may ask for: rows, samples, and bytes of arrays in one answer.
 _MAX_LEASE = 1 << 20
-# What one request may ask for: samples, and bytes of arrays in one answer.
 _MAX_SAMPLES = 1 << 20
 _MAX_ANSWER_BYTES = 1 << 30
 _MAX_LAYOUTS = 4096  # of one client
@@ -56,46 +56,35 @@ class Operations:
     """The `Handler` of a replay server.
 
     Args:
-      tables: by name, attached to `store`.
+      tables: attached to `store`.
       store: whose columns are in `memory`.
       memory: the server's shared memory.
       checkpoint: writes a checkpoint and returns its path.
+
+    Attributes:
       wake: has the service try the requests that wait; set once there is a service.
     """
 
     def __init__(
-        self, tables: dict[str, Table], store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
+        self, tables: Tables, store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
     ) -> None:
+        self.wake: Callable[[], None] = lambda: None
         self._tables = tables
         self._store = store
         self._memory = memory
-        self.checkpoint = checkpoint
-        self.wake: Callable[[], None] = lambda: None
-        self.leases: dict[str, Leases] = {}
+        self._checkpoint = checkpoint
+        self._saver = concurrent.futures.ThreadPoolExecutor(1, "replay-checkpoint")  # one at a time
+        self._leases: dict[str, Leases] = {}
         # Random, so that those of an earlier life of this server mean nothing.
-        self.next_delivery = itertools.count(secrets.randbits(48)).__next__
+        self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
         # A client that can read this file is of this user and on this machine, and may use the memory.
         with open(os.path.join(memory.directory, "proof"), "w") as file:
             file.write(self._server)
-        self._operations: dict[str, Callable[[Session, dict[str, Any]], Reply | Waiting]] = {
-            "lease": self._lease,
-            "insert": functools.partial(_Insert, self),
-            "sync": self._sync,
-            "sample": functools.partial(_Sample, self),
-            "give_back": self._give_back,
-            "update": self._update,
-            "reset": self._reset,
-            "can_sample": self._can_sample,
-            "can_insert": self._can_insert,
-            "weight": self._weight,
-            "info": self._info,
-            "checkpoint": functools.partial(_Save, self),
-        }
 
-    def open(self, session: Session) -> Reply:
+    def open(self, session: Session, hello: dict[str, Any]) -> Reply:
         """Answers `hello`."""
-        protocol = session.hello.get("protocol")
+        protocol = hello.get("protocol")
         if type(protocol) is not int or protocol != wire.PROTOCOL:
             raise ValueError(
                 f"protocol: got {protocol!r}, expected {wire.PROTOCOL}. Use the same version on both sides."
@@ -107,150 +96,131 @@ class Operations:
             "tables": sorted(self._tables),
         }
 
-    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Waiting:
-        """Carries out one message; see the module."""
-        operation = self._operations.get(message["op"])
-        if operation is None:
-            raise ValueError(f"op: got {message['op']!r}, expected one of {sorted(self._operations)}")
-        try:
-            for number in message.get("done", ()):
-                self._settle(session, number, True)
-            return operation(session, message)
-        except (IndexError, AttributeError, OverflowError) as error:  # the fields have other types than ours
-            raise ValueError(f"{message['op']}: got a message that is not valid: {error}") from error
+    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Request:
+        """Carries out one message; see the module. What is wrong with its fields is an error of any kind."""
+        for number in message.get("done", ()):
+            held = session.deliveries.pop(number, None)  # a number that means nothing is ignored
+            if held is not None:
+                held[0].release(held[1])
+        match message["op"]:
+            case "insert":
+                return Request(
+                    ("insert", session.number),
+                    None,
+                    self._insert(session, message),
+                    DeadlineExceededError,
+                    {self._tables[item[0]] for item in message["items"]},
+                    INSERTERS,
+                )
+            case "declare":
+                return self._declare(message)
+            case "lease":
+                n = _number("n", message["n"], 0, _MAX_LEASE)
+                return {"rows": self._leases[message["stream"]].lease(session.number, n)}
+            case "sync":
+                return {"inserted": session.inserted}
+            case "give_back":
+                for number in message["deliveries"]:
+                    held = session.deliveries.pop(number, None)
+                    if held is not None:
+                        held[0].give_back(held[1])
+                return {}
+            case "info":
+                return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}
+            case "checkpoint":
+                late = DeadlineExceededError("no checkpoint was written in time")
+                return Request(("checkpoint", session.number), message["timeout"], self._save(), lambda: late)
+        table = self._tables[message["table"]]
+        match message["op"]:
+            case "sample":
+                timeout, n = message["timeout"], _number("n", message["n"], 1, _MAX_SAMPLES)
+
+                def late_sample() -> DeadlineExceededError:
+                    why = table.rate_limiter.refusals()[0] or "no item is left to sample"
+                    text = f"table {table.name!r}: cannot sample {n} items within {timeout:g} s: {why}"
+                    return DeadlineExceededError(text)
+
+                steps = self._sample(session, message, table, n)
+                return Request(("sample", table.name), timeout, steps, late_sample, {table}, SAMPLERS)
+            case "update":
+                table.mutate(message["keys"], message["priorities"], message["deletes"])
+                return {}
+            case "reset":
+                table.reset()
+                return {}
+            case "can_sample":
+                return {"value": bool(table.can_sample(int(message["n"])))}
+            case "can_insert":
+                return {"value": bool(table.can_insert(int(message["n"])))}
+            case "weight":
+                total, count = table.weight()
+                return {"sum": total, "number": count}
+        raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
 
     def close(self, session: Session) -> None:
         """Takes back what a session held. Samples that its client has not confirmed were never drawn."""
-        for number, (_, _, held) in list(session.deliveries.items()):
-            self._settle(session, number, not held)
-        for leases in self.leases.values():
+        for table, delivery, held in session.deliveries.values():
+            (table.give_back if held else table.release)(delivery)
+        session.deliveries.clear()
+        for leases in self._leases.values():
             leases.release_all(session.number)
-
-    def table(self, name: str) -> Table:
-        table = self._tables.get(name)
-        if table is None:
-            raise UnknownTableError(f"table {name!r} was not found; this server has {sorted(self._tables)}")
-        return table
 
     # --- writing ---
 
-    def _lease(self, session: Session, message: dict[str, Any]) -> Reply:
+    def _declare(self, message: dict[str, Any]) -> Reply:
         columns = {key: (tuple(shape), np.dtype(kind)) for key, (shape, kind) in message["columns"].items()}
         if any(not key or not isinstance(key, str) for key in (message["name"], *columns)):
             raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
-        n = _number(message, "n", 0, _MAX_LEASE)
         stream, names = self._store.claim(message["name"], columns, message["stream"])
-        leases = self.leases.get(stream.name)
-        if leases is None:
-            leases = self.leases[stream.name] = Leases(stream)
-        return {
-            "stream": stream.name,
-            "columns": {name: [own, *self.files(stream.name, own)] for name, own in names.items()},
-            "rows": leases.lease(session.number, n),
-        }
+        if stream.name not in self._leases:
+            self._leases[stream.name] = Leases(stream)
+        files = {name: [own, *self._file(stream.name, own)] for name, own in names.items()}
+        return {"stream": stream.name, "columns": files}
 
-    def files(self, stream: str, column: str) -> list[Any]:
+    def _file(self, stream: str, column: str) -> list[Any]:
         """Path, shape and dtype of a column; an empty path if it cannot be mapped."""
         array = self._store.streams[stream].columns[column]
         path = "" if self._store.compress else self._memory.path(stream, column)
         return [path, list(array.shape), array.dtype.str]
 
-    def _sync(self, session: Session, message: dict[str, Any]) -> Reply:
-        return {"inserted": session.inserted}
-
-    # --- reading ---
-
-    def _give_back(self, session: Session, message: dict[str, Any]) -> Reply:
-        for number in message["deliveries"]:
-            self._settle(session, number, False)
-        return {}
-
-    def _settle(self, session: Session, number: int, used: bool) -> None:
-        """Ends a delivery; numbers that mean nothing are ignored."""
-        held = session.deliveries.pop(number, None)
-        if held is not None:
-            table, delivery, _ = held
-            (table.release if used else table.give_back)(delivery)
-
-    # --- the rest ---
-
-    def _update(self, session: Session, message: dict[str, Any]) -> Reply:
-        table = self.table(message["table"])
-        table.mutate(message["keys"], message["priorities"], message["deletes"])
-        return {}
-
-    def _reset(self, session: Session, message: dict[str, Any]) -> Reply:
-        self.table(message["table"]).reset()
-        return {}
-
-    def _can_sample(self, session: Session, message: dict[str, Any]) -> Reply:
-        return {"value": bool(self.table(message["table"]).can_sample(int(message["n"])))}
-
-    def _can_insert(self, session: Session, message: dict[str, Any]) -> Reply:
-        return {"value": bool(self.table(message["table"]).can_insert(int(message["n"])))}
-
-    def _weight(self, session: Session, message: dict[str, Any]) -> Reply:
-        total, number = self.table(message["table"]).weight()
-        return {"sum": total, "number": number}
-
-    def _info(self, session: Session, message: dict[str, Any]) -> Reply:
-        return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}
-
-
-class _Insert(Waiting):
-    """Items on their way into their tables, in order."""
-
-    def __init__(self, operations: Operations, session: Session, message: dict[str, Any]) -> None:
-        super().__init__(("insert", session.number), None)
-        self.session = session
-        self._operations = operations
-        self._message = message
-        self._batches: list[tuple[Table, NewItems]] | None = None  # None until it is this message's turn
-        self._counted: dict[str, Table] = {}
-
-    def attempt(self) -> Reply | None:
-        session, message, leases = self.session, self._message, self._operations.leases
+    def _insert(self, session: Session, message: dict[str, Any]) -> Steps:
+        """Inserts the items of a message, in order, as far as the rate limiters allow; then leases rows."""
         error: Exception | None = None
         try:
-            if self._batches is None:
-                self._batches = self._check()
-            while self._batches:
-                table, items = self._batches[0]
+            for table, items in self._check(session, message):
                 done = table.insert_now(items)
                 session.inserted += done
-                if done < len(items.keys):
-                    self._batches[0] = table, items.part(done, len(items.keys))
-                    if self.number and not self._counted:  # it waited behind others of its line until now
-                        self.count(1)
-                    return None
-                del self._batches[0]
+                while done < len(items.keys):
+                    yield None
+                    count = table.insert_now(items.part(done, len(items.keys)))
+                    session.inserted += count
+                    done += count
         except Exception as raised:
             error = raised
         for name, rows in message["release"]:  # after an error too: the client does not do it again
-            leases[name].release(session.number, rows)
+            self._leases[name].release(session.number, rows)
         if error is not None:
             raise error
         leased = {}
         for name, n in message["lease"].items():
             # Without room the client gets none. It asks again when it needs them, and is told why.
             with contextlib.suppress(MemoryError):
-                leased[name] = leases[name].lease(session.number, max(0, min(int(n), _MAX_LEASE)))
-        return {"rows": leased}
+                leased[name] = self._leases[name].lease(session.number, max(0, min(int(n), _MAX_LEASE)))
+        yield {"rows": leased}
 
-    def _check(self) -> list[tuple[Table, NewItems]]:
+    def _check(self, session: Session, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
         """Writes the rows of the message and checks all of its items, before any of them is inserted."""
-        session, message, leases = self.session, self._message, self._operations.leases
         for number, layout in message["layouts"]:
             if len(session.layouts) >= _MAX_LAYOUTS:
                 raise ValueError(f"layouts: got more than {_MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
         for name, rows, columns in message["write"]:
-            leases[name].check(session.number, rows)
+            self._leases[name].check(session.number, rows)
             for column, values in columns.items():
-                leases[name].stream.write(column, rows, values)
+                self._leases[name].stream.write(column, rows, values)
         batches = []
         for name, number, index, lengths, keys, priorities, episodes in message["items"]:
-            table, layout, n = self._operations.table(name), session.layouts[number], len(index)
+            table, layout, n = self._tables[name], session.layouts[number], len(index)
             for label, array, shape, dtype in (
                 ("index", index, (n, layout.width), np.int64),
                 ("keys", keys, (n,), np.uint64),
@@ -267,59 +237,41 @@ class _Insert(Waiting):
                     raise ValueError(
                         f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
                     )
-            at = 0
-            for group in layout.groups:
-                leases[group.stream].check(session.number, index[:, at : at + group.length].ravel())
-                at += group.length
+            for stream, begin, end in layout.parts:
+                self._leases[stream].check(session.number, index[:, begin:end].ravel())
             items = table.new_items(layout, index, priorities, keys.copy(), lengths, episodes)
             batches.append((table, items))
         return batches
 
-    def count(self, change: int) -> None:
-        if change > 0:
-            self._counted = {batch[0].name: batch[0] for batch in self._batches or ()}
-        for table in self._counted.values():
-            table.count_waiting(1, change)
+    # --- reading ---
 
-
-class _Sample(Waiting):
-    """Samples that are drawn as the rate limiter of their table allows."""
-
-    def __init__(self, operations: Operations, session: Session, message: dict[str, Any]) -> None:
-        self._table = operations.table(message["table"])
-        self._n = _number(message, "n", 1, _MAX_SAMPLES)
-        super().__init__(("sample", self._table.name), message["timeout"])
-        self.session = session
-        self._operations = operations
-        self._message = message
-        self._delivery: Delivery | None = None
-
-    def attempt(self) -> Reply | None:
-        before = self._delivery
-        delivery = self._delivery = self._table.draw(self._n, before)
-        if delivery is None or len(delivery.slots) < self._n:
-            if delivery is not before:
-                self._operations.wake()  # perhaps there are more: a large request lets others in between
-            return None
+    def _sample(self, session: Session, message: dict[str, Any], table: Table, n: int) -> Steps:
+        """Draws samples as the rate limiter of their table allows."""
+        delivery: Delivery | None = None
         try:
-            reply = self._describe(delivery)
-        except BaseException:
-            self.drop()
-            raise
-        self._delivery = None
-        return reply
+            while True:
+                before, delivery = delivery, table.draw(n, delivery)
+                if delivery is not None and len(delivery.slots) == n:
+                    break
+                if delivery is not before:
+                    self.wake()  # perhaps there are more: a large request lets others in between
+                yield None
+            reply = self._describe(session, message, table, delivery)
+            delivery = None  # the session has it
+            yield reply
+        finally:
+            if delivery is not None:
+                table.give_back(delivery)
 
-    def _describe(self, delivery: Delivery) -> Reply:
+    def _describe(self, session: Session, message: dict[str, Any], table: Table, delivery: Delivery) -> Reply:
         """The answer for samples that were drawn; notes what the client holds of them."""
-        session, message = self.session, self._message
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": []}
         if not local:
-            n = len(delivery.slots)
-            num_bytes = max(part[0].item_bytes for part in delivery.parts) * n
+            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery.slots)
             if num_bytes > _MAX_ANSWER_BYTES:
                 raise ValueError(
-                    f"table {self._table.name!r}: got a request for {n} samples of {num_bytes} "
+                    f"table {table.name!r}: got a request for {len(delivery.slots)} samples of {num_bytes} "
                     f"bytes, expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
                 )
             sample = delivery.gather(pad=bool(message["pad"]))
@@ -334,7 +286,7 @@ class _Sample(Waiting):
                 number = session.known[layout] = len(session.known)
                 # A layout, and where its columns are: `[[stream, column, path, shape, dtype]]`.
                 columns = {(layout.groups[leaf.group].stream, leaf.column) for leaf in layout.leaves}
-                files = [[*each, *self._operations.files(*each)] for each in sorted(columns)] if local else []
+                files = [[*each, *self._file(*each)] for each in sorted(columns)] if local else []
                 reply["define"].append([number, layout.to_wire(), files])
             parts.append([number, places, index, lengths])
         if local:
@@ -342,51 +294,69 @@ class _Sample(Waiting):
         else:
             reply["layout"] = parts[0][0]
         if local or hold:
-            reply["delivery"] = self._operations.next_delivery()
-            session.deliveries[reply["delivery"]] = (self._table, delivery, hold)
+            reply["delivery"] = next(self._deliveries)
+            session.deliveries[reply["delivery"]] = (table, delivery, hold)
         else:
-            self._table.release(delivery)
+            table.release(delivery)
         return reply
 
-    def late(self) -> Exception:
-        why = self._table.rate_limiter.refusals()[0] or "no item is left to sample"
-        return DeadlineExceededError(
-            f"table {self._table.name!r}: cannot sample {self._n} items within {self.timeout:g} s: {why}"
-        )
+    # --- checkpoints ---
 
-    def count(self, change: int) -> None:
-        self._table.count_waiting(0, change)
-
-    def drop(self) -> None:
-        if self._delivery is not None:
-            self._table.give_back(self._delivery)
-            self._delivery = None
-
-
-class _Save(Waiting):
-    """A checkpoint, written by a thread of its own: others go on as far as the checkpointer allows."""
-
-    def __init__(self, operations: Operations, session: Session, message: dict[str, Any]) -> None:
-        super().__init__(("checkpoint", session.number), message["timeout"])
-        self._operations = operations
-        self._outcome: str | Exception | None = None
-        threading.Thread(target=self._save, name="replay-checkpoint", daemon=True).start()
-
-    def _save(self) -> None:
+    def _save(self) -> Steps:
+        """Writes a checkpoint in another thread: others go on as far as the checkpointer allows."""
+        future = self._saver.submit(self._checkpoint)
+        future.add_done_callback(lambda _: self.wake())
         try:
-            self._outcome = self._operations.checkpoint()
-        except Exception as error:  # raised by the next attempt, for the client
-            self._outcome = error
-        self._operations.wake()
-
-    def attempt(self) -> Reply | None:
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return None if self._outcome is None else {"path": self._outcome}
+            while not future.done():
+                yield None
+            yield {"path": future.result()}
+        finally:
+            future.cancel()  # if it has not begun
 
 
-def _number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    value = message[name]
+class Leases:
+    """Which session may write and release which row of one stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._owner = np.zeros(1024, np.int64)
+
+    def lease(self, owner: int, n: int) -> np.ndarray:
+        """Leases `n` rows to a session, int64 `[n]`."""
+        rows = self.stream.lease(n)
+        self._owner = grown(self._owner, int(rows.max(initial=-1)) + 1)
+        self._owner[rows] = owner
+        return rows
+
+    def check(self, owner: int, rows: np.ndarray) -> None:
+        """ValueError unless the session holds all of `rows`."""
+        if not len(rows):
+            return
+        if rows.min() < 0 or rows.max() >= len(self._owner) or (self._owner.take(rows) != owner).any():
+            raise ValueError(
+                f"rows of stream {self.stream.name!r}: got rows that this client has not leased or has "
+                "released already, expected rows that it holds"
+            )
+
+    def release(self, owner: int, rows: np.ndarray) -> None:
+        """Ends the lease of `rows`; ValueError if the session does not hold all of them, once each."""
+        self.check(owner, rows)
+        order = np.arange(len(rows))
+        self._owner[rows] = order
+        twice = (self._owner.take(rows) != order).any()
+        self._owner[rows] = owner if twice else 0
+        if twice:
+            raise ValueError(f"rows of stream {self.stream.name!r}: got one row twice, expected each once")
+        self.stream.release(rows)
+
+    def release_all(self, owner: int) -> None:
+        """Ends every lease of a session that has ended."""
+        rows = np.flatnonzero(self._owner == owner)
+        self._owner[rows] = 0
+        self.stream.release(rows)
+
+
+def _number(name: str, value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{name}: got {value!r}, expected a number from {low} to {high}. Ask for less.")
     return value

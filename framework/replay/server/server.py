@@ -91,7 +91,7 @@ class Server:
     def _serve(
         self, memory: SharedMemory, store: RowStore, address: str, curve: sockets.CurveKeys | None
     ) -> None:
-        operations = Operations(self.tables, store, memory, self._client.checkpoint)
+        operations = Operations(self._client.tables, store, memory, self._client.checkpoint)
         try:
             listener = sockets.make_server_socket(address, curve, max_queued_messages=_MAX_QUEUED)
         except zmq.ZMQError as error:

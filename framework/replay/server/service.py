@@ -1,31 +1,33 @@
 """The server's event loop: one thread owns the socket, and no request blocks it.
 
-A request that has to wait for a rate limiter is kept with its deadline and tried again whenever a table may
-have changed: after every round of messages, and when another thread of this process has used a table
-(`Service.wake`). Requests of one line (for samples of one table, for inserts of one client) go through in the
+A request that has to wait for a rate limiter is kept with its deadline and tried again when a table has
+changed (`Service.wake`). Requests of one line (samples of one table, inserts of one client) go through in the
 order in which they came.
 
 What a client holds belongs to its `Session`, and a session ends with its connection: ZeroMQ's monitor reports
-that some connection has ended, then all sessions are probed, and one whose peer cannot be reached is closed.
+that some connection has ended, then the loop probes all sessions and closes those whose peer is unreachable.
 """
 
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
+import dataclasses
 import logging
+import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Collection, Generator, Hashable
 from typing import Any, Protocol
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost
-from framework.replay.server.sessions import Reply, Session, Waiting
+from framework.replay.rows.layout import Layout
+from framework.replay.tables.items import Delivery
+from framework.replay.tables.table import SAMPLERS, Table
 from framework.replay.wake import Wake
 from launch.rpc import sockets
 
@@ -34,20 +36,86 @@ _ROUND = 64  # messages that are taken before the waiting requests are tried
 # Seconds after a connection has ended at which the peers are probed: one may look reachable for a moment.
 _PROBE_DELAYS = (0.02, 1.0)
 _LONGEST_POLL = 3600.0  # seconds
+_UNBIND_MS = 5000  # for which `stop` waits until the address is free
 # Requests of one client that may wait, and large answers that it may leave unread, before it is cut off.
 _MAX_WAITING = 1 << 14
 _MAX_UNREAD = 16
+# Errors that a client's message can cause. Others are defects of this package, and are logged.
+_CLIENT_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    ReverbError,
+)
+
+Reply = dict[str, Any]
+Steps = Generator[Reply | None, None, None]
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+    """One client connection and what it holds on the server.
+
+    Attributes:
+      identity: ZeroMQ's name of the connection.
+      number: names the owner of rows; random, never 0.
+      waiting: requests that cannot be answered yet.
+      unsent: trackers of large answers that the client may not have read yet.
+      layouts: layouts that the client has defined, by its numbers.
+      known: layouts that the client has been told, with the server's numbers.
+      deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
+        back (True) or released (False) when the session ends.
+      inserted: items of this client that went into tables.
+    """
+
+    identity: bytes
+    number: int = dataclasses.field(default_factory=lambda: secrets.randbits(62) | 1)
+    waiting: set[Request] = dataclasses.field(default_factory=set)
+    unsent: list[zmq.MessageTracker] = dataclasses.field(default_factory=list)
+    layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
+    known: dict[Layout, int] = dataclasses.field(default_factory=dict)
+    deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
+    inserted: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A request that may have to wait.
+
+    Attributes:
+      line: requests of one line go through in order; the first that must wait holds up the others.
+      timeout: seconds that it may wait; None: without limit; 0: not at all.
+      steps: yields None for as long as the request must wait, then its answer. The service takes a step when
+        `wake` was called, and closes `steps` when the request ends, answered or not.
+      late: makes the error of a request whose timeout is over.
+      tables: whose changes may let it go through.
+      side: of those who wait for a table, `SAMPLERS` or `INSERTERS`.
+      session: the client's; set by the service.
+      id: the client's number of the message; set by the service.
+    """
+
+    line: Hashable
+    timeout: float | None
+    steps: Steps
+    late: Callable[[], Exception]
+    tables: Collection[Table] = ()
+    side: int = SAMPLERS
+    session: Session = dataclasses.field(init=False)
+    id: int | None = None
 
 
 class Handler(Protocol):
     """What a `Service` serves; its methods run on the service's thread."""
 
-    def open(self, session: Session) -> Reply:
+    def open(self, session: Session, hello: dict[str, Any]) -> Reply:
         """A client said hello; the answer tells it about the server."""
         ...
 
-    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Waiting | None:
-        """Answers a message; None for a message without an answer."""
+    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Request:
+        """Answers a message."""
         ...
 
     def close(self, session: Session) -> None:
@@ -71,24 +139,31 @@ class Service(threading.Thread):
         self.malformed = 0
         self._handler = handler
         self._socket = listener
+        # A large answer is tracked by its last frame: no array with a frame of its own is copied.
+        listener.copy_threshold = wire.INLINE_BYTES
         self._sessions: dict[bytes, Session] = {}
-        self._lines: OrderedDict[Hashable, list[Waiting]] = OrderedDict()
-        self._deadlines: list[tuple[float, int, Waiting]] = []
-        self._probes: list[float] = []
-        self._numbers = itertools.count(1)
+        self._lines: OrderedDict[Hashable, list[Request]] = OrderedDict()
+        self._deadlines: dict[Request, float] = {}
+        self._probes: set[float] = set()
+        self._again = False  # whether something has changed since the waiting requests were tried
         self._stopping = False
         self._reason: Exception = ServerClosed("the replay server has stopped")
         self._wake = Wake()
 
-    # --- called by other threads ---
+    # --- called by any thread ---
 
     def wake(self) -> None:
-        """Has the waiting requests tried again: another thread of this process has changed a table."""
-        if self._lines:
+        """Has the waiting requests tried again: a table, or what else they wait for, has changed."""
+        # In this order: the loop adds a request to a line first and looks at `_again` afterwards.
+        self._again = True
+        if self._lines and threading.get_ident() != self.ident:
             self._wake.set()
 
     def stop(self, reason: Exception | None = None) -> None:
-        """Answers every waiting request with ServerClosed, tells all clients, and ends the loop."""
+        """Answers every waiting request with ServerClosed, tells all clients, and ends the loop.
+
+        When it returns, another server can be bound to the address.
+        """
         self._reason = reason or self._reason
         self._stopping = True
         self._wake.set()
@@ -98,41 +173,39 @@ class Service(threading.Thread):
     # --- the loop ---
 
     def run(self) -> None:
+        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         try:
-            self._loop()
+            self._loop(monitor)
         except BaseException as error:
             self.error = error
             self._reason = ServerLost(f"the replay server failed: {type(error).__name__}: {error}")
             _LOG.exception("the replay server failed")
         finally:
-            self._end()
+            self._end(monitor)
 
-    def _loop(self) -> None:
-        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    def _loop(self, monitor: zmq.Socket) -> None:
         poller = zmq.Poller()
         for source in (self._socket, monitor, self._wake.descriptor):
             poller.register(source, zmq.POLLIN)
-        try:
-            while not self._stopping:
-                due = [entry[0] for entry in self._deadlines[:1]] + self._probes[:1]
-                left = min(_LONGEST_POLL, max(0.0, min(due) - time.monotonic())) if due else None
-                ready = dict(poller.poll(None if left is None else int(1000 * left + 0.999)))
-                if self._wake.descriptor in ready:
-                    self._wake.clear()
-                if monitor in ready:
-                    while monitor.poll(0):
-                        monitor.recv_multipart()
-                    now = time.monotonic()
-                    self._probes = sorted([*self._probes, *(now + delay for delay in _PROBE_DELAYS)])[:8]
-                if self._socket in ready:
-                    self._receive()
-                if self._lines:
-                    self._try_waiting()
-                if self._probes and self._probes[0] <= time.monotonic():
-                    self._probe()
-        finally:
-            self._socket.disable_monitor()
-            monitor.close(linger=0)
+        while not self._stopping:
+            now = time.monotonic()
+            due = min([now + _LONGEST_POLL, *self._deadlines.values(), *self._probes])
+            again = self._lines and self._again
+            ready = dict(poller.poll(0 if again else max(0, int(1000 * (due - now) + 0.999))))
+            if self._wake.descriptor in ready:
+                self._wake.clear()
+            if monitor in ready:
+                while monitor.poll(0):
+                    monitor.recv_multipart()
+                # Rounded, so that they stay few however many connections end.
+                self._probes |= {round(time.monotonic() + delay, 2) for delay in _PROBE_DELAYS}
+            if self._socket in ready:
+                self._receive()
+            if self._lines and self._again:
+                self._try_waiting()
+            if due <= time.monotonic():
+                self._end_late()
+                self._probe()
 
     # --- messages ---
 
@@ -159,27 +232,27 @@ class Service(threading.Thread):
         if op == "hello":
             if session is not None:
                 self._close(session)
-            session = Session(identity, message)
+            session = Session(identity)
         elif session is None:
             self._send(identity, {"notice": "lost"})
             return
-        answer: Reply | Waiting | Exception | None
+        answer: Reply | Request | Exception | None
         try:
             if op == "hello":
-                answer = self._handler.open(session)
+                answer = self._handler.open(session, message)
                 self._sessions[identity] = session
             elif op == "cancel":
                 answer = None
-                for waiting in list(session.waiting.values()):
-                    self._end_waiting(waiting, ServerClosed("the request was canceled by its client"))
+                for request in list(session.waiting):
+                    self._end_request(request, ServerClosed("the request was canceled by its client"))
             else:
                 answer = self._handler.handle(session, message)
-                if isinstance(answer, Waiting):
+                if isinstance(answer, Request):
                     answer.session, answer.id = session, number
-                    answer = self._try_or_wait(answer)
+                    answer = self._begin(answer)
         except Exception as error:
             # The client is told; the server goes on.
-            if not isinstance(error, (ValueError, TypeError, KeyError, MemoryError, ReverbError)):
+            if not isinstance(error, _CLIENT_ERRORS):
                 _LOG.exception("request %r failed", op)
             answer = error
         if answer is not None:
@@ -192,122 +265,132 @@ class Service(threading.Thread):
         does not read its answers.
         """
         if isinstance(answer, Exception):
-            answer = {"error": wire.pack_error(answer), "id": number}
-        elif number is not None:
-            answer = {**answer, "id": number}
-        elif "notice" not in answer:
+            answer = {"error": wire.pack_error(answer)}
+        elif number is None and "notice" not in answer:
             return
+        try:
+            frames = wire.encode({**answer, "id": number})
+        except Exception as error:  # the client gets that instead; `ascii` makes sure that it can be sent
+            refused = TypeError(f"answer: got a value that cannot be sent: {error!a}")
+            frames = wire.encode({"error": wire.pack_error(refused), "id": number})
         session = self._sessions.get(identity)
         try:
-            tracker = wire.send(self._socket, answer, zmq.NOBLOCK, identity)
-            if tracker is None or session is None:
+            tracker = self._socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False, track=True)
+        except zmq.Again:
+            if "notice" in answer:
+                return  # an idle client need not read what it did not ask for
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+        else:
+            if session is None or tracker is None or tracker.done:
                 return
-            while session.unsent and session.unsent[0].done:
-                session.unsent.popleft()
-            session.unsent.append(tracker)
+            session.unsent = [each for each in session.unsent if not each.done] + [tracker]
             if len(session.unsent) <= _MAX_UNREAD:
                 return
             _LOG.warning("a client leaves %d large answers unread: its session ends", _MAX_UNREAD)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            if error.errno == zmq.EAGAIN and "notice" in answer:
-                return  # an idle client need not read what nobody asked for
         if session is not None:
             self._close(session)
 
     # --- requests that wait ---
 
-    def _try_or_wait(self, waiting: Waiting) -> Reply | None:
+    def _begin(self, request: Request) -> Reply | None:
         """The answer of a new request, or None if it waits from now on."""
-        session, line = waiting.session, self._lines.get(waiting.line)
-        answer = None if line else waiting.attempt()
-        if answer is not None:
+        timeout, session = request.timeout, request.session
+        if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):  # NaN is not
+            raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None.")
+        answer = None if request.line in self._lines else next(request.steps)
+        if answer is not None or timeout == 0 or len(session.waiting) >= _MAX_WAITING:
+            request.steps.close()
+            if answer is None and timeout == 0:
+                raise request.late()
+            if answer is None:
+                raise ValueError(
+                    f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
+                )
             return answer
-        if waiting.timeout == 0 or len(session.waiting) >= _MAX_WAITING:
-            waiting.drop()
-            if waiting.timeout == 0:
-                raise waiting.late()
-            raise ValueError(
-                f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
-            )
-        waiting.number = next(self._numbers)
-        session.waiting[waiting.number] = waiting
-        self._lines.setdefault(waiting.line, []).append(waiting)
-        if waiting.timeout is not None:
-            heapq.heappush(self._deadlines, (time.monotonic() + waiting.timeout, waiting.number, waiting))
-        # From here on a change of a table wakes the loop; a change since the attempt is seen in this round.
-        waiting.count(1)
+        session.waiting.add(request)
+        self._lines.setdefault(request.line, []).append(request)
+        if timeout is not None:
+            self._deadlines[request] = time.monotonic() + timeout
+        for table in request.tables:
+            table.count_waiting(request.side, 1)
+        self._again = True  # for a change between the first step and the count
         return None
 
     def _try_waiting(self) -> None:
-        """Tries the first request of every line for as long as any goes through; ends those that are late.
+        """Takes a step of the first request of every line, and of the next one if that goes through.
 
-        One that goes through may free what another line waits for: a sample makes room for an insert.
+        A step that changes a table sets `_again` where another line waits for the change: a sample makes room
+        for an insert.
         """
-        moved = True
-        while moved:
-            moved = False
-            for line in list(self._lines.values()):
-                while line:
-                    answer: Reply | Exception | None
-                    try:
-                        answer = line[0].attempt()
-                    except Exception as error:
-                        answer = error
-                    if answer is None:
-                        break
-                    moved = True
-                    self._end_waiting(line[0], answer)
-        now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            waiting = heapq.heappop(self._deadlines)[2]
-            self._end_waiting(waiting, waiting.late())
+        self._again = False
+        for line in list(self._lines.values()):
+            while line:
+                answer: Reply | Exception | None
+                try:
+                    answer = next(line[0].steps)
+                except Exception as error:
+                    answer = error
+                if answer is None:
+                    break
+                self._end_request(line[0], answer)
 
-    def _end_waiting(self, waiting: Waiting, answer: Reply | Exception | None) -> None:
+    def _end_request(self, request: Request, answer: Reply | Exception | None) -> None:
         """Ends a request that has waited, if it has not ended yet, and answers it unless `answer` is None."""
-        if waiting.session.waiting.pop(waiting.number, None) is None:
+        if request not in request.session.waiting:
             return
-        line = self._lines[waiting.line]
-        line.remove(waiting)
+        request.session.waiting.remove(request)
+        line = self._lines[request.line]
+        line.remove(request)
         if line:
-            self._lines.move_to_end(waiting.line)  # the other lines are next
+            self._lines.move_to_end(request.line)  # the other lines are next
+            self._again = True
         else:
-            del self._lines[waiting.line]
-        if len(self._deadlines) > 64 + 2 * sum(map(len, self._lines.values())):
-            # Requests that ended early must not be kept until their deadline.
-            self._deadlines = [each for each in self._deadlines if each[1] in each[2].session.waiting]
-            heapq.heapify(self._deadlines)
-        waiting.count(-1)
-        waiting.drop()
+            del self._lines[request.line]
+        self._deadlines.pop(request, None)
+        for table in request.tables:
+            table.count_waiting(request.side, -1)
+        request.steps.close()
         if answer is not None:
-            self._send(waiting.session.identity, answer, waiting.id)
+            self._send(request.session.identity, answer, request.id)
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
+            self._end_request(request, request.late())
 
     # --- ends ---
 
     def _probe(self) -> None:
         now = time.monotonic()
-        self._probes = [moment for moment in self._probes if moment > now]
-        for identity in list(self._sessions):
-            self._send(identity, {"notice": "ping"})
+        if any(moment <= now for moment in self._probes):
+            self._probes = {moment for moment in self._probes if moment > now}
+            for identity in list(self._sessions):
+                self._send(identity, {"notice": "ping"})
 
     def _close(self, session: Session) -> None:
         """Ends a session: the client has gone, or has said hello again."""
         if self._sessions.get(session.identity) is session:
             del self._sessions[session.identity]
-        for waiting in list(session.waiting.values()):
-            self._end_waiting(waiting, None)
+        for request in list(session.waiting):
+            self._end_request(request, None)
         self._handler.close(session)
 
-    def _end(self) -> None:
+    def _end(self, monitor: zmq.Socket) -> None:
         for session in list(self._sessions.values()):
-            for waiting in list(session.waiting.values()):
-                self._end_waiting(waiting, self._reason)
+            for request in list(session.waiting):
+                self._end_request(request, self._reason)
             if session.identity in self._sessions:
                 self._send(session.identity, {"notice": "stopped"})
             if session.identity in self._sessions:
                 self._close(session)
-        # The address is free at once; what was said last is still delivered.
+        # ZeroMQ's thread closes the listener: until then, the address is in use.
         with contextlib.suppress(zmq.ZMQError):
             self._socket.unbind(sockets.bound_address(self._socket))
-        self._socket.close(linger=1000)
+            while monitor.poll(_UNBIND_MS):
+                if parse_monitor_message(monitor.recv_multipart())["event"] == zmq.EVENT_CLOSED:
+                    break
+        self._socket.disable_monitor()
+        monitor.close(linger=0)
+        self._socket.close(linger=1000)  # milliseconds in which what was said last is delivered

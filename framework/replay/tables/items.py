@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from framework.replay.errors import CheckpointError
-from framework.replay.rows.arrays import grown, span
-from framework.replay.rows.binding import Binding, Bindings
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Binding, Bindings, Layout
+from framework.replay.rows.store import grown, span
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.samples import Part, Samples
 from framework.replay.tables.selectors import Fifo, Selector
@@ -211,7 +210,7 @@ class Items:
             else:
                 self._forget(slots)
                 for binding, _, index, _ in self.parts(slots):
-                    binding.drop(index)
+                    binding.release(index)
         if not replaces:
             if n > self._num_free:
                 self._grow(len(self.state) + n)
@@ -282,7 +281,7 @@ class Items:
         if not len(slots):
             return
         for binding, _, index, _ in self.parts(slots):
-            binding.drop(index)
+            binding.release(index)
         self.state[slots] = FREE
         self.num_left -= len(slots)
         end = self._num_free + len(slots)
@@ -515,7 +514,7 @@ class Items:
         self.limiter.size = int(np.count_nonzero(live))
         # Layouts without items are left out: their streams may not be in the checkpoint.
         for number in np.unique(arrays["layouts"][live]).tolist():
-            own = self.bindings.number(Layout.from_wire(numbers["layouts"][number]))
+            own = self.bindings[Layout.from_wire(numbers["layouts"][number])]
             binding = self.bindings.known[own]
             slots = np.flatnonzero(live & (arrays["layouts"] == number))
             self.layouts[slots] = own

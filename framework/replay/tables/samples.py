@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.rows.binding import Binding
+from framework.replay.rows.layout import Binding
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 # (binding, places, index, lengths) of the samples of one layout; see `Samples`.

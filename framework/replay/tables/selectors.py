@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.rows.arrays import grown
+from framework.replay.rows.store import grown
 from framework.replay.tables.sum_tree import SumTree
 
 # Sums of billions of weights must stay finite.

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from framework.replay.errors import (
     UnknownTableError,
     WouldBlockError,
 )
-from framework.replay.rows.binding import Bindings
-from framework.replay.rows.layout import Layout
+from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables import selectors
 from framework.replay.tables.items import Delivery, Items, NewItems, SavedPart, make_keys
@@ -44,6 +43,13 @@ _MAX_DRAW = 1 << 16
 # Seconds of a single wait, which keep Ctrl-C working.
 _LOOK = 5.0
 _SELECTORS = ("Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized")
+
+
+class ShownWriter(Protocol):
+    """A writer that holds items back until a table is read."""
+
+    def show(self) -> None:
+        """Inserts them."""
 
 
 class Table:
@@ -118,7 +124,7 @@ class Table:
         self._waited = [0.0, 0.0]  # seconds, of all calls of a side
         self._conditions = [threading.Condition(self.lock) for _ in range(2)]
         self._listeners: list[Callable[[], None]] = []
-        self._drains: tuple[Callable[[], None], ...] = ()
+        self._writers: tuple[Callable[[], ShownWriter | None], ...] = ()
         self._closed: str | None = None
         self._rng = np.random.default_rng(seed)
         self._compose(sampler, remover, int(max_size), rate_limiter, max(0, int(max_times_sampled)))
@@ -209,20 +215,24 @@ class Table:
 
     # Wiring.
 
-    def add_drain(self, drain: Callable[[], None]) -> None:
-        """`drain` is called before anything is read: a writer of this process inserts what it holds back."""
+    def add_writer(self, reference: Callable[[], ShownWriter | None]) -> None:
+        """Adds a weak reference to a writer of this process: it inserts before a read."""
         with self.lock:
-            self._drains = (*self._drains, drain)
+            self._writers = (*self._writers, reference)
 
-    def remove_drain(self, drain: Callable[[], None]) -> None:
-        """The opposite of `add_drain`."""
+    def remove_writer(self, reference: Callable[[], ShownWriter | None]) -> None:
+        """Inverts `add_writer`."""
         with self.lock:
-            self._drains = tuple(each for each in self._drains if each != drain)
+            self._writers = tuple(each for each in self._writers if each is not reference)
 
     def drain(self) -> None:
         """Has the writers of this process insert what they hold back."""
-        for drain in self._drains:
-            drain()
+        if self.store.dropped_writers:
+            self.store.end_dropped_writers()
+        for reference in self._writers:
+            writer = reference()
+            if writer is not None:
+                writer.show()
 
     def watch(self, listener: Callable[[], None]) -> None:
         """`listener` is called, with the lock held, when calls that wait should look again."""
@@ -338,7 +348,7 @@ class Table:
         n = len(index)
         if priorities is not None:
             priorities = self.check_priorities(priorities, n)
-        number = self._bindings.number(layout)
+        number = self._bindings[layout]
         return NewItems(index, make_keys(n) if keys is None else keys, priorities, lengths, episodes, number)
 
     def insert_now(self, new: NewItems) -> int:
