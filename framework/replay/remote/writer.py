@@ -19,6 +19,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -37,7 +38,7 @@ from framework.replay.errors import (
     UnknownTableError,
 )
 from framework.replay.late import LateFlush
-from framework.replay.remote.connection import Connection, Interrupted, SessionLost
+from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import grown, span
 from framework.replay.tables.items import make_keys
@@ -50,7 +51,6 @@ _DELAY = 0.005
 _SEND_ROWS = 4096  # released rows that are sent without items
 _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
-_LAST_WORDS = 2.0  # seconds for which an interrupted or closing writer waits for its server
 
 
 class _Stream:
@@ -101,6 +101,7 @@ class ServedWriter(Writer):
         dropped: collections.deque[ServedWriter],
     ) -> None:
         self._closed = True  # until there is something to close
+        self._pid = os.getpid()
         self._dropped = dropped
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
@@ -265,7 +266,7 @@ class ServedWriter(Writer):
                 self._sync()
             if self._pending:
                 return False
-            answer = self._connection.request({"op": "can_insert", "table": table, "n": n}, wait=False)
+            answer = self._connection.request({"op": "can_insert", "table": table, "n": n})
             return bool(answer["value"])
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
@@ -302,6 +303,8 @@ class ServedWriter(Writer):
             self._lock.release()
 
     def close(self, timeout: float | None = None) -> int:
+        if self._pid != os.getpid():
+            return 0
         with self._lock:
             if self._closed:
                 return 0
@@ -322,7 +325,7 @@ class ServedWriter(Writer):
             except (DeadlineExceededError, Interrupted):
                 # Some of a message may be in its table: the server says how many, once it tries no more.
                 self._connection.post({"op": "cancel"})
-                answer = self._connection.request({"op": "sync"}, timeout=_LAST_WORDS, wait=False)
+                answer = self._connection.request({"op": "sync"}, timeout=LAST_WORDS)
                 self._pending = self._created - self._failed - int(answer["inserted"])
 
     def __del__(self) -> None:
@@ -341,6 +344,8 @@ class ServedWriter(Writer):
     @contextlib.contextmanager
     def _in_session(self, check: bool = True) -> Iterator[None]:
         """Holds the lock; opens the session at first, and ends the writer if the session is lost."""
+        if self._pid != os.getpid():  # its rows and its lock are the parent's
+            raise ServerLost("writer: got a call in a forked process. Make a new writer there.")
         with self._lock:
             if check:
                 self._raise_error()
@@ -385,11 +390,11 @@ class ServedWriter(Writer):
         per_block = min(_LEASE_ROWS, _LEASE_BYTES // max(1, row_bytes))
         block = max(2 * n, per_block) if n else 0
         try:
-            answer = self._connection.request({**request, "n": block}, wait=False)
+            answer = self._connection.request({**request, "n": block})
         except MemoryError:
             if block == n:
                 raise
-            answer = self._connection.request({**request, "n": n}, wait=False)  # no room for more than needed
+            answer = self._connection.request({**request, "n": n})  # no room for more than needed
         held.name = answer["stream"]
         held.specs, held.block = specs, per_block
         mapped = self._connection.mapped
@@ -448,7 +453,7 @@ class ServedWriter(Writer):
     def _sync(self) -> None:
         """Learns what the server could carry out of all that was created so far."""
         self._send()
-        self._connection.request({"op": "sync"}, wait=False)
+        self._connection.request({"op": "sync"})
         self._collect(0.0)
 
     def _wait(self, keep: int, timeout: float | None) -> None:
@@ -456,8 +461,8 @@ class ServedWriter(Writer):
         if self._pending <= keep:
             return
         self._send()
-        if self._connection.interrupted:
-            timeout = _LAST_WORDS if timeout is None else min(timeout, _LAST_WORDS)
+        if self._connection.wake.is_set:
+            timeout = LAST_WORDS if timeout is None else min(timeout, LAST_WORDS)
         deadline = None if timeout is None else time.monotonic() + timeout
         self._waits = True
         try:
@@ -467,7 +472,7 @@ class ServedWriter(Writer):
                     self._sync()  # an answer may be on its way: it comes before the answer to this
                     if self._pending <= keep:
                         break
-                    if self._connection.interrupted:
+                    if self._connection.wake.is_set:
                         raise Interrupted
                     raise DeadlineExceededError(f"{self._pending} items wait for room in their tables")
         finally:
