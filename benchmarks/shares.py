@@ -119,9 +119,8 @@ def instrument(sections: Sections) -> None:
     from framework.adders.block import BlockAdder
     from framework.datasets import Dataset
     from framework.environments.base import BatchedEnvironment
-    from framework.environments.inline import InlineEnvironment
     from framework.environments.single import DmEnvAdapter, GymnasiumAdapter
-    from framework.environments.vector import VectorEnvironment
+    from framework.environments.stepping import InlineEnvironment, VectorEnvironment
     from framework.learners import MinibatchLearner, SGDLearner
     from framework.programs.actor_worker import ActorWorker
     from framework.programs.learner_worker import LearnerWorker

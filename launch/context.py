@@ -171,6 +171,14 @@ def find_runtime() -> Runtime | None:
     return _active[0] if _active else None
 
 
+def find_context() -> NodeContext | None:
+    """Returns the place where the calling code runs, or None outside of a node."""
+    if _here.context is not None:
+        return _here.context
+    runtime = find_runtime()
+    return None if runtime is None else runtime.only_context
+
+
 def current_runtime() -> Runtime:
     runtime = find_runtime()
     if runtime is None:
@@ -184,16 +192,13 @@ def get_node_context() -> NodeContext:
     Raises:
       LaunchError: The caller is outside of a node.
     """
-    if _here.context is not None:
-        return _here.context
-    runtime = find_runtime()
-    only = None if runtime is None else runtime.only_context
-    if only is None:
+    found = find_context()
+    if found is None:
         raise LaunchError(
             "get_node_context() was called outside of a node, or on a thread that a node started in a "
             "process of several nodes. Call it in the node's constructor and keep the result."
         )
-    return only
+    return found
 
 
 def shared_memory_directory() -> str | None:
@@ -212,7 +217,8 @@ def stop(result: Any = None) -> None:
     """Asks the whole program to stop and returns at once; callable from any thread of any node.
 
     Args:
-      result: the value that `launch()` returns; the first that is not None counts.
+      result: the value that `launch()` returns; the first that is not None counts. `launch()` raises an
+        exception.
     """
     current_runtime().request_stop(result)
 

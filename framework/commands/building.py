@@ -11,7 +11,7 @@ import numpy as np
 import tree
 
 from framework import core, specs
-from framework.commands.errors import CommandError, UsageError
+from framework.commands.options import CommandError, UsageError
 from framework.programs import make
 from framework.programs.run_config import RunConfig
 from launch import Program

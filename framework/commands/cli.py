@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from framework.commands.errors import UsageError
+from framework.commands.options import UsageError
 from framework.programs.run_folder import RunError
 
 # By command, its module in framework.commands and its description.

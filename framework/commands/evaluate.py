@@ -9,8 +9,7 @@ from typing import Any
 
 import tyro
 
-from framework.commands.errors import UsageError
-from framework.commands.options import parse
+from framework.commands.options import UsageError, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
 

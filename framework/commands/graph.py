@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from framework.commands import building
-from framework.commands.errors import UsageError
-from framework.commands.options import TrainOptions, parse
+from framework.commands.options import TrainOptions, UsageError, parse
 from framework.commands.train import find
 from framework.programs.registry import agent_names
 from framework.programs.run_config import RunConfig

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from framework.commands.errors import CommandError, UsageError
-from framework.commands.options import parse
+from framework.commands.options import CommandError, UsageError, parse
 from framework.loggers.jsonl import read_jsonl
 from framework.programs.run_folder import RunFolder
 

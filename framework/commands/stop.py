@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from framework.commands.errors import CommandError
-from framework.commands.options import parse
+from framework.commands.options import CommandError, parse
 from framework.programs.run_folder import RunFolder
 
 

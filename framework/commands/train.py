@@ -15,8 +15,7 @@ from typing import Any
 import launch
 from framework.checkpoints import Checkpointer, CheckpointError
 from framework.commands import building
-from framework.commands.errors import CommandError, UsageError
-from framework.commands.options import TrainOptions, parse, parse_train
+from framework.commands.options import CommandError, TrainOptions, UsageError, parse, parse_train
 from framework.commands.plot import draw_run
 from framework.loggers import ProgressDisplay
 from framework.loggers.files import explained

@@ -10,8 +10,7 @@ from typing import Any
 
 import tyro
 
-from framework.commands.errors import CommandError, UsageError
-from framework.commands.options import parse
+from framework.commands.options import CommandError, UsageError, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 
 _FORMATS = (".mp4", ".gif")

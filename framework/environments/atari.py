@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from typing import Any
 
@@ -10,6 +11,8 @@ import dm_env
 import numpy as np
 
 from framework import specs
+
+_INTER_AREA = 3  # cv2.INTER_AREA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,42 +78,66 @@ class AtariEnvironment(dm_env.Environment):
           ImportError: ale-py or OpenCV is missing.
           ValueError: there is no such game.
         """
+        self._game = game
+        self._options = options or AtariOptions()
+        sequence = np.random.SeedSequence(seed)
+        self._rng = np.random.default_rng(sequence)
+        self._ale_seed = int(sequence.generate_state(1)[0] & 0x7FFFFFFF)
+        self._load()
+        self._noop = self._previous = self._actions[0]
+        height, width = self._ale.getScreenDims()
+        self._channels = 1 if self._options.grayscale else 3
+        frame_shape = (height, width) if self._channels == 1 else (height, width, 3)
+        self._frames = [np.zeros(frame_shape, np.uint8) for _ in range(2)]
+        if self._options.size is not None:
+            height = width = self._options.size
+        self._stack = np.zeros((self._options.stack * self._channels, height, width), np.uint8)
+        self._lives = 0
+        self._playing = False  # whether the next step continues an episode
+        self._game_over = True
+
+    def _load(self) -> None:
+        """Loads the game and the packages that it needs."""
         try:
             import ale_py
             import ale_py.roms
+
+            if self._options.size is not None:
+                import cv2
+
+                # Its own threads cost more than they give on such small pictures, and fight with other envs.
+                cv2.setNumThreads(0)
+                self._resize = cv2.resize
         except ImportError as error:
-            raise ImportError("Atari games need ale-py. Run pip install 'repertory[atari]'.") from error
-        self._options = options or AtariOptions()
-        rom = _find_rom(game, ale_py.roms.get_all_rom_ids())
-        sequence = np.random.SeedSequence(seed)
-        self._rng = np.random.default_rng(sequence)
+            raise ImportError(
+                "Atari games need ale-py, and OpenCV to resize frames. Run pip install 'repertory[atari]'."
+            ) from error
+        rom = _find_rom(self._game, ale_py.roms.get_all_rom_ids())
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self._ale = ale = ale_py.ALEInterface()
-        # All of this counts only if it is set before the ROM is loaded.
-        ale.setInt("random_seed", int(sequence.generate_state(1)[0] & 0x7FFFFFFF))
-        ale.setFloat("repeat_action_probability", self._options.sticky_actions)
+        # All of this counts only if it is set before the ROM is loaded. `_act` makes the actions stick: ALE's
+        # saved states lack the action that sticks.
+        ale.setInt("random_seed", self._ale_seed)
+        ale.setFloat("repeat_action_probability", 0.0)
         ale.setInt("max_num_frames_per_episode", self._options.max_frames)
         path = ale_py.roms.get_rom_path(rom)
         assert path is not None  # its id is among get_all_rom_ids()
         ale.loadROM(path)
-        self._actions = (
-            ale.getLegalActionSet() if self._options.full_action_space else ale.getMinimalActionSet()
-        )
-        self._noop = self._actions[0]
-        height, width = ale.getScreenDims()
-        channels = 1 if self._options.grayscale else 3
-        frame_shape = (height, width) if channels == 1 else (height, width, 3)
-        self._frames = [np.zeros(frame_shape, np.uint8) for _ in range(2)]
-        if self._options.size is not None:
-            self._resize = _make_resize(self._options.size)
-            height = width = self._options.size
-        else:
-            self._resize = None
-        self._channels = channels
-        self._stack = np.zeros((self._options.stack * channels, height, width), np.uint8)
-        self._lives = 0
-        self._playing = False  # whether the next step continues an episode
-        self._game_over = True
+        full = self._options.full_action_space
+        self._actions = ale.getLegalActionSet() if full else ale.getMinimalActionSet()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The exact state of the game, for pickle."""
+        native = ("_ale", "_resize", "_actions")
+        attributes = {key: value for key, value in vars(self).items() if key not in native}
+        return {**attributes, "ale_state": self._ale.cloneState(include_rng=True)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ale_state = state.pop("ale_state")
+        self.__dict__.update(state)
+        self._load()
+        self._ale.reset_game()
+        self._ale.restoreState(ale_state)
 
     def observation_spec(self) -> specs.BoundedArray:
         # A stack of colored pictures has three channels a frame, which is not what the spec promises.
@@ -126,7 +153,7 @@ class AtariEnvironment(dm_env.Environment):
             self._start_game()
         else:
             # Only a life was lost: the game goes on, one frame later.
-            self._ale.act(self._noop)
+            self._act(self._noop)
             if self._ale.game_over():
                 self._start_game()
         self._playing, self._game_over = True, False
@@ -138,11 +165,19 @@ class AtariEnvironment(dm_env.Environment):
 
     def _start_game(self) -> None:
         self._ale.reset_game()
+        self._previous = self._noop
         if self._options.noop_max:
             for _ in range(int(self._rng.integers(self._options.noop_max + 1))):
-                self._ale.act(self._noop)
+                self._act(self._noop)
                 if self._ale.game_over():
                     self._ale.reset_game()
+
+    def _act(self, action: Any) -> float:
+        """Plays one frame, with the action before it if that one sticks; returns the points."""
+        sticky = self._options.sticky_actions
+        if not sticky or self._rng.random() >= sticky:
+            self._previous = action
+        return self._ale.act(self._previous)
 
     def step(self, action: int) -> dm_env.TimeStep:
         if not self._playing:
@@ -151,7 +186,7 @@ class AtariEnvironment(dm_env.Environment):
         move = self._actions[int(action)]
         reward, grabbed = 0.0, 0
         for frame in range(skip):
-            reward += ale.act(move)
+            reward += self._act(move)
             over = ale.game_over()
             # Pictures are fetched only where they count: of the last two frames.
             if self._options.max_pooling and frame == skip - 2 and not over:
@@ -181,33 +216,20 @@ class AtariEnvironment(dm_env.Environment):
             self._ale.getScreenRGB(self._frames[index])
 
     def _push(self, frame: np.ndarray) -> None:
-        picture = frame if self._resize is None else self._resize(frame)
+        if size := self._options.size:
+            frame = self._resize(frame, (size, size), interpolation=_INTER_AREA)
         self._stack[: -self._channels] = self._stack[self._channels :]
-        self._stack[-self._channels :] = picture if self._channels == 1 else picture.transpose(2, 0, 1)
+        self._stack[-self._channels :] = frame if self._channels == 1 else frame.transpose(2, 0, 1)
 
     def render(self) -> np.ndarray:
         """The screen in color, uint8[210, 160, 3]."""
         return self._ale.getScreenRGB()
 
 
-def _make_resize(size: int) -> Any:
-    try:
-        import cv2
-    except ImportError as error:
-        raise ImportError(
-            "Resizing Atari frames needs OpenCV. Run pip install 'repertory[atari]', or set size=None."
-        ) from error
-    # Its own threads cost more than they give on such small pictures, and fight with the other envs.
-    cv2.setNumThreads(0)
-    return lambda frame: cv2.resize(frame, (size, size), interpolation=cv2.INTER_AREA)
-
-
 def _find_rom(game: str, known: list[str]) -> str:
     rom = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", game).lower()
     if rom in known:
         return rom
-    import difflib
-
     close = difflib.get_close_matches(rom, known, n=3)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"Known games: {', '.join(sorted(known))}."
     raise ValueError(f"Atari game: got {game!r}, expected a game of ale-py. {hint}")

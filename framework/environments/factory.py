@@ -9,9 +9,9 @@ from typing import Any
 from framework import specs
 from framework.environments import suites
 from framework.environments.base import BatchedEnvironment
-from framework.environments.inline import InlineEnvironment
+from framework.environments.processes import ProcessEnvironment
 from framework.environments.single import SingleEnv, call_factory, env_seeds, make_env, takes
-from framework.environments.vector import VectorEnvironment, autoreset_mode
+from framework.environments.stepping import InlineEnvironment, VectorEnvironment, autoreset_mode
 
 STEPPING = ("auto", "inline", "vector", "processes")
 
@@ -102,8 +102,6 @@ def _batch(
             "num_envs. Use stepping='inline', or a factory of one env."
         )
     if stepping == "processes":
-        from framework.environments.processes import ProcessEnvironment
-
         return ProcessEnvironment(source, seeds, num_processes)
     if makes_batches:
         first = call_factory(source.make_one, seed, source.options, num_envs)
@@ -118,7 +116,7 @@ def _batch(
             f"{num_envs}. Return environments.make(..., num_envs=num_envs), or remove the parameter."
         )
     makers: list[Callable[[], SingleEnv]] = [functools.partial(make_env, first, seeds[0])]
-    makers += [functools.partial(build_env, source, env_seed) for env_seed in seeds[1:]]
+    makers += [functools.partial(source.make_env, env_seed) for env_seed in seeds[1:]]
     return InlineEnvironment(source.name, makers)
 
 
@@ -128,7 +126,7 @@ def _needs_envs(wrapper: Any) -> bool:
 
 def _fast_vector(source: suites.Source, num_envs: int, seed: int | None) -> VectorEnvironment | None:
     """The environment's own vector version, if it is the same environment in all that can be seen."""
-    env = build_env(source, None)
+    env = source.make_env(None)
     env.close()
     assert source.make_vector is not None
     try:
@@ -155,8 +153,3 @@ def _adopt(name: str, environment: Any, num_envs: int, seed: int | None) -> Batc
     if isinstance(environment, BatchedEnvironment):
         return environment
     return VectorEnvironment(name, environment, seed)
-
-
-def build_env(source: suites.Source, seed: int | None) -> SingleEnv:
-    """One env of `source`."""
-    return make_env(call_factory(source.make_one, seed, source.options), seed)

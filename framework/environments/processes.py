@@ -1,38 +1,62 @@
-"""B environments in child processes, for environments whose steps take long."""
+"""B environments in child processes, for environments whose steps take long.
+
+A call is a message (method, arguments) to each child and a message (whether it succeeded, result) back.
+Observations, rewards and step types are in memory that all processes map. The memory has no name, so no file
+remains, whichever process ends first.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import mmap
 import os
-import selectors
+import pickle
+import select
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import traceback
 import weakref
 from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+import cloudpickle
 import dm_env
 import numpy as np
 
-from framework.environments import pipes
-from framework.environments.base import ActionChecker, BatchedEnvironment, Buffers, EnvironmentFault
+from framework import nest as nests
+from framework.environments.base import BatchedEnvironment, EnvironmentFault
+from framework.environments.stepping import (
+    Buffers,
+    InlineEnvironment,
+    action_checker,
+    buffer_layout,
+    load_env_states,
+)
+from framework.environments.suites import Source
 from framework.types import Nest
+
+# Seconds that the envs of a child may take to close after the parent has closed its connection.
+CLOSE_GRACE = 2.0
 
 
 class _Child:
     """One process and this side of its connection."""
 
-    def __init__(self, first_env: int, num_envs: int):
-        self.first_env = first_env
-        self.num_envs = num_envs
-        self.connection, theirs = socket.socketpair()
-        read_end, self.lifeline = os.pipe()
+    def __init__(self, first_env: int, num_envs: int, memory: int):
+        self.rows = slice(first_env, first_env + num_envs)
+        last = first_env + num_envs - 1
+        #: How errors name the envs.
+        self.envs = f"env {last}" if num_envs == 1 else f"envs {first_env} to {last}"
+        self.connection, theirs = Pipe()
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from framework.environments.child import main; "
-            f"main({theirs.fileno()}, {read_end})"
+            f"import sys; sys.path[:] = {sys.path!r}; from framework.environments.processes import serve; "
+            f"serve({theirs.fileno()}, {memory})"
         )
         # One math thread per child: the parallelism is in the number of children.
         variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
@@ -40,26 +64,19 @@ class _Child:
         # stays blocked in the child, from its first instruction on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
+            # Not multiprocessing's Process: that imports the user's __main__ again, and needs a guard there.
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                pass_fds=(theirs.fileno(), read_end),
+                pass_fds=(theirs.fileno(), memory),
                 stdin=subprocess.DEVNULL,
                 env=variables,
             )
         except BaseException:
             self.connection.close()
-            os.close(self.lifeline)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
-            os.close(read_end)
-
-    @property
-    def envs(self) -> str:
-        """How errors name the envs."""
-        last = self.first_env + self.num_envs - 1
-        return f"env {last}" if self.num_envs == 1 else f"envs {self.first_env} to {last}"
 
 
 class ProcessEnvironment(BatchedEnvironment):
@@ -73,11 +90,10 @@ class ProcessEnvironment(BatchedEnvironment):
     """
 
     can_step_envs = True
-    can_end_episodes = True
 
     def __init__(
         self,
-        source: Any,
+        source: Source,
         seeds: Sequence[int | None],
         num_processes: int | None = None,
         *,
@@ -88,7 +104,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """Starts the children and waits until all environments are built.
 
         Args:
-          source: a `suites.Source`; it is sent to the children by cloudpickle.
+          source: makes the environments; cloudpickle sends it to the children.
           seeds: one per env.
           num_processes: how many children; by default one per usable core, at most one per env.
           start_timeout: seconds that building the environments may take.
@@ -97,7 +113,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """
         self.name = source.name
         self.num_envs = len(seeds)
-        if not hasattr(socket, "send_fds"):
+        if os.name != "posix":
             raise ValueError(
                 f"{self.name}: stepping='processes' needs a POSIX system. Use stepping='inline'."
             )
@@ -106,123 +122,120 @@ class ProcessEnvironment(BatchedEnvironment):
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
         self._step_timeout = step_timeout
         self._children: list[_Child] = []
-        self._selector = selectors.DefaultSelector()
         self._broken: str | None = None
-        self._finalizer = weakref.finalize(self, _shut_down, self._children, self._selector, close_timeout)
+        self._slot = 0
+        self._finalizer = weakref.finalize(self, _shut_down, self._children, close_timeout)
+        memory = _unnamed_file()
         try:
             for group in np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs)):
-                child = _Child(int(group[0]), len(group))
-                self._children.append(child)
-                self._selector.register(child.connection, selectors.EVENT_READ, child)
-                envs = slice(child.first_env, child.first_env + child.num_envs)
-                pipes.send_message(
-                    child.connection, (source, list(seeds[envs]), child.first_env, self.num_envs)
-                )
-            self._share(start_timeout)
+                self._children.append(_Child(int(group[0]), len(group), memory))
+            recipe = cloudpickle.dumps(source)
+            self._send([(recipe, seeds[child.rows], child.rows.start) for child in self._children])
+            found = [pickle.loads(spec) for spec in self._collect("building", start_timeout)]
+            self.spec = found[0]
+            for child, spec in zip(self._children, found, strict=True):
+                if spec != self.spec:
+                    raise EnvironmentFault(
+                        f"{self.name}, {child.envs}: the spec is {spec}, but {self._children[0].envs} have "
+                        f"{self.spec}. All envs must have the same spec."
+                    )
+            self._buffers = Buffers(self.spec, self.num_envs, _map(memory, self.spec, self.num_envs))
+            self._check_action = action_checker(self.name, self.spec.actions, self.num_envs)
+            self._send([self.num_envs] * len(self._children))
+            self._collect("building", start_timeout)
         except BaseException:
             self.close()
             raise
-
-    def _share(self, timeout: float) -> None:
-        """Learns the spec from the children and gives them the memory for it."""
-        found = self._collect("building", timeout)
-        self.spec = found[0]
-        for child, spec in zip(self._children, found, strict=True):
-            if spec != self.spec:
-                raise EnvironmentFault(
-                    f"{self.name}, {child.envs}: the spec is {spec}, but {self._children[0].envs} have "
-                    f"{self.spec}. All envs must have the same spec."
-                )
-        size = pipes.shared_size(self.spec, self.num_envs)
-        descriptor = pipes.make_memory(size)
-        try:
-            arena = pipes.Arena(descriptor, size)
-            for child in self._children:
-                socket.send_fds(child.connection, [b"m"], [descriptor])
         finally:
-            os.close(descriptor)
-        self._shared = pipes.SharedArrays(self.spec, self.num_envs, arena)
-        self._buffers = Buffers(self.spec, self.num_envs, arena.allocate)
-        self._check_action = ActionChecker(self.name, self.spec.actions, self.num_envs)
-        self._collect("building", timeout)
+            os.close(memory)
 
     def reset(self) -> dm_env.TimeStep:
-        self._command(pipes.RESET)
-        self._buffers.flip()
-        self._collect("reset()", self._step_timeout)
-        return self._buffers.timestep()
+        self._slot = 1 - self._slot
+        self._call("reset")
+        return self._buffers.timesteps[self._slot]
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        self._put_action(action)
-        self._command(pipes.STEP)
-        self._buffers.flip()
-        self._collect("step()", self._step_timeout)
-        return self._buffers.timestep()
+        arrays = self._check_action(action)
+        self._slot = 1 - self._slot
+        self._call("step", [([array[child.rows] for array in arrays],) for child in self._children])
+        return self._buffers.timesteps[self._slot]
 
     def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        self._put_action(action)
-        self._shared.active[:] = active
-        self._command(pipes.STEP_ENVS)
-        self._collect("step()", self._step_timeout)
-        return self._buffers.timestep()
+        arrays = self._check_action(action)
+        self._call(
+            "step_envs",
+            [([array[child.rows] for array in arrays], active[child.rows]) for child in self._children],
+        )
+        return self._buffers.timesteps[self._slot]
 
     def end_episodes(self, envs: np.ndarray) -> None:
-        self._shared.ended |= envs  # the children look at it before their next step
+        self._call("end_episodes", [(envs[child.rows],) for child in self._children])
 
-    def _put_action(self, action: Nest) -> None:
-        for column, array in zip(self._shared.actions, self._check_action(action), strict=True):
-            column[...] = array
+    def state(self) -> bytes:
+        return pickle.dumps([env for states in self._call("env_states") for env in states])
+
+    def set_state(self, state: bytes) -> None:
+        env_states = load_env_states(self, state)
+        self._call("set_env_states", [(env_states[child.rows],) for child in self._children])
 
     def render(self, env: int = 0) -> np.ndarray:
         for child in self._children:
-            if child.first_env <= env < child.first_env + child.num_envs:
-                self._command(pipes.RENDER + pipes.INDEX.pack(env - child.first_env), [child])
-                return self._collect("render()", self._step_timeout, [child])[0]
-        raise IndexError(f"{self.name}: env {env} of {self.num_envs}")
+            if child.rows.start <= env < child.rows.stop:
+                return self._call("render", [(env - child.rows.start,)], [child])[0]
+        raise IndexError(f"{self.name}: env: got {env}, expected a number below {self.num_envs}.")
 
-    def _command(self, command: bytes, children: Sequence[_Child] | None = None) -> None:
+    def _call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]] | None = None,
+        children: Sequence[_Child] | None = None,
+    ) -> list[Any]:
+        """Calls `method` of the children's environments, with the arguments of each; returns the results."""
+        children = children or self._children
         if self._broken is not None:
             raise EnvironmentFault(f"{self.name}: the environment can no longer be used: {self._broken}.")
+        self._send([(method, one) for one in arguments or [()] * len(children)], children)
+        return self._collect(
+            "step()" if method == "step_envs" else f"{method}()", self._step_timeout, children
+        )
+
+    def _send(self, messages: Sequence[Any], children: Sequence[_Child] | None = None) -> None:
         # Set until the answers are in, so that an interrupt in between leaves a sign.
         self._broken = "a call was interrupted before the children answered. Make a new environment"
-        for child in children or self._children:
+        for child, message in zip(children or self._children, messages, strict=True):
             try:
-                child.connection.sendall(command)
+                child.connection.send_bytes(pickle.dumps(message, protocol=5))
             except OSError:
                 raise self._dead(child) from None
 
     def _collect(
         self, call: str, timeout: float | None, children: Sequence[_Child] | None = None
     ) -> list[Any]:
-        """Waits for one answer of each child; returns the messages (None where there is none)."""
-        asked = list(children or self._children)
-        answers: dict[_Child, Any] = {}
-        faults: dict[int, EnvironmentFault] = {}
+        """Waits for the answer of each child, and returns their results."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while len(answers) < len(asked):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = self._selector.select(left)
-            if not ready:
-                late = ", ".join(child.envs for child in asked if child not in answers)
-                self._broken = f"{call} of {late} took longer than {timeout} s"
-                raise EnvironmentFault(f"{self.name}, {late}: {call} took longer than {timeout} s.")
-            for key, _ in ready:
-                child = key.data
-                try:
-                    tag = child.connection.recv(1)
-                    message = None if tag in (b"", pipes.DONE) else pipes.receive_message(child.connection)
-                except (OSError, EOFError):
-                    tag, message = b"", None
-                if not tag:
-                    dead = self._dead(child)
-                    raise faults.get(child.first_env, dead)
-                if tag == pipes.FAILED:
-                    faults[child.first_env] = _remote_fault(self.name, child, message)
-                answers[child] = message
+        results: list[Any] = []
+        faults: list[Exception] = []
+        for child in children or self._children:
+            try:
+                if deadline is not None and not child.connection.poll(max(0.0, deadline - time.monotonic())):
+                    self._broken = f"{call} of {child.envs} took longer than {timeout} s"
+                    raise EnvironmentFault(f"{self.name}, {child.envs}: {call} took longer than {timeout} s.")
+                succeeded, result = child.connection.recv()
+            except (EOFError, OSError):
+                raise self._dead(child) from None
+            if succeeded:
+                results.append(result)
+            else:
+                error, text, trace = result
+                # A fault of the child's batch names environment and env already.
+                named = text.startswith(f"{self.name}, env")
+                headline = text if named else f"{self.name}, {child.envs}: {error}: {text}"
+                kind = NotImplementedError if error == "NotImplementedError" else EnvironmentFault
+                faults.append(kind(f"{headline}\n\nIn child process {child.process.pid}:\n{trace}"))
         self._broken = None
         if faults:
-            raise faults[min(faults)]  # the same one whichever child answers first
-        return [answers[child] for child in asked]
+            raise faults[0]
+        return results
 
     def _dead(self, child: _Child) -> EnvironmentFault:
         try:
@@ -240,25 +253,15 @@ class ProcessEnvironment(BatchedEnvironment):
         )
 
     def close(self) -> None:
-        """Ends the children; killed if they do not end by themselves in time."""
+        """Ends the children, and kills those that do not end by themselves in time."""
         self._broken = self._broken or "it is closed"
         self._finalizer()
 
 
-def _remote_fault(name: str, child: _Child, message: Any) -> EnvironmentFault:
-    summary, text, trace = message
-    # A fault of the child's batch names environment and env already.
-    headline = text if text.startswith(f"{name}, env") else f"{name}, {child.envs}: {summary}"
-    return EnvironmentFault(f"{headline}\n\nIn child process {child.process.pid}:\n{trace}")
-
-
-def _shut_down(children: list[_Child], selector: selectors.BaseSelector, timeout: float) -> None:
+def _shut_down(children: list[_Child], timeout: float) -> None:
     """Ends all children; called once, by `close()`, garbage collection or the interpreter's end."""
     for child in children:
-        with contextlib.suppress(OSError):  # gone already; it is waited for below all the same
-            child.connection.sendall(pipes.CLOSE)
         child.connection.close()
-        os.close(child.lifeline)
     deadline = time.monotonic() + timeout
     for child in children:
         try:
@@ -267,10 +270,88 @@ def _shut_down(children: list[_Child], selector: selectors.BaseSelector, timeout
             child.process.kill()
             child.process.wait()
     children.clear()
-    selector.close()
 
 
 def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _unnamed_file() -> int:
+    """A descriptor of an empty file without a name, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("repertory-environments")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _map(descriptor: int, spec: Any, num_envs: int) -> mmap.mmap:
+    """The memory of the buffers; OSError if there is not enough."""
+    size = 2 * buffer_layout(spec, num_envs).itemsize
+    if hasattr(os, "posix_fallocate"):
+        # Reserved now: running out of memory later would kill the process with SIGBUS.
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
+    return mmap.mmap(descriptor, size)
+
+
+def serve(connection_fd: int, memory: int) -> None:
+    """The child process: serves the parent at the other end of `connection_fd` until it closes that."""
+    finished = threading.Event()
+    threading.Thread(target=_watch, args=(connection_fd, finished), name="watch", daemon=True).start()
+    try:
+        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+            _serve(Connection(connection_fd), memory)
+    finally:
+        finished.set()
+
+
+def _watch(connection_fd: int, finished: threading.Event) -> None:
+    """Ends this process when the parent is gone or done, even if a step hangs."""
+    poll = select.poll()
+    poll.register(connection_fd, 0)  # reports only that the other end was closed
+    poll.poll()
+    if not finished.wait(CLOSE_GRACE):
+        os._exit(1)
+
+
+def _serve(connection: Connection, memory: int) -> None:
+    recipe, seeds, first_env = connection.recv()
+    try:
+        source = pickle.loads(recipe)
+        makers = [functools.partial(source.make_env, seed) for seed in seeds]
+        environment = InlineEnvironment(source.name, makers, first_env=first_env)
+    except Exception as error:
+        _answer_failure(connection, error)
+        connection.poll(None)  # until the parent, which waits for the others too, closes the connection
+        return
+    with environment:
+        _answer(connection, True, cloudpickle.dumps(environment.spec))
+        num_envs = connection.recv()
+        rows = slice(first_env, first_env + len(seeds))
+        buffers = Buffers(environment.spec, num_envs, _map(memory, environment.spec, num_envs), rows)
+        environment.use(buffers)
+        _answer(connection, True, None)
+        build_action = nests.unflattener(environment.spec.actions)
+        while True:
+            method, arguments = connection.recv()
+            try:
+                if method in ("step", "step_envs"):
+                    arguments = (build_action(arguments[0]), *arguments[1:])
+                result = getattr(environment, method)(*arguments)
+            except Exception as error:
+                _answer_failure(connection, error)
+            else:
+                # Time steps are in the shared memory.
+                _answer(connection, True, None if isinstance(result, dm_env.TimeStep) else result)
+
+
+def _answer(connection: Connection, succeeded: bool, result: Any) -> None:
+    connection.send_bytes(pickle.dumps((succeeded, result), protocol=5))
+
+
+def _answer_failure(connection: Connection, error: Exception) -> None:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    _answer(connection, False, (type(error).__name__, str(error), text))

@@ -1,4 +1,4 @@
-"""Adapters from one dm_env or gymnasium environment to the common interface of an env."""
+"""From a factory to one env: adapters of gymnasium, dm_env and batched environments to one interface."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ import dm_env
 import numpy as np
 import tree
 
-from framework import nest as nests
 from framework import specs
+from framework.environments import states
 from framework.environments.base import LAST, MID, BatchedEnvironment
 from framework.types import Nest
 
 
 class SingleEnv(abc.ABC):
-    """One environment. It never starts a new episode by itself; the batch calls `reset`."""
+    """One environment. It never starts a new episode by itself; the batch calls `reset`.
+
+    Attributes:
+      spec: its observations, actions, rewards and discounts.
+      observation_starts, action_starts: per leaf, the first value of a Discrete space. Values of the spec
+        count from 0. The batch adds and subtracts the start.
+    """
 
     spec: specs.EnvironmentSpec
+    observation_starts: list[int]
+    action_starts: list[int]
+    _environment: Any
 
     @abc.abstractmethod
     def reset(self) -> Nest:
@@ -30,12 +39,21 @@ class SingleEnv(abc.ABC):
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         """`(observation, reward, discount, step_type)`; step_type is MID or LAST."""
 
-    @abc.abstractmethod
+    def state(self, name: str) -> bytes:
+        """The environment as a pickle; NotImplementedError with `name` if it cannot be pickled."""
+        return states.dump(name, self._environment)
+
+    def set_state(self, state: bytes) -> None:
+        """Replaces the environment by a pickled one."""
+        environment, self._environment = self._environment, states.load(state)
+        environment.close()
+
     def render(self) -> Any:
         """A picture of the present state."""
+        return self._environment.render()
 
-    @abc.abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._environment.close()
 
 
 class GymnasiumAdapter(SingleEnv):
@@ -45,48 +63,27 @@ class GymnasiumAdapter(SingleEnv):
         self._environment = environment
         self._seed = seed
         self.spec = specs.from_spaces(environment.observation_space, environment.action_space)
-        self._observation_offsets = _Offsets(self.spec.observations, environment.observation_space, -1)
-        self._action_offsets = _Offsets(self.spec.actions, environment.action_space, 1)
+        self.observation_starts = specs.discrete_offsets(environment.observation_space)
+        self.action_starts = specs.discrete_offsets(environment.action_space)
 
     def reset(self) -> Nest:
         # Only the first reset is seeded: seeding again would repeat the same episode.
         seed, self._seed = self._seed, None
-        observation, _ = self._environment.reset(seed=seed)
-        return self._observation_offsets(observation)
+        return self._environment.reset(seed=seed)[0]
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
-        if self._action_offsets.needed:
-            action = self._action_offsets(action)
         observation, reward, terminated, truncated, _ = self._environment.step(action)
-        if self._observation_offsets.needed:
-            observation = self._observation_offsets(observation)
         if terminated:
             return observation, reward, 0.0, LAST
         return observation, reward, 1.0, LAST if truncated else MID
 
-    def render(self) -> Any:
-        return self._environment.render()
+    def state(self, name: str) -> bytes:
+        return states.dump(name, (self._environment, self._seed))
 
-    def close(self) -> None:
-        self._environment.close()
-
-
-class _Offsets:
-    """Adds `sign * start` to the leaves that come from Discrete spaces with a start other than 0."""
-
-    def __init__(self, spec: Nest, space: Any, sign: int):
-        self._spec = spec
-        self._offsets = [sign * offset for offset in specs.discrete_offsets(space)]
-        self.needed = any(self._offsets)
-
-    def __call__(self, nest: Nest) -> Nest:
-        if not self.needed:
-            return nest
-        values = [specs.pick(nest, path) for path, _ in specs.leaves(self._spec)]
-        shifted = [
-            value + offset if offset else value for value, offset in zip(values, self._offsets, strict=True)
-        ]
-        return nests.unflattener(self._spec)(shifted)
+    def set_state(self, state: bytes) -> None:
+        environment = self._environment
+        self._environment, self._seed = states.load(state)
+        environment.close()
 
 
 class DmEnvAdapter(SingleEnv):
@@ -101,6 +98,8 @@ class DmEnvAdapter(SingleEnv):
             rewards=tree.map_structure(_as_float32, _plain_dicts(spec.rewards)),
             discounts=tree.map_structure(_as_float32, _plain_dicts(spec.discounts)),
         )
+        self.observation_starts = [0] * len(tree.flatten(spec.observations))
+        self.action_starts = [0] * len(tree.flatten(spec.actions))
 
     def reset(self) -> Nest:
         timestep = self._environment.reset()
@@ -117,24 +116,16 @@ class DmEnvAdapter(SingleEnv):
         return observation, reward, discount, int(step_type)
 
     def render(self) -> Any:
-        render = getattr(self._environment, "render", None)
-        if render is not None:
-            return render()
         physics = getattr(self._environment, "physics", None)
-        if physics is not None:  # dm_control
+        if physics is not None:  # dm_control, whose environments have no render()
             return physics.render(height=240, width=320, camera_id=0)
-        raise NotImplementedError(f"{type(self._environment).__name__} has no render() method.")
+        if not callable(getattr(self._environment, "render", None)):
+            raise NotImplementedError(f"{type(self._environment).__name__} has no render() method.")
+        return self._environment.render()
 
-    def close(self) -> None:
-        self._environment.close()
 
-
-class BatchOfOne(SingleEnv):
+class BatchOfOne(DmEnvAdapter):
     """A batched environment of one env, as a single one: what a factory makes with `environments.make`."""
-
-    def __init__(self, environment: BatchedEnvironment):
-        self._environment = environment
-        self.spec = specs.make_environment_spec(environment)
 
     def reset(self) -> Nest:
         return _only(self._environment.reset().observation)
@@ -144,11 +135,11 @@ class BatchOfOne(SingleEnv):
         step_type, reward, discount, observation = self._environment.step(batched)
         return _only(observation), _only(reward), _only(discount), int(step_type[0])
 
-    def render(self) -> Any:
-        return self._environment.render()
+    def state(self, name: str) -> bytes:
+        return self._environment.state()
 
-    def close(self) -> None:
-        self._environment.close()
+    def set_state(self, state: bytes) -> None:
+        self._environment.set_state(state)
 
 
 def _only(nest: Nest) -> Nest:
@@ -179,6 +170,8 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
       TypeError: it is neither dm_env's nor gymnasium's.
       ValueError: it is a batch of several envs.
     """
+    import gymnasium  # 0.2 s; programs that only describe environments do not need it
+
     if isinstance(environment, BatchedEnvironment):
         if environment.num_envs == 1:
             return BatchOfOne(environment)
@@ -186,13 +179,10 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
             f"environment factory: got a batch of {environment.num_envs} envs, expected one env. Give the "
             "factory a parameter num_envs, so that each node can ask for the envs that it steps."
         )
-    if isinstance(environment, dm_env.Environment):
-        return DmEnvAdapter(environment)
-    import gymnasium
-
     if isinstance(environment, gymnasium.Env):
         return GymnasiumAdapter(environment, seed)
-    if all(hasattr(environment, name) for name in ("reset", "step", "observation_spec", "action_spec")):
+    methods = ("reset", "step", "observation_spec", "action_spec")
+    if isinstance(environment, dm_env.Environment) or all(hasattr(environment, name) for name in methods):
         return DmEnvAdapter(environment)
     raise TypeError(
         f"the environment factory returned {type(environment).__name__}, expected a dm_env.Environment or a "
@@ -218,7 +208,7 @@ def takes(factory: Callable[..., Any], parameter: str) -> bool:
 
 
 def env_seeds(seed: int | None, num_envs: int) -> list[int | None]:
-    """One independent seed per env; env i's does not depend on how many envs there are."""
+    """One independent seed per env. The seed of env i does not depend on `num_envs`."""
     if seed is None:
         return [None] * num_envs
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(num_envs)]

@@ -9,6 +9,9 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from framework.environments import atari, minatar, testing
+from framework.environments.single import SingleEnv, call_factory, make_env
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -27,6 +30,10 @@ class Source:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     make_vector: Callable[[int], Any] | None = None
     has_fast_vector: bool = False
+
+    def make_env(self, seed: int | None) -> SingleEnv:
+        """One env."""
+        return make_env(call_factory(self.make_one, seed, self.options), seed)
 
 
 def find(environment: str | Callable[..., Any], options: dict[str, Any], render_mode: str | None) -> Source:
@@ -137,8 +144,6 @@ def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str 
 
 
 def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
-    from framework.environments import atari
-
     atari.check_options(options)  # render() always works, whatever render_mode is
     if importlib.util.find_spec("ale_py") is None:
         raise ImportError(f"{full!r} needs ale-py, which is not installed; pip install 'repertory[atari]'")
@@ -146,8 +151,6 @@ def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | Non
 
 
 def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
-    from framework.environments import minatar
-
     if name not in minatar.GAMES and name not in minatar.GAMES.values():
         raise ValueError(f"unknown environment {full!r}; MinAtar's games: {', '.join(minatar.GAMES)}")
     if importlib.util.find_spec("minatar") is None:
@@ -156,8 +159,6 @@ def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | N
 
 
 def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
-    from framework.environments import testing
-
     known = {
         "Echo": testing.EchoEnvironment,
         "Fake": testing.FakeEnvironment,

@@ -21,6 +21,7 @@ import numpy as np
 import tree
 
 from framework import specs
+from framework.environments import states
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.types import Nest
 
@@ -35,7 +36,7 @@ class EnvironmentWrapper(BatchedEnvironment):
         self._environment = environment
         self.name = environment.name
         self.num_envs = environment.num_envs
-        self.can_end_episodes = environment.can_end_episodes
+        self.spec = specs.make_environment_spec(environment)
 
     @property
     def wrapped(self) -> BatchedEnvironment:
@@ -51,17 +52,15 @@ class EnvironmentWrapper(BatchedEnvironment):
     def end_episodes(self, envs: np.ndarray) -> None:
         self._environment.end_episodes(envs)
 
-    def observation_spec(self) -> Nest:
-        return self._environment.observation_spec()
+    def state(self) -> bytes:
+        """The state of the wrapped environment and the attributes of this wrapper."""
+        own = {key: value for key, value in vars(self).items() if key != "_environment"}
+        return states.dump(self.name, (self._environment.state(), own))
 
-    def action_spec(self) -> Nest:
-        return self._environment.action_spec()
-
-    def reward_spec(self) -> Nest:
-        return self._environment.reward_spec()
-
-    def discount_spec(self) -> Nest:
-        return self._environment.discount_spec()
+    def set_state(self, state: bytes) -> None:
+        inner, own = states.load(state)
+        self._environment.set_state(inner)
+        self.__dict__.update(own)
 
     def render(self, env: int = 0) -> np.ndarray:
         return self._environment.render(env)
@@ -121,8 +120,7 @@ class StepLimit(EnvironmentWrapper):
         super().__init__(environment)
         if limit < 1:
             raise ValueError(f"limit: got {limit}, expected at least 1 step.")
-        if not environment.can_end_episodes:
-            environment.end_episodes(np.zeros(0, bool))  # raises, and says what to do
+        environment.end_episodes(np.zeros(self.num_envs, bool))  # raises if the environment cannot
         self._limit = limit
         self._lengths = np.zeros(environment.num_envs, np.int64)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from framework.replay import errors
 
-PROTOCOL = 2  # of the messages between clients and servers; see `server.operations`
+PROTOCOL = 3  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
 _INLINE, _FRAME = 1, 2

@@ -204,6 +204,9 @@ class Outcome:
         self.over = threading.Event()
 
     def offer_result(self, result: Any) -> None:
+        if isinstance(result, Exception):
+            self.fail(result)
+            return
         with self.changed:
             if self.result is None:
                 self.result = result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
 from collections.abc import Callable
@@ -58,6 +59,34 @@ class Place:
     def works(self) -> bool:
         """Whether the node is a worker; a service only answers calls."""
         return self.leaf.node.is_function or self.leaf.node.runs(self.object)
+
+
+class CallThreads:
+    """Carries out calls in their order, `limit` at once, in threads that end when there are no more calls."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._num_threads = 0
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Appends a call, which must not raise."""
+        with self._lock:
+            self._calls.append(call)
+            if self._num_threads >= self._limit:
+                return
+            self._num_threads += 1
+        threading.Thread(target=self._run, name="launch-call", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._calls:
+                    self._num_threads -= 1
+                    return
+                call = self._calls.popleft()
+            call()
 
 
 class LocalRuntime(Runtime):
@@ -160,6 +189,7 @@ class LocalRuntime(Runtime):
             raise unserved(place.label, node.description)
 
         room = threading.BoundedSemaphore(node.client_options["max_in_flight"])
+        pool = CallThreads(node.server_options["thread_pool_size"])
 
         def call(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
             if timeout is not None and self._concurrent:
@@ -186,7 +216,7 @@ class LocalRuntime(Runtime):
                 settle(future, result, error)
 
             if self._concurrent:
-                threading.Thread(target=work, name="launch-call", daemon=True).start()
+                pool.submit(work)
             else:
                 work()
             if timeout is not None:

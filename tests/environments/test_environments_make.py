@@ -10,8 +10,7 @@ from gymnasium import spaces
 
 from framework import environments
 from framework.environments import FIRST, LAST, MID, testing
-from framework.environments.inline import InlineEnvironment
-from framework.environments.vector import VectorEnvironment
+from framework.environments.stepping import InlineEnvironment, VectorEnvironment
 
 CARTPOLE = "gymnasium:CartPole-v1"
 

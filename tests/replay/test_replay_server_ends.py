@@ -117,7 +117,7 @@ def test_rows_of_others_are_refused():
         write(good.batch_writer(), 5)
         with bad._channel.borrow() as connection:
             connection.open()
-            lease = {"op": "lease", "name": "s", "stream": "s", "columns": {}, "n": 1}
+            lease = {"op": "lease", "stream": "s", "n": 1}
             connection.request(lease)
             layout = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
             one = np.array([1], np.uint64)

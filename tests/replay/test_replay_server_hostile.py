@@ -32,7 +32,8 @@ INSERT = {"layouts": [[0, LAYOUT]], "write": [], "items": [ITEM], "release": [],
 SAMPLE = {"table": "t", "n": 3, "timeout": 0.01, "local": False, "hold": False, "pad": False}
 MESSAGES = {
     "hello": {"protocol": wire.PROTOCOL, "pid": 1},
-    "lease": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}, "n": 4},
+    "declare": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}},
+    "lease": {"stream": "s", "n": 4},
     "insert": INSERT,
     "sample": SAMPLE,
     "give_back": {"deliveries": [1]},

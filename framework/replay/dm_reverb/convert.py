@@ -67,7 +67,7 @@ def _native_selector(table: str, selector: Any) -> Any:
             f"table {table!r}: got a selector {kind}, expected one that dm-reverb has: Uniform, Fifo, Lifo, "
             "MinHeap, MaxHeap or Prioritized."
         )
-    return getattr(reverb.selectors, kind)(**selector.options())
+    return getattr(reverb.selectors, kind)(**selector.options)
 
 
 def _native_signature(signature: Nest) -> Nest:
@@ -115,8 +115,8 @@ def to_info(native: Any, max_priority: float) -> TableInfo:
         table_worker_time=TableWorkerTime(*[int(getattr(native.table_worker_time, f)) for f in _TIMES]),
         max_priority=max_priority,
     )
-    rules = limiter_of(info)
-    return info._replace(why_not_sample=rules.why_not_sample(1), why_not_insert=rules.why_not_insert(1))
+    why_not_sample, why_not_insert = limiter_of(info).refusals()
+    return info._replace(why_not_sample=why_not_sample, why_not_insert=why_not_insert)
 
 
 def limiter_of(info: TableInfo) -> rate_limiters.RateLimiter:

@@ -11,22 +11,20 @@ returns the wrong rows for a strided reference), and readers would receive whole
 
 from __future__ import annotations
 
-import threading
+import collections
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from framework import nest as nests
-from framework.replay import contracts
 from framework.replay.dm_reverb.convert import check_priorities, describe_structure
 from framework.replay.dm_reverb.tables import ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.late import LateFlush
-from framework.replay.local.rows import HeldRows
-from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
+from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
+from framework.replay.writer import BaseWriter
 from framework.types import Nest
 
 # dm-reverb prints warnings if about 64 items or more are in flight.
@@ -40,7 +38,7 @@ _SETTLE = 5.0  # seconds within which a server confirms items that no rate limit
 _STRUCTURES = "structure"  # the stream of the descriptions of structures
 
 
-class ReverbWriter(contracts.Writer):
+class ReverbWriter(BaseWriter):
     """See `contracts.Writer`.
 
     It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it
@@ -48,19 +46,12 @@ class ReverbWriter(contracts.Writer):
     that is garbage-collected is closed with timeout 0.
     """
 
-    _closed = True  # for `__del__`, if `__init__` fails
+    _default_in_flight = DEFAULT_IN_FLIGHT
 
     def __init__(self, tables: ServerTables, max_in_flight_items: int | None = None) -> None:
-        if max_in_flight_items is not None and max_in_flight_items < 1:
-            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
+        self._rows = RowStore()
+        super().__init__(self._rows, max_in_flight_items, collections.deque())
         self._tables = tables
-        self._store = RowStore()
-        self._rows = HeldRows(self._store)
-        self._late = LateFlush(self)
-        self._before_read: Callable[[], object] | None = None
-        self._builder = LayoutBuilder()
-        self._max_in_flight = max_in_flight_items or DEFAULT_IN_FLIGHT
-        self._lock = threading.RLock()
         self._writer: Any = None
         self._window = 0
         self._num_steps = 0
@@ -71,24 +62,16 @@ class ReverbWriter(contracts.Writer):
         self._unconfirmed = False
         self._closed = False
 
-    def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
-        return self._rows.slice(stream, column, rows, lengths)
-
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         with self._lock:
-            self._check_open()
             if stream == _STRUCTURES:
                 raise ValueError(f"stream: got {stream!r}, which is reserved. Use another name.")
-            rows = self._rows.append(stream, columns, rows)
+            rows = super().append(stream, columns, rows)
             sent = self._sent.setdefault(stream, {})
             for row in rows.tolist() if sent else ():  # their contents have changed
                 sent.pop(row, None)
                 sent.pop(~row, None)
             return rows
-
-    def release(self, stream: str, rows: Any) -> None:
-        with self._lock:
-            self._rows.release(stream, rows)
 
     def create_items(
         self,
@@ -100,7 +83,7 @@ class ReverbWriter(contracts.Writer):
     ) -> np.ndarray:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            self._check_open()
+            self._check()
             layout, index, lengths = self._builder.build(trajectory)
             described = self._tables.signature(table) is None
             if described and layout not in self._structures:
@@ -132,7 +115,7 @@ class ReverbWriter(contracts.Writer):
             return np.zeros(0, np.uint64)
 
     @property
-    def num_pending(self) -> int:
+    def num_pending(self) -> int:  # type: ignore[override]  # the others count
         """Number of unconfirmed items: the smallest for which dm-reverb's `flush` returns at once."""
         with self._lock:
             if not self._unconfirmed or self._flush_for(0, 0.001):
@@ -147,20 +130,9 @@ class ReverbWriter(contracts.Writer):
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         with self._lock:
-            self._check_open()
+            self._check()
             self.settle()
             return not self._unconfirmed and self._tables.has_room(table, n)
-
-    def flush(self, timeout: float | None = None, keep: int = 0) -> None:
-        with self._lock:
-            self._check_open()
-            self._wait_for(keep, None if timeout is None else time.monotonic() + timeout)
-
-    def call_later(self, method: Callable[[], object], delay: float) -> None:
-        self._late.call_later(method, delay)
-
-    def before_read(self, method: Callable[[], object]) -> None:
-        self._before_read = method
 
     def settle(self) -> None:
         """Waits until the created items are in their tables, as far as the rate limiters let them in.
@@ -198,22 +170,10 @@ class ReverbWriter(contracts.Writer):
                 if self._writer is not None:
                     self._writer.close()
                 self._rows.close()
-                self._store.close()
             return dropped
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ServerClosed("The writer was closed.")
-        self._late.check()
 
     def __del__(self) -> None:
         self.close(timeout=0)
-
-    def __enter__(self) -> ReverbWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # Sending.
 
@@ -250,7 +210,7 @@ class ReverbWriter(contracts.Writer):
         if stream == _STRUCTURES:
             data = {f"{stream}/{row}": describe_structure(nests.thaw(self._structures[row].structure))}
         else:
-            columns = self._store.streams[stream].columns
+            columns = self._rows.streams[stream].columns
             data = {f"{stream}/{name}": column[row] for name, column in columns.items()}
         fresh = [name for name in data if name not in self._histories]
         for name in fresh:
@@ -282,6 +242,10 @@ class ReverbWriter(contracts.Writer):
         return self._histories[f"{stream}/{column}"]
 
     # Waiting.
+
+    def _wait(self, timeout: float | None, keep: int) -> None:
+        with self._lock:
+            self._wait_for(keep, None if timeout is None else time.monotonic() + timeout)
 
     def _flush_for(self, in_flight: int, seconds: float) -> bool:
         """Returns whether at most `in_flight` items are unconfirmed within `seconds`."""

@@ -74,6 +74,16 @@ class Layout:
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
     @functools.cached_property
+    def parts(self) -> list[tuple[str, int, int]]:
+        """`[(stream, begin, end)]`, the parts of an index line; neighbors of one stream are one part."""
+        parts: list[tuple[str, int, int]] = []
+        for group, (begin, end) in zip(self.groups, self.spans, strict=True):
+            if parts and parts[-1][0] == group.stream:
+                begin = parts.pop()[1]
+            parts.append((group.stream, begin, end))
+        return parts
+
+    @functools.cached_property
     def width(self) -> int:
         """Rows of one item over all groups."""
         return sum(group.length for group in self.groups)
@@ -215,7 +225,7 @@ class Binding:
       columns: the column of each leaf.
       shapes: the shape of each leaf of one item.
       item_bytes: bytes of one gathered item.
-      parts: `[(stream, begin, end)]`, the parts of an index line; neighbors of one stream are one part.
+      parts: as in `Layout`, with the streams themselves.
 
     Raises:
       ValueError: A stream or a column of the layout does not exist, or the layout does not fit the signature.
@@ -227,15 +237,12 @@ class Binding:
         self.pack, self.paths = layout.pack, layout.paths
         self.columns: list[np.ndarray] = []
         self.parts: list[tuple[Stream, int, int]] = []
-        for group, (begin, end) in zip(layout.groups, self.spans, strict=True):
-            if group.stream not in store.streams:
+        for name, begin, end in layout.parts:
+            if name not in store.streams:
                 raise ValueError(
-                    f"table {table!r}: got an item of stream {group.stream!r}, expected one that was written."
+                    f"table {table!r}: got an item of stream {name!r}, expected one that was written."
                 )
-            stream = store.streams[group.stream]
-            if self.parts and self.parts[-1][0] is stream:
-                begin = self.parts.pop()[1]
-            self.parts.append((stream, begin, end))
+            self.parts.append((store.streams[name], begin, end))
         for path, leaf in zip(self.paths, layout.leaves, strict=True):
             stream = store.streams[layout.groups[leaf.group].stream]
             if leaf.column not in stream.columns:

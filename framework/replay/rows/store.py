@@ -16,6 +16,7 @@ that were freed last are leased first, so that memory stays near the peak of row
 from __future__ import annotations
 
 import collections
+import contextlib
 import fnmatch
 import mmap
 import threading
@@ -278,7 +279,7 @@ class RowStore:
         self.compress = tuple(compress)
         self.streams: dict[str, Stream] = {}
         self.num_bytes = 0
-        #: Writers that were dropped without `close`; the next writer or reader ends them.
+        #: Writers that were dropped without `close`; see `end_dropped_writers`.
         self.dropped_writers: collections.deque[Any] = collections.deque()
         self._claims = threading.RLock()  # around the locks of the streams
         self._lock = threading.Lock()  # of `num_bytes`, within them
@@ -321,11 +322,21 @@ class RowStore:
           The stream, and the columns in it: `{the writer's name: the stream's name}`.
         """
         with self._claims:
-            found, number = self.stream(stream or name), 1
-            while stream is None and found.columns and not found.has(columns):
+            if stream is not None:
+                return self.streams[stream], self.streams[stream].declare(columns)
+            found, number = self.stream(name), 1
+            while found.columns and not found.has(columns):
                 number += 1
                 found = self.stream(f"{name}~{number}")
             return found, found.declare(columns)
+
+    def end_dropped_writers(self) -> None:
+        """Ends the writers that were dropped without `close`; those whose items wait for room stay."""
+        for _ in range(len(self.dropped_writers)):
+            with contextlib.suppress(IndexError):  # another thread was faster
+                writer = self.dropped_writers.popleft()
+                if not writer.end():
+                    self.dropped_writers.append(writer)
 
     def room(self) -> int:
         """Returns the bytes that may still be reserved."""

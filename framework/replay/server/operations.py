@@ -3,8 +3,9 @@
 Every message has an `op`, and an `id` if it is to be answered. The operations and their fields:
 
 - `hello`: `protocol` → `server` (a name of this life of the server), `directory`, `tables`, `stream_bytes`.
-- `lease`: `name` of a stream, `stream` (the server's name, None before the first lease), `columns {name:
-  [shape, dtype]}` to add, `n` → `stream`, `columns {name: [column, path, shape, dtype]}`, `rows` int64 `[n]`.
+- `declare`: `name` of a stream, `stream` (the server's name, None at first), `columns {name: [shape, dtype]}`
+  to add → `stream`, `columns {name: [column, path, shape, dtype]}`.
+- `lease`: `stream` (the server's name), `n` → `rows` int64 `[n]`.
 - `insert`: `layouts [[number, layout]]`, `write [[stream, rows, {column: array}]]`, `items [[table, layout,
   index, lengths, keys, priorities, episodes]]`, `release [[stream, rows]]`, `lease {stream: n}` → `rows
   {stream: rows}`, once all items are in their tables. The inserts of one client are carried out in order.
@@ -40,10 +41,8 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore, Stream, grown
 from framework.replay.server.service import Reply, Request, Session, Steps
 from framework.replay.shm import SharedMemory
-from framework.replay.tables.delivery import Delivery
-from framework.replay.tables.items import NewItems
-from framework.replay.tables.table import Table, Tables
-from framework.replay.tables.waiting import INSERTERS, SAMPLERS
+from framework.replay.tables.items import Delivery, NewItems
+from framework.replay.tables.table import INSERTERS, SAMPLERS, Table, Tables
 from framework.replay.types import PaddedSample
 
 # What one request may ask for: rows, samples, and bytes of arrays in one answer.
@@ -113,8 +112,11 @@ class Operations:
                     {self._tables[item[0]] for item in message["items"]},
                     INSERTERS,
                 )
+            case "declare":
+                return self._declare(message)
             case "lease":
-                return self._lease(session, message)
+                n = _number("n", message["n"], 0, _MAX_LEASE)
+                return {"rows": self._leases[message["stream"]].lease(session.number, n)}
             case "sync":
                 return {"inserted": session.inserted}
             case "give_back":
@@ -134,7 +136,7 @@ class Operations:
                 timeout, n = message["timeout"], _number("n", message["n"], 1, _MAX_SAMPLES)
 
                 def late_sample() -> DeadlineExceededError:
-                    why = table.rate_limiter.why_not_sample(1) or "no item is left to sample"
+                    why = table.rate_limiter.refusals()[0] or "no item is left to sample"
                     text = f"table {table.name!r}: cannot sample {n} items within {timeout:g} s: {why}"
                     return DeadlineExceededError(text)
 
@@ -165,20 +167,15 @@ class Operations:
 
     # --- writing ---
 
-    def _lease(self, session: Session, message: dict[str, Any]) -> Reply:
+    def _declare(self, message: dict[str, Any]) -> Reply:
         columns = {key: (tuple(shape), np.dtype(kind)) for key, (shape, kind) in message["columns"].items()}
         if any(not key or not isinstance(key, str) for key in (message["name"], *columns)):
             raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
-        n = _number("n", message["n"], 0, _MAX_LEASE)
         stream, names = self._store.claim(message["name"], columns, message["stream"])
-        leases = self._leases.get(stream.name)
-        if leases is None:
-            leases = self._leases[stream.name] = Leases(stream)
-        return {
-            "stream": stream.name,
-            "columns": {name: [own, *self._file(stream.name, own)] for name, own in names.items()},
-            "rows": leases.lease(session.number, n),
-        }
+        if stream.name not in self._leases:
+            self._leases[stream.name] = Leases(stream)
+        files = {name: [own, *self._file(stream.name, own)] for name, own in names.items()}
+        return {"stream": stream.name, "columns": files}
 
     def _file(self, stream: str, column: str) -> list[Any]:
         """Path, shape and dtype of a column; an empty path if it cannot be mapped."""
@@ -240,10 +237,8 @@ class Operations:
                     raise ValueError(
                         f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
                     )
-            at = 0
-            for group in layout.groups:
-                self._leases[group.stream].check(session.number, index[:, at : at + group.length].ravel())
-                at += group.length
+            for stream, begin, end in layout.parts:
+                self._leases[stream].check(session.number, index[:, begin:end].ravel())
             items = table.new_items(layout, index, priorities, keys.copy(), lengths, episodes)
             batches.append((table, items))
         return batches
@@ -256,7 +251,7 @@ class Operations:
         try:
             while True:
                 before, delivery = delivery, table.draw(n, delivery)
-                if delivery is not None and len(delivery) == n:
+                if delivery is not None and len(delivery.slots) == n:
                     break
                 if delivery is not before:
                     self.wake()  # perhaps there are more: a large request lets others in between
@@ -273,11 +268,11 @@ class Operations:
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": []}
         if not local:
-            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery)
+            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery.slots)
             if num_bytes > _MAX_ANSWER_BYTES:
                 raise ValueError(
-                    f"table {table.name!r}: got a request for {len(delivery)} samples of {num_bytes} bytes, "
-                    f"expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
+                    f"table {table.name!r}: got a request for {len(delivery.slots)} samples of {num_bytes} "
+                    f"bytes, expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
                 )
             sample = delivery.gather(pad=bool(message["pad"]))
             reply["leaves"] = nests.flatten(sample.data)[0]

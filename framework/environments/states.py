@@ -1,0 +1,50 @@
+"""Environments as bytes: pickles that keep the state of every environment that can be pickled."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import zlib
+from typing import Any
+
+import cloudpickle
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles gymnasium's `EzPickle` environments, MuJoCo's among them, with all of their attributes."""
+
+    def __init__(self, file: io.BytesIO):
+        from gymnasium.utils import EzPickle  # gymnasium takes 0.2 s to import
+
+        super().__init__(file, protocol=5)
+        self._ez_pickle = EzPickle
+
+    def reducer_override(self, obj: Any) -> Any:
+        # EzPickle's own pickles hold the arguments of the constructor only: the state would be lost.
+        if isinstance(obj, self._ez_pickle) and type(obj).__getstate__ is self._ez_pickle.__getstate__:
+            return copyreg.__newobj__, (type(obj),), vars(obj), None, None, _set_attributes  # type: ignore[attr-defined]
+        return super().reducer_override(obj)
+
+
+def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
+    vars(instance).update(attributes)
+
+
+def dump(name: str, parts: Any) -> bytes:
+    """`parts` as bytes; NotImplementedError, with the environment's `name`, if they cannot be pickled."""
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer).dump(parts)
+    except Exception as error:
+        raise NotImplementedError(
+            f"{name}: the environment cannot save its state: {type(error).__name__}: {error}. Start new "
+            "episodes instead, or define __getstate__ and __setstate__ in the environment."
+        ) from error
+    # Level 1: a simulator's memory, several megabytes, consists mostly of zeros.
+    return zlib.compress(buffer.getvalue(), 1)
+
+
+def load(state: bytes) -> Any:
+    """The inverse of `dump`."""
+    return pickle.loads(zlib.decompress(state))

@@ -1,0 +1,29 @@
+"""Dataflow plans over worker nodes: algorithms as a for-loop over items that come from many processes.
+
+```python
+workers = [Node(client) for client in clients]                   # of `worker_node`s
+plan = Par(workers, Worker.sample).sync().map(concatenate).map(learner.step)
+for metrics in plan:
+    ...
+```
+
+The model is that of RLlib Flow (Liang et al. 2021, "RLlib Flow: Distributed Reinforcement Learning is a
+Dataflow Problem"). A plan is a chain of operators. `Par` runs its steps where the nodes are, `Flow` in the
+process that takes the items. Nothing runs before an item is asked for.
+"""
+
+from framework.flow.nodes import Host, LocalNode, Node, StepError, worker_node
+from framework.flow.operators import Flow, alternate, concurrent
+from framework.flow.parallel import Par
+
+__all__ = [
+    "Flow",
+    "Host",
+    "LocalNode",
+    "Node",
+    "Par",
+    "StepError",
+    "alternate",
+    "concurrent",
+    "worker_node",
+]

@@ -1,0 +1,114 @@
+"""The nodes of a plan: objects in other processes, or in this one, on which a plan runs functions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import launch
+
+# A step of a plan that runs where a node is: a function of the node's object, and of the item before it.
+Step = Callable[..., Any]
+
+
+class StepError(RuntimeError):
+    """A step failed in a node. The step's own exception is the `__cause__`, with the remote traceback.
+
+    Attributes:
+      node: the name of the node.
+    """
+
+    def __init__(self, text: str, node: str = "") -> None:
+        super().__init__(text)
+        self.node = node
+
+
+class UnknownFunction(LookupError):
+    """A node was restarted, and its new object has not been sent the function."""
+
+
+class Host:
+    """Holds the object of a `worker_node` and runs functions on it."""
+
+    def __init__(self, constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._object = constructor(*args, **kwargs)
+        self._functions: dict[int, Step] = {}
+
+    def call(self, key: int, function: Step | None, args: tuple) -> Any:
+        """Returns `function(object, *args)`.
+
+        Args:
+          key: the caller's number of the function.
+          function: sent once for each key; None refers to the one that was sent before.
+          args: further arguments.
+
+        Raises:
+          UnknownFunction: The function was sent to an object that this one has replaced.
+        """
+        if function is not None:
+            self._functions[key] = function
+        elif key not in self._functions:
+            raise UnknownFunction(key)
+        return self._functions[key](self._object, *args)
+
+    def close(self) -> None:
+        """Closes the object, if it can be closed."""
+        close = getattr(self._object, "close", None)
+        if callable(close):
+            close()
+
+
+def worker_node(constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> launch.CourierNode:
+    """Returns a `launch` node that holds `constructor(*args, **kwargs)` for a plan; see `Node`."""
+    return launch.CourierNode(Host, constructor, *args, courier_kwargs={"thread_pool_size": 1}, **kwargs)
+
+
+class Node:
+    """A node of a program, as the plan's process sees it. Calls are carried out first in, first out.
+
+    Args:
+      client: the client of a `worker_node`.
+      name: the name of the node in errors.
+    """
+
+    def __init__(self, client: launch.Client | None, name: str = "node") -> None:
+        self.name = name
+        self._client = client
+        self._keys: dict[Step, int] = {}
+        self._sending = threading.Lock()
+
+    def call(self, function: Step, *args: Any) -> Future:
+        """Runs `function(object, *args)` in the node and returns the future of its result.
+
+        A function travels once. Functions of modules and classes travel by name, others by value.
+        """
+        assert self._client is not None
+        with self._sending:  # The function must travel with the first of its calls.
+            key = self._keys.get(function)
+            new = key is None
+            if key is None:
+                key = self._keys[function] = len(self._keys)
+            return self._client.futures.call(key, function if new else None, args)
+
+    def forget(self) -> None:
+        """Sends every function again: the node holds a new object."""
+        with self._sending:
+            self._keys.clear()
+
+
+class LocalNode(Node):
+    """An object in this process; a call runs at once, in the caller's thread."""
+
+    def __init__(self, obj: Any, name: str = "local") -> None:
+        super().__init__(None, name)
+        self._object = obj
+
+    def call(self, function: Step, *args: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(function(self._object, *args))
+        except Exception as error:
+            future.set_exception(error)
+        return future

@@ -1,0 +1,329 @@
+"""What the writers of all back ends share: rows, checks of what is written, and calls that are made late."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
+from framework.replay.errors import ServerClosed
+from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
+from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
+from framework.types import Nest
+
+_Self = TypeVar("_Self", bound="BaseWriter")
+
+
+@dataclasses.dataclass(eq=False)
+class HeldRows:
+    """A stream as one writer knows it, and which of its rows the writer holds.
+
+    Attributes:
+      stream: the store's name of the stream.
+      names: the store's names of the columns, by the writer's.
+      specs: shape of one row and dtype of each column, by the writer's names.
+      columns: the arrays, by the writer's names; empty if rows travel to a server on another machine.
+      held: bool `[rows]`.
+      spare: where rows are leased in blocks: the rows that are not used yet, int64.
+      block: number of rows in a block.
+      wanted: number of rows to lease with the next message.
+    """
+
+    stream: str
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+    specs: dict[str, ColumnSpec] = dataclasses.field(default_factory=dict)
+    columns: dict[str, Any] = dataclasses.field(default_factory=dict)
+    held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
+    spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    block: int = 0
+    wanted: int = 0
+
+    def holds(self, rows: np.ndarray) -> bool:
+        """Returns whether the writer holds all of `rows`, an int64 array of any shape."""
+        # As unsigned numbers, negative rows are too large.
+        return (
+            np.count_nonzero(rows.view(np.uint64) >= len(self.held)) == 0
+            and np.count_nonzero(self.held.take(rows)) == rows.size
+        )
+
+
+class BaseWriter(Writer):
+    """A writer whose rows are in a `RowStore` of this process, unless a subclass says otherwise.
+
+    A subclass inserts the items, in `_put` and `_wait`. Any thread may call; `_lock` guards the state.
+
+    Args:
+      store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
+      max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
+      dropped: where a writer that is dropped without `close` puts itself, to be ended.
+    """
+
+    num_pending: int = 0
+    _closed = True  # until the subclass is ready: there is nothing to end
+    _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
+
+    def __init__(
+        self, store: RowStore | None, max_in_flight_items: int | None, dropped: collections.deque[Any]
+    ) -> None:
+        if max_in_flight_items is not None and max_in_flight_items < 1:
+            raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
+        self._max_in_flight = max_in_flight_items or self._default_in_flight
+        self._store = store
+        self._dropped = dropped
+        self._lock = threading.RLock()
+        self._builder = LayoutBuilder()
+        self._streams: dict[str, HeldRows] = {}
+        self._owned: dict[str, HeldRows] = {}  # by the store's names
+        self._before_read: Callable[[], object] | None = None
+        #: The latest error of what this writer did between two calls; the next call raises it.
+        self._errors: collections.deque[BaseException] = collections.deque(maxlen=1)
+        self._late = LateFlush(self, self._errors)
+
+    def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
+        with self._lock:
+            self._check()
+            held = self._streams.get(stream)
+            specs = {} if held is None else held.specs
+            count = -1 if rows is None else len(rows)
+            arrays: dict[str, np.ndarray] = {}
+            new: dict[str, ColumnSpec] = {}
+            for name, value in columns.items():
+                arrays[name] = array = value if type(value) is np.ndarray else np.asarray(value)
+                if not array.ndim:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...]."
+                    )
+                spec = specs.get(name)
+                if spec is None:
+                    new[name] = (array.shape[1:], array.dtype)
+                elif array.shape[1:] != spec[0] or array.dtype != spec[1]:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
+                        f"{spec[1]}{['n', *spec[0]]} as in the first append."
+                    )
+                if count < 0:
+                    count = len(array)
+                elif len(array) != count:
+                    raise ValueError(
+                        f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {count} as in "
+                        "the other columns."
+                    )
+            if not arrays:
+                raise ValueError(f"stream {stream!r}: got no columns, expected at least one.")
+            if rows is not None and (held is None or not held.holds(rows)):
+                raise ValueError(f"append, stream {stream!r}: got rows that this writer does not hold.")
+            if held is None or new:
+                held = self._declare(stream, held, new)
+                held.specs.update(new)
+                self._streams[stream] = self._owned[held.stream] = held
+            fresh = rows is None
+            if rows is None:
+                rows = self._lease(held, count)
+            at = span(rows)
+            if fresh:
+                end = at.stop if isinstance(at, slice) else int(at.max(initial=-1)) + 1
+                if end > len(held.held):
+                    held.held = grown(held.held, end)
+                held.held[at] = True
+            if not held.columns:
+                self._send_rows(held, rows, arrays)
+                return rows
+            try:
+                for name, array in arrays.items():
+                    held.columns[name][at] = array
+            except BaseException:  # no room for what is compressed
+                if fresh:
+                    self.release(stream, rows)
+                raise
+            return rows
+
+    def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
+        held = self._streams.get(stream)
+        if held is None or column not in held.names:
+            raise ValueError(
+                f"slice: got column {column!r} of stream {stream!r}, expected one that was appended to."
+            )
+        if type(rows) is not np.ndarray or rows.dtype != np.int64:
+            rows = np.asarray(rows, np.int64)
+        return Slice(held.stream, held.names[column], rows, None if lengths is None else np.asarray(lengths))
+
+    def create_items(
+        self,
+        table: str,
+        trajectory: Nest,
+        priorities: Any = None,
+        episodes: np.ndarray | None = None,
+        timeout: float | None = None,
+    ) -> np.ndarray:
+        with self._lock:
+            self._check()
+            layout, index, lengths = self._builder.build(trajectory)
+            for stream, begin, end in layout.parts:
+                held = self._owned.get(stream)
+                if held is None or not held.holds(index[:, begin:end]):
+                    raise ValueError(
+                        f"create_items, table {table!r}: got rows that this writer does not hold."
+                    )
+            # Copies, because the items may wait.
+            priorities = None if priorities is None else np.array(priorities, np.float64)
+            episodes = None if episodes is None else np.array(episodes, np.uint64)
+            keys = self._put(table, layout, index, lengths, priorities, episodes)
+        if self.num_pending > self._max_in_flight:
+            self._wait(timeout, self._max_in_flight)
+        return keys
+
+    def release(self, stream: str, rows: Any) -> None:
+        with self._lock:
+            self._check()
+            rows = np.array(rows, np.int64).ravel()  # a copy, because they may be released later
+            held = self._streams.get(stream)
+            if held is None or not held.holds(rows):
+                raise ValueError(
+                    f"release, stream {stream!r}: got rows that this writer does not hold. "
+                    "Release each row once."
+                )
+            held.held[rows] = False
+            self._free(held.stream, rows)
+
+    def flush(self, timeout: float | None = None, keep: int = 0) -> None:
+        self._check()
+        self._wait(timeout, keep)
+
+    def call_later(self, method: Callable[[], object], delay: float) -> None:
+        self._late.call_later(method, delay)
+
+    def before_read(self, function: Callable[[], object]) -> None:
+        self._before_read = function
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Ended by a later call of a client: garbage collection must wait for neither locks nor servers.
+        if not self._closed:
+            self._dropped.append(self)
+
+    # --- a subclass's part ---
+
+    def _put(
+        self,
+        table: str,
+        layout: Layout,
+        index: np.ndarray,
+        lengths: np.ndarray | None,
+        priorities: np.ndarray | None,
+        episodes: np.ndarray | None,
+    ) -> np.ndarray:
+        """Queues items of rows that the writer holds, without waiting; returns their keys."""
+        raise NotImplementedError
+
+    def _wait(self, timeout: float | None, keep: int) -> None:
+        """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        """Raises the error of an earlier call that was late, and `ServerClosed` after `close`."""
+        if self._closed:
+            raise ServerClosed("the writer was closed")
+        if self._errors:
+            raise self._errors.popleft()
+
+    def _declare(self, stream: str, held: HeldRows | None, columns: Mapping[str, ColumnSpec]) -> HeldRows:
+        """Adds columns to a stream of this writer, which may be new: then `held` is None."""
+        assert self._store is not None
+        found, names = self._store.claim(stream, columns, None if held is None else held.stream)
+        held = held or HeldRows(found.name)
+        held.names.update(names)
+        held.columns.update({name: found.columns[own] for name, own in names.items()})
+        return held
+
+    def _lease(self, held: HeldRows, n: int) -> np.ndarray:
+        """Returns `n` rows, int64 `[n]`, that are free."""
+        assert self._store is not None
+        return self._store.streams[held.stream].lease(n)
+
+    def _free(self, stream: str, rows: np.ndarray) -> None:
+        """Gives rows back, to which no later item refers; `stream` is the store's name."""
+        assert self._store is not None
+        self._store.streams[stream].release(rows)
+
+    def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+        """Sends what was appended to a stream without `columns`; for writers that have such streams."""
+        raise NotImplementedError
+
+    def _release_all(self) -> None:
+        """Gives back all rows that the writer holds."""
+        for held in self._streams.values():
+            self._free(held.stream, np.flatnonzero(held.held))
+        self._streams.clear()
+        self._owned.clear()
+
+
+class LateFlush:
+    """Runs methods after a delay, in a thread that lives no longer than its owner.
+
+    A writer stages small pieces until they make a block, but an actor may wait for parameters that the
+    learner makes only from what is staged. What is staged is therefore written after a delay at the latest,
+    even if the actor makes no further call.
+
+    Methods are referenced weakly: a method whose object is gone is not called.
+
+    Args:
+      owner: the object that keeps this one; when it is collected, the thread ends.
+      errors: takes the errors that methods raise.
+    """
+
+    def __init__(self, owner: object, errors: collections.deque[BaseException]) -> None:
+        self._errors = errors
+        self._due: dict[weakref.WeakMethod[Callable[[], object]], float] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        weakref.finalize(owner, self.close)
+
+    def call_later(self, method: Callable[[], object], delay: float) -> None:
+        """Calls `method` once, after `delay` seconds; a call that is due earlier stays as it is."""
+        reference = weakref.WeakMethod(method)
+        if reference in self._due:
+            return
+        with self._changed:
+            self._due[reference] = time.monotonic() + min(delay, threading.TIMEOUT_MAX / 2)
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="replay-late-flush", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the call it is in; does not wait for it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                reference = min(self._due, key=self._due.__getitem__, default=None)
+                left = None if reference is None else self._due[reference] - time.monotonic()
+                if reference is None or left is None or left > 0:
+                    self._changed.wait(left)
+                    continue
+                del self._due[reference]
+            method = reference()
+            try:
+                if method is not None:
+                    method()
+            except Exception as error:  # raised by the owner's next call
+                self._errors.append(error)
+            del method  # the object may be collected while this thread waits

@@ -1,0 +1,213 @@
+"""Flows over the nodes of a program give the same items on every engine."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import re
+import signal
+import time
+
+import pytest
+
+import launch
+from framework.flow import Flow, Node, Par, StepError, alternate, concurrent, worker_node
+
+
+class Worker:
+    def __init__(self, seed: int) -> None:
+        self.state = seed
+        self.version = 0
+        self.made = 0
+
+    def sample(self) -> tuple[int, int, int]:
+        self.made += 1
+        self.state = (1103515245 * self.state + 12345) % 2**31
+        return self.made, self.version, self.state
+
+    def set_version(self, version: int) -> None:
+        self.version = version
+
+    def fail(self) -> None:
+        raise ValueError("no luck")
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Driver:
+    """Takes the items of a plan until there are enough, then stops the program with its result."""
+
+    def __init__(self, plan, *clients) -> None:
+        self._plan = plan([Node(client, f"worker-{i}") for i, client in enumerate(clients)])
+
+    def step(self) -> bool:
+        result = next(self._plan)
+        if result is not None:
+            launch.stop(result)
+        return result is None
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+
+def run(plan, engine: str, num_workers: int = 2, **options):
+    program = launch.Program("flow")
+    with program.group("worker"):
+        workers = [program.add_node(worker_node(Worker, seed)) for seed in range(num_workers)]
+    program.add_node(launch.PyClassNode(Driver, plan, *workers), label="driver")
+    return launch.launch(program, engine=engine, **options)
+
+
+def ages(nodes, depth: int):
+    """The plan of the staleness of 120 items: messages sent to the node minus the version in the item."""
+    sent: collections.Counter[str] = collections.Counter()
+    found = []
+
+    def note(pair):
+        node, (_, version, _) = pair
+        found.append((node.name, sent[node.name] - version))
+        sent[node.name] += 1
+        node.call(Worker.set_version, sent[node.name])
+        return found if len(found) == 120 else None
+
+    return Par(nodes, Worker.sample).unordered(depth, source=True).map(note)
+
+
+def ages_of_rounds(nodes):
+    found = []
+
+    def note(round_):
+        found.extend(note.sent - version for _, version, _ in round_)
+        note.sent += 1
+        for node in nodes:
+            node.call(Worker.set_version, note.sent)
+        return found if len(found) == 120 else None
+
+    note.sent = 0
+    return Par(nodes, Worker.sample).sync().map(note)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_staleness_is_the_depth(engine, depth):
+    found = run(lambda nodes: ages(nodes, depth), engine)
+    for name in {name for name, _ in found}:
+        of_node = [age for each, age in found if each == name]
+        assert of_node == [min(i, depth) for i in range(len(of_node))]
+
+
+def test_rounds_are_never_stale(engine):
+    assert run(ages_of_rounds, engine) == [0] * 120
+
+
+def test_rounds_are_the_same_on_every_engine(engine):
+    def plan(nodes):
+        return Par(nodes, Worker.sample).sync().batch(20).map(list)
+
+    assert run(plan, engine) == run(plan, "serial")
+
+
+def test_an_error_in_a_step_arrives_with_its_node_and_traceback(engine):
+    def plan(nodes):
+        return Par(nodes[1:], Worker.fail).sync()
+
+    with pytest.raises(launch.NodeError) as caught:
+        run(plan, engine)
+    error = caught.value.__cause__
+    assert isinstance(error, StepError) and error.node == "worker-1"
+    assert "in fail" in caught.value.traceback and "no luck" in str(error)
+
+
+def test_flows_of_several_sources(engine):
+    def plan(nodes):
+        first = Par(nodes[:1], Worker.sample).unordered().map(lambda item: ("a", item[0]))
+        second = Par(nodes[1:], Worker.sample).unordered().map(lambda item: ("b", item[0]))
+        found = collections.defaultdict(list)
+
+        def note(item):
+            found[item[0]].append(item[1])
+            return dict(found) if all(len(found[name]) >= 20 for name in "ab") else None
+
+        return concurrent(first, second, ahead=1).map(note)
+
+    for made in run(plan, engine).values():
+        assert made == list(range(1, len(made) + 1))
+
+
+def test_weights_are_exact(engine):
+    def plan(nodes):
+        flows = [
+            Par([node], Worker.sample).unordered(1).map(lambda _, i=i: i) for i, node in enumerate(nodes)
+        ]
+        return alternate(*flows, weights=[3, 1]).batch(16)
+
+    assert run(plan, engine) == [0, 0, 0, 1] * 4
+
+
+class Fragile(Worker):
+    def die_once(self, path: str) -> int:
+        """Kills this process in its third step, the first time."""
+        self.made += 1
+        if self.made == 3 and not os.path.exists(path):
+            open(path, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.made
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_killed_worker_is_restarted_and_the_flow_goes_on(tmp_path, depth):
+    path = str(tmp_path / "died")
+
+    def plan(nodes):
+        found = []
+
+        def note(pair):
+            found.append((pair[0].name, pair[1]))
+            ones = [name for name, made in found if made == 1]
+            return found if len(ones) == 3 and found.count((ones[-1], 5)) else None
+
+        made = Par(nodes, lambda worker: Fragile.die_once(worker, path))
+        return made.unordered(depth, source=True).map(note)
+
+    found = run(plan, "processes", restarts={"worker": 1})
+    assert os.path.exists(path)
+    ones = [name for name, made in found if made == 1]
+    assert set(ones) == {"worker-0", "worker-1"}
+    killed = [made for name, made in found if name == ones[-1]]
+    again = killed.index(1, 1)
+    assert killed[:again] == [1, 2] and killed[again:] == list(range(1, len(killed) - again + 1))
+
+
+def test_a_killed_worker_without_restarts_ends_the_program(tmp_path):
+    def plan(nodes):
+        die = Par(nodes, lambda worker: Fragile.die_once(worker, str(tmp_path / "died")))
+        return die.unordered().map(lambda _: None)
+
+    with pytest.raises(launch.NodeError, match="worker-"):
+        run(plan, "processes")
+
+
+def test_a_plan_that_waits_uses_no_processor():
+    def plan(nodes):
+        def measure(_):
+            return time.process_time() - began[0], time.monotonic() - began[1]
+
+        began = time.process_time(), time.monotonic()
+        return Par(nodes, lambda worker: worker.sleep(2.0)).unordered().map(measure)
+
+    busy, seconds = run(plan, "processes")
+    assert seconds >= 1.9
+    assert busy < 0.2  # A poll every millisecond would take more; starting takes some.
+
+
+def test_the_flow_of_an_iterable_in_a_node(engine):
+    assert run(lambda nodes: Flow.of(range(10)).batch(10), engine) == list(range(10))
+
+
+def test_the_page_on_flows(capsys):
+    page = pathlib.Path(__file__).parents[3] / "docs" / "flow.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(code, str(page), "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out == "3\n"

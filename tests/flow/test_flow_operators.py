@@ -1,0 +1,222 @@
+"""The operators of flows, with objects in this process."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import launch
+from framework.flow import Flow, LocalNode, Par, StepError, alternate, concurrent
+
+
+class Worker:
+    """Counts its items and remembers the newest variables."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.made = 0
+        self.version = 0
+
+    def sample(self) -> tuple[str, int, int]:
+        self.made += 1
+        return self.name, self.made, self.version
+
+    def set_version(self, version: int) -> None:
+        self.version = version
+
+    def double(self, item: tuple[str, int, int]) -> int:
+        return 2 * item[1]
+
+
+def nodes(n: int = 2) -> list[LocalNode]:
+    return [LocalNode(Worker(chr(ord("a") + i)), f"worker-{i}") for i in range(n)]
+
+
+def test_sync_is_a_round_of_all_nodes_in_order():
+    plan = Par(nodes(3), Worker.sample).sync()
+    assert next(plan) == [("a", 1, 0), ("b", 1, 0), ("c", 1, 0)]
+    assert next(plan) == [("a", 2, 0), ("b", 2, 0), ("c", 2, 0)]
+
+
+def test_par_map_runs_in_the_node():
+    assert next(Par(nodes(2), Worker.sample).map(Worker.double).sync()) == [2, 2]
+
+
+def test_nothing_runs_before_an_item_is_asked_for():
+    workers = nodes(1)
+    plan = Par(workers, Worker.sample).unordered()
+    assert workers[0].call(lambda worker: worker.made).result() == 0
+    next(plan)
+    assert workers[0].call(lambda worker: worker.made).result() == 1
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_staleness_is_the_depth(depth):
+    workers = nodes(2)
+    sent: collections.Counter[str] = collections.Counter()
+    ages = []
+    for node, (_, _, version) in Par(workers, Worker.sample).unordered(depth, source=True):
+        ages.append(sent[node.name] - version)
+        sent[node.name] += 1
+        node.call(Worker.set_version, sent[node.name]).result()
+        if len(ages) == 120:
+            break
+    assert ages[: 2 * depth] == [age for age in range(depth) for _ in range(2)]
+    assert set(ages[2 * depth :]) == {depth}
+
+
+def test_a_failed_step_names_its_node_and_the_flow_goes_on():
+    def fail_second(worker: Worker) -> int:
+        worker.made += 1
+        if worker.name == "b" and worker.made == 2:
+            raise ValueError("no luck")
+        return worker.made
+
+    plan = Par(nodes(2), fail_second).unordered()
+    assert [next(plan), next(plan), next(plan)] == [1, 1, 2]
+    with pytest.raises(StepError, match=r"worker-1: .*fail_second: ValueError: no luck") as caught:
+        next(plan)
+    assert caught.value.node == "worker-1"
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert [next(plan), next(plan)] == [3, 3]
+
+
+def test_operators():
+    assert list(Flow.of(range(4)).map(lambda x: x * x)) == [0, 1, 4, 9]
+    assert list(Flow.of(range(6)).filter(lambda x: x % 2 == 0)) == [0, 2, 4]
+    assert list(Flow.of([[1, 2], [], [3]]).flatten()) == [1, 2, 3]
+    assert list(Flow.of(range(7)).batch(3)) == [[0, 1, 2], [3, 4, 5]]
+    assert list(Flow.of(range(3)).combine(lambda x: [x] * x)) == [1, 2, 2]
+
+    def sums(items):
+        total = 0
+        for item in items:
+            total += item
+            yield total
+
+    assert list(Flow.of(range(5)).transform(sums)) == [0, 1, 3, 6, 10]
+
+
+def test_an_error_in_a_step_does_not_end_the_flow():
+    plan = Flow.of(range(4)).map(lambda x: 1 // x).batch(2)
+    with pytest.raises(ZeroDivisionError):
+        next(plan)
+    assert next(plan) == [1, 0]  # Of 1 and 2: the item that failed is gone.
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 40))
+def test_alternate_takes_exactly_its_weights(weights, count):
+    flows = [Flow.of(iter(lambda i=i: i, None)) for i in range(len(weights))]
+    plan = alternate(*flows, weights=weights)
+    round_ = [i for i, weight in enumerate(weights) for _ in range(weight)]
+    assert [next(plan) for _ in range(count)] == (round_ * count)[:count]
+
+
+def test_alternate_goes_on_without_a_flow_that_has_ended():
+    plan = alternate(Flow.of("ab"), Flow.of("xyz!"), weights=[2, 1])
+    assert "".join(plan) == "abxyz!"
+
+
+@pytest.mark.parametrize("weights", [[1], [0, 1], [1, 2, 3]])
+def test_alternate_checks_its_weights(weights):
+    with pytest.raises(ValueError, match="weights: got"):
+        alternate(Flow.of([1]), Flow.of([2]), weights=weights)
+
+
+def test_tee_gives_each_branch_every_item():
+    left, right = Flow.of(range(5)).tee(2, ahead=5)
+    assert list(left) == list(right) == list(range(5))
+
+
+def test_a_branch_waits_for_one_that_is_behind():
+    taken = []
+    left, right = Flow.of(range(9)).map(lambda x: taken.append(x) or x).tee(2, ahead=1)
+    assert [next(left), next(left)] == [0, 1]
+    assert not left.ready()
+    with pytest.raises(launch.DeadlockError, match="2 items behind"):
+        next(left)
+    assert taken == [0, 1]
+    assert next(right) == 0
+    assert left.ready() and next(left) == 2
+
+
+def test_branches_of_a_tee_in_several_threads_wait_for_each_other():
+    taken: list[int] = []
+    branches = Flow.of(range(200)).map(lambda x: taken.append(x) or x).tee(3, ahead=2, threads=True)
+    got: list[list[int]] = [[], [], []]
+    behind = []
+
+    def run(i: int) -> None:
+        for item in branches[i]:
+            got[i].append(item)
+            behind.append(len(taken) - min(map(len, got)))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got == [list(range(200))] * 3
+    assert max(behind) <= 3 + 3  # Ahead, the item in hand, and one that each thread has not noted yet.
+
+
+def test_concurrent_without_threads_takes_turns_among_the_ready():
+    ready = True
+    slow = Flow.of(iter("abc"), lambda: ready)
+    plan = concurrent(slow, Flow.of(range(3)))
+    assert next(plan) == "a"
+    ready = False
+    assert [next(plan), next(plan), next(plan)] == [0, 1, 2]
+    with pytest.raises(launch.DeadlockError, match="none of 1 flows is ready"):
+        next(plan)
+    ready = True
+    assert list(plan) == ["b", "c"]
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_concurrent_runs_no_further_ahead_than_it_is_told(ahead):
+    made: collections.Counter[str] = collections.Counter()
+    changed = threading.Condition()
+
+    def make(name: str) -> str:
+        with changed:
+            made[name] += 1
+            changed.notify_all()
+        return name
+
+    flows = [Flow(lambda name=name: make(name)) for name in "xy"]
+    plan = concurrent(*flows, ahead=ahead, threads=True)
+    assert not made
+    taken: collections.Counter[str] = collections.Counter()
+    for _ in range(50):
+        taken[next(plan)] += 1
+        with changed:
+            full = changed.wait_for(lambda: all(made[n] == taken[n] + ahead + 1 for n in "xy"), 10)
+        assert full, (made, taken)
+    time.sleep(0.05)  # Time to make too many.
+    assert all(made[name] == taken[name] + ahead + 1 for name in "xy")
+    del plan  # ends the threads
+
+
+def test_concurrent_raises_the_error_of_a_flow_and_goes_on():
+    plan = concurrent(Flow.of(range(3)).map(lambda x: 1 // x), threads=True)
+    with pytest.raises(ZeroDivisionError):
+        next(plan)
+    assert list(plan) == [1, 0]
+
+
+def test_threads_of_concurrent_end_with_it():
+    before = set(threading.enumerate())
+    plan = concurrent(Flow(lambda: 1), Flow(lambda: 2), threads=True)
+    next(plan)
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    assert len(started) == 2
+    del plan
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
