@@ -83,7 +83,8 @@ class ReverbWriter(BaseWriter):
     ) -> np.ndarray:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             layout, index, lengths = self._builder.build(trajectory)
             described = self._tables.signature(table) is None
             if described and layout not in self._structures:
@@ -130,7 +131,8 @@ class ReverbWriter(BaseWriter):
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             self.settle()
             return not self._unconfirmed and self._tables.has_room(table, n)
 
@@ -165,7 +167,7 @@ class ReverbWriter(BaseWriter):
             except (DeadlineExceededError, ServerClosed):
                 dropped = self.num_pending
             finally:
-                self._closed = True
+                self._closed, self._ended = True, ServerClosed("The writer was closed.")
                 self._late.close()
                 if self._writer is not None:
                     self._writer.close()
