@@ -78,6 +78,11 @@ class TrajectoryWriter:
         return self._open_step is not None
 
     @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
     def history(self) -> Nest:
         """The nest of the steps with a `ColumnHistory` at each leaf; `RuntimeError` before a step."""
         if self._history is None:
@@ -268,7 +273,7 @@ class TrajectoryWriter:
 
     def __exit__(self, *error: object) -> None:
         try:
-            if error[0] is None:
+            if error[0] is None and not self._closed:
                 self.flush()
         finally:
             self.close(timeout=0)  # after an error, do not wait for a rate limiter
