@@ -161,8 +161,7 @@ class Checkpointer:
             return open_checkpoint(self._find(which, found))
         if not found:
             raise CheckpointError(
-                f"There is no checkpoint in {self.directory}: its run ended before the first one. Check the "
-                "folder, or start a new run in another."
+                f"There is no checkpoint in {self.directory}. Check the folder, or start a new run."
             )
         try:
             return open_checkpoint(found[-1])

@@ -12,7 +12,7 @@ import numpy as np
 import tyro
 
 from framework.commands.options import CommandError, UsageError, parse
-from framework.loggers.jsonl import read_jsonl
+from framework.loggers.files import read_jsonl
 from framework.programs.run_folder import RunFolder
 
 _GRID = 200  # points on the x axis at which the curves of several seeds are averaged
