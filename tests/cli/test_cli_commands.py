@@ -314,10 +314,10 @@ class TestPlot:
         folder = make_run(returns=[1.0, 2.0, 4.0], num_actors=2)
         with folder.metrics.open("a") as file:
             for row in (
-                {"label": "actor-0", "steps": 50, "episode_return": 9.0},
-                {"label": "actor-1", "steps": 10},
-                {"label": "actor-1", "steps": 30, "episode_return": 7.0},
-                {"label": "actor-0", "steps": 90, "episode_return": 8.0},
+                {"label": "actor-0", "steps": 50, "env_steps": 50, "episode_return": 9.0},
+                {"label": "actor-1", "steps": 10, "env_steps": 60},
+                {"label": "actor-1", "steps": 30, "env_steps": 80, "episode_return": 7.0},
+                {"label": "actor-0", "steps": 90, "env_steps": 120, "episode_return": 8.0},
                 {"label": "evaluator", "env_steps": 300, "episode_return": 5.0},  # resumed there
                 {"label": "learner", "steps": 5, "env_steps": 250, "loss": 0.5},
             ):
@@ -352,8 +352,9 @@ class TestPlot:
         monkeypatch.setattr(plot, "draw", lambda curves, *rest: (drawn.update(curves), draw(curves, *rest)))
         output = tmp_path / "new" / "curves.png"
         code, out, _ = repertory("plot", *(folder.path for folder in runs), "--output", output)
-        assert code == 0 and "3 runs" in out
+        assert code == 0 and "3 runs" in out and "written" in out
         assert sorted(len(members) for members in drawn.values()) == [1, 2]
+        assert "replaced" in repertory("plot", runs[0].path, "--output", output)[1]
         assert output.read_bytes().startswith(b"\x89PNG")
 
     def test_what_is_not_there(self, make_run, repertory):
