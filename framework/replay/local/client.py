@@ -21,7 +21,7 @@ from framework.replay.errors import ServerClosed
 from framework.replay.local.writer import LocalWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.items import Delivery
 from framework.replay.tables.table import Table, Tables
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 from launch.rpc import sockets

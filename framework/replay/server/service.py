@@ -26,9 +26,8 @@ from zmq.utils.monitor import parse_monitor_message
 from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost
 from framework.replay.rows.layout import Layout
-from framework.replay.tables.delivery import Delivery
-from framework.replay.tables.table import Table
-from framework.replay.tables.waiting import SAMPLERS
+from framework.replay.tables.items import Delivery
+from framework.replay.tables.table import SAMPLERS, Table
 from framework.replay.wake import Wake
 from launch.rpc import sockets
 
