@@ -200,8 +200,6 @@ class BaseWriter(Writer):
 
     def read(self, stream: str, rows: np.ndarray) -> dict[str, np.ndarray]:
         with self._lock:
-            if self._ended or self._errors:
-                self._raise()
             held = self._streams.get(stream)
             if held is None or not held.holds(rows):
                 raise ValueError(f"read, stream {stream!r}: got rows that this writer does not hold.")
