@@ -166,6 +166,7 @@ class ShardedWriter:
         self.append = writer.append
         self.slice = writer.slice
         self.release = writer.release
+        self.read = writer.read
         self.can_insert = writer.can_insert
         self.flush = writer.flush
         self.close = writer.close
