@@ -90,8 +90,8 @@ class FirstLearner:
         if host != here.host:
             raise ValueError(
                 f"num_learners: got learners on the hosts {here.host!r} ({here.label}) and {host!r} "
-                f"({label}), expected one host. Give the group 'learner' the strategy STRICT_PACK, or use one "
-                "learner."
+                f"({label}), expected one host. Give the group 'learner' the strategy STRICT_PACK, or use "
+                "one learner."
             )
         if self.barrier.started:
             raise RuntimeError(
