@@ -43,6 +43,10 @@ class Selector(abc.ABC):
         """Raises `ValueError` if it cannot use priorities in `[low, high]`, which are finite and >= 0."""
         return None
 
+    def reserve(self, num_slots: int) -> None:
+        """Makes room for the slots below `num_slots`; called before they are inserted."""
+        return None
+
     @abc.abstractmethod
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         """Adds slots that it does not hold."""
@@ -106,19 +110,24 @@ class Uniform(Selector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._slots = np.zeros(1024, np.int64)  # the first _size are the slots, in no particular order
-        self._where = np.full(1024, -1, np.int64)  # slot -> place in _slots
+        self._slots = np.zeros(0, np.int64)  # the first _size are the slots, in no particular order
+        self._where = np.zeros(0, np.int64)  # slot -> place in _slots; -1 for none
         self._size = 0
+        self._identity = True  # _slots[i] == i, until one is deleted out of order
 
     def __len__(self) -> int:
         return self._size
 
+    def reserve(self, num_slots: int) -> None:
+        self._slots = grown(self._slots, num_slots)
+        self._where = grown(self._where, num_slots, -1)
+
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         begin, end = self._size, self._size + len(slots)
-        self._slots = grown(self._slots, end)
-        self._where = grown(self._where, int(np.maximum.reduce(slots, initial=-1)) + 1, -1)
+        places = np.arange(begin, end)
+        self._identity = self._identity and not np.count_nonzero(slots != places)
         self._slots[begin:end] = slots
-        self._where[slots] = np.arange(begin, end)
+        self._where[slots] = places
         self._size = end
 
     def delete(self, slots: np.ndarray) -> None:
@@ -132,6 +141,7 @@ class Uniform(Selector):
         self._slots[holes] = movers
         self._where[movers] = holes
         self._size = end
+        self._identity = not end or (self._identity and not len(holes))
 
     def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         return None  # it holds the same slots as before
@@ -139,9 +149,9 @@ class Uniform(Selector):
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         chosen = rng.random(n)
         chosen *= self._size  # less than _size: the product with the largest double below 1 rounds down
-        slots = self._slots.take(chosen.astype(np.int64))
+        places = chosen.astype(np.int64)
         chosen.fill(1.0 / self._size)
-        return slots, chosen
+        return (places if self._identity else self._slots.take(places)), chosen
 
     def order(self) -> np.ndarray:
         return self._slots[: self._size].copy()
@@ -194,6 +204,9 @@ class Prioritized(Selector):
         np.power(priorities, self.priority_exponent, out=weights, where=priorities > 0)
         return weights
 
+    def reserve(self, num_slots: int) -> None:
+        self._members.reserve(num_slots)
+
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         self._members.insert(slots, priorities, stamps)
         self._tree.set(slots, self._weights(priorities))
@@ -227,15 +240,17 @@ class _ByAge(Selector):
         super().__init__()
         self._order = np.full(1024, -1, np.int64)
         self._stamps = np.zeros(1024, np.int64)
-        self._where = np.zeros(1024, np.int64)  # slot -> place in _order
+        self._where = np.zeros(0, np.int64)  # slot -> place in _order
         self._head = self._tail = self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
+    def reserve(self, num_slots: int) -> None:
+        self._where = grown(self._where, num_slots)
+
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         n = len(slots)
-        self._where = grown(self._where, int(np.maximum.reduce(slots, initial=-1)) + 1)
         if self._tail + n > len(self._order):
             self._compact(n)
         begin, end = self._tail, self._tail + n
@@ -248,15 +263,19 @@ class _ByAge(Selector):
             self._compact(0)  # an item that was given back takes its old place again
 
     def _compact(self, room: int) -> None:
-        """Moves the slots, by age, to the front of an array with space for `room` more; amortized O(1)."""
-        places = np.flatnonzero(self._order[self._head : self._tail] >= 0) + self._head
-        places = places[np.argsort(self._stamps[places], kind="stable")]
-        n, size = self._size, max(1024, 2 * (self._size + room))
-        order, stamps = np.full(size, -1, np.int64), np.zeros(size, np.int64)
-        order[:n] = self._order[places]
-        stamps[:n] = self._stamps[places]
-        self._where[order[:n]] = np.arange(n)
-        self._order, self._stamps, self._head, self._tail = order, stamps, 0, n
+        """Moves the slots to the front of an array with room for more, amortized O(1); by age if that is 0."""
+        live = self._order[self._head : self._tail] >= 0
+        slots = self._order[self._head : self._tail][live]
+        stamps = self._stamps[self._head : self._tail][live]
+        if not room:
+            by_age = np.argsort(stamps, kind="stable")
+            slots, stamps = slots[by_age], stamps[by_age]
+        n, size = len(slots), max(1024, 2 * (len(slots) + room))
+        self._order, self._stamps = np.full(size, -1, np.int64), np.zeros(size, np.int64)
+        self._order[:n] = slots
+        self._stamps[:n] = stamps
+        self._where[slots] = np.arange(n)
+        self._head, self._tail = 0, n
 
     def delete(self, slots: np.ndarray) -> None:
         self._order[self._where[slots]] = -1
