@@ -244,7 +244,8 @@ class Items:
                 selector.replace(slots, priorities, stamps)
             else:
                 selector.insert(slots, priorities, stamps)
-        self.trim()
+        if limiter.size > self.max_size:
+            self.trim()
 
     def remove(self, slots: np.ndarray) -> None:
         """Removes items, live or spent. Rows that a reader holds stay until it is done."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import heapq
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,10 +34,14 @@ class Selector(abc.ABC):
     deterministic = True
     #: Whether the choice depends on priorities.
     uses_priorities = False
+    #: The int64 arrays whose length depends on the number of slots, and how many entries each slot has there.
+    _arrays: ClassVar[dict[str, int]] = {}
 
     def __init__(self, **options: float) -> None:
         self.options = options
         self.owner: str | None = None
+        for name in self._arrays:
+            setattr(self, name, np.zeros(0, np.int64))
 
     def check(self, low: float, high: float) -> None:
         """Raises `ValueError` if it cannot use priorities in `[low, high]`, which are finite and >= 0."""
@@ -45,7 +49,8 @@ class Selector(abc.ABC):
 
     def reserve(self, num_slots: int) -> None:
         """Makes room for the slots below `num_slots`; called before they are inserted."""
-        return None
+        for name, entries in self._arrays.items():
+            setattr(self, name, grown(getattr(self, name), entries * num_slots, -1))
 
     @abc.abstractmethod
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
@@ -107,20 +112,17 @@ class Uniform(Selector):
     """Each of the n items with probability 1 / n, independently; priorities have no effect."""
 
     deterministic = False
+    _arrays = {"_slots": 1, "_where": 1}
+    _slots: np.ndarray  # the first _size are the slots, in no particular order
+    _where: np.ndarray  # slot -> place in _slots; -1 for none
 
     def __init__(self) -> None:
         super().__init__()
-        self._slots = np.zeros(0, np.int64)  # the first _size are the slots, in no particular order
-        self._where = np.zeros(0, np.int64)  # slot -> place in _slots; -1 for none
         self._size = 0
         self._identity = True  # _slots[i] == i, until one is deleted out of order
 
     def __len__(self) -> int:
         return self._size
-
-    def reserve(self, num_slots: int) -> None:
-        self._slots = grown(self._slots, num_slots)
-        self._where = grown(self._where, num_slots, -1)
 
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         begin, end = self._size, self._size + len(slots)
@@ -235,24 +237,23 @@ class _ByAge(Selector):
     """The slots in order of their stamps, oldest at `_head`; -1 in place of a deleted one."""
 
     _newest_first = False
+    # At least half of the order is free after `_compact`, which makes it O(1), amortized.
+    _arrays = {"_order": 2, "_stamps": 2, "_where": 1}
+    _order: np.ndarray
+    _stamps: np.ndarray
+    _where: np.ndarray  # slot -> place in _order
 
     def __init__(self) -> None:
         super().__init__()
-        self._order = np.full(1024, -1, np.int64)
-        self._stamps = np.zeros(1024, np.int64)
-        self._where = np.zeros(0, np.int64)  # slot -> place in _order
         self._head = self._tail = self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def reserve(self, num_slots: int) -> None:
-        self._where = grown(self._where, num_slots)
-
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         n = len(slots)
         if self._tail + n > len(self._order):
-            self._compact(n)
+            self._compact()
         begin, end = self._tail, self._tail + n
         self._order[begin:end] = slots
         self._stamps[begin:end] = stamps
@@ -260,22 +261,20 @@ class _ByAge(Selector):
         self._tail = end
         self._size += n
         if begin > self._head and stamps[0] < self._stamps[begin - 1]:
-            self._compact(0)  # an item that was given back takes its old place again
+            self._compact()  # an item that was given back takes its old place again
 
-    def _compact(self, room: int) -> None:
-        """Moves the slots to the front of an array with room for more, amortized O(1); by age if that is 0."""
+    def _compact(self) -> None:
+        """Moves the slots, by age, to the front of the order."""
         live = self._order[self._head : self._tail] >= 0
         slots = self._order[self._head : self._tail][live]
         stamps = self._stamps[self._head : self._tail][live]
-        if not room:
+        if np.count_nonzero(stamps[1:] < stamps[:-1]):
             by_age = np.argsort(stamps, kind="stable")
             slots, stamps = slots[by_age], stamps[by_age]
-        n, size = len(slots), max(1024, 2 * (len(slots) + room))
-        self._order, self._stamps = np.full(size, -1, np.int64), np.zeros(size, np.int64)
-        self._order[:n] = slots
-        self._stamps[:n] = stamps
-        self._where[slots] = np.arange(n)
-        self._head, self._tail = 0, n
+        self._head, self._tail = 0, len(slots)
+        self._order[: self._tail] = slots
+        self._stamps[: self._tail] = stamps
+        self._where[slots] = np.arange(self._tail)
 
     def delete(self, slots: np.ndarray) -> None:
         self._order[self._where[slots]] = -1

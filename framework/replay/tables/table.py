@@ -364,7 +364,7 @@ class Table:
                 self._items.insert(new if allowed == n else new.part(done, done + allowed))
                 done += allowed
                 limiter.inserts += allowed
-            if done:
+            if done and self.num_waiting[SAMPLERS]:
                 self._notify(SAMPLERS)
         return done
 
@@ -455,7 +455,8 @@ class Table:
             if delivery is not None:
                 delivery.open = False
             items.age_sum += age - before
-            self._notify(INSERTERS)
+            if self.num_waiting[INSERTERS]:
+                self._notify(INSERTERS)
             return Delivery(self.name, info, items.parts(slots), slots, items, age)
 
     def release(self, delivery: Delivery) -> None:
@@ -586,9 +587,12 @@ class Table:
                 max_size=self.max_size,
                 max_times_sampled=self.max_times_sampled,
                 rate_limiter_info=RateLimiterInfo(
-                    **limiter.options(),
-                    insert_stats=CallStats(limiter.inserts, waiting[INSERTERS], inserted_ms),
-                    sample_stats=CallStats(limiter.samples, waiting[SAMPLERS], sampled_ms),
+                    limiter.samples_per_insert,
+                    limiter.min_diff,
+                    limiter.max_diff,
+                    limiter.min_size_to_sample,
+                    CallStats(limiter.inserts, waiting[INSERTERS], inserted_ms),
+                    CallStats(limiter.samples, waiting[SAMPLERS], sampled_ms),
                 ),
                 signature=self.signature,
                 current_size=limiter.size,
