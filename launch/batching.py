@@ -109,7 +109,7 @@ class BatchedMethod:
     def submit(self, args: tuple, kwargs: dict[str, Any]) -> Future:
         """Adds a call to the next batch and returns the future of its answer."""
         future: Future = Future()
-        here = context._here
+        here = context.here
         call = (time.monotonic(), args, kwargs, future)
         if here.context is not None and here.context.engine == "serial":
             self._handle([call])

@@ -9,14 +9,19 @@ import tree
 from framework.types import Nest
 
 
+def copied(leaf: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
+    """Returns a copy of an array, or of a tensor on its device."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else np.array(leaf)
+
+
 def restart_envs(state: Nest, initial: Nest, envs: np.ndarray) -> Nest:
-    """`state` (leaves `[B, ...]`) with the rows `envs` (int64[k]) taken from `initial`.
+    """Returns `state` (leaves `[B, ...]`) with the rows `envs` (int64 `[k]`) taken from `initial`.
 
     The leaves are copied, not written in place, because the extras of an action may refer to the old ones.
     """
 
     def restart(old: np.ndarray | torch.Tensor, new: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
-        copy = old.clone() if isinstance(old, torch.Tensor) else old.copy()
+        copy = copied(old)
         copy[envs] = new[envs]
         return copy
 

@@ -163,7 +163,7 @@ class ActorWorker(ProgramWorker):
             actor: PolicyActor | InferenceActor
             if served:
                 name = f"{self._name}.{index}"
-                port = connect(inference, name, spec, size, offset, envs, config.inference_messages)
+                port = connect(inference, name, size, offset, envs, config.inference_messages)
                 ports.append(port)
             elif alternates:
                 state = tree.map_structure(operator.itemgetter(slice(offset, offset + size)), states)
@@ -326,7 +326,8 @@ class ActorWorker(ProgramWorker):
             row["variables_version"] = self._versioned.version
         # With two halves, select_action is time spent waiting.
         for half in self._halves:
-            for name, seconds in half.loop.take_seconds().items():
+            for name, seconds in half.loop.seconds.items():
                 row[f"time/{name}_s"] = row.get(f"time/{name}_s", 0.0) + seconds
+                half.loop.seconds[name] = 0.0
         self._ended.clear()
         self._monitor.write(self._name, row)

@@ -25,14 +25,12 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import zmq
 
 from framework.replay import errors
 
 PROTOCOL = 3  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
-_ZERO_COPY_BYTES = 65536  # below this, ZeroMQ is quicker if it copies
 _INLINE, _FRAME = 1, 2
 _DTYPE = re.compile(rb"[<>|=]?[biufcSUmMV?][0-9]{0,9}(\[[0-9A-Za-z]{1,8}\])?")
 
@@ -110,21 +108,6 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise MalformedMessage(f"a message is a dict, got {type(message).__name__}")
     return message
-
-
-def send(
-    socket: zmq.Socket, message: dict[str, Any], flags: int = 0, identity: bytes | None = None
-) -> zmq.MessageTracker | None:
-    """Sends a message, on a ROUTER socket to the peer of that `identity`.
-
-    Large arrays are not copied: they must not change until the tracker that is returned is done, which it is
-    when the operating system has taken the message.
-    """
-    frames = encode(message) if identity is None else [identity, *encode(message)]
-    if all(len(frame) < _ZERO_COPY_BYTES for frame in frames):
-        socket.send_multipart(frames, flags)
-        return None
-    return socket.send_multipart(frames, flags, copy=False, track=True)
 
 
 def pack_error(error: BaseException) -> list[str]:

@@ -118,7 +118,7 @@ def test_rows_of_others_are_refused():
         with bad._channel.borrow() as connection:
             connection.open()
             lease = {"op": "lease", "stream": "s", "n": 1}
-            connection.request(lease, wait=False)
+            connection.request(lease)
             layout = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
             one = np.array([1], np.uint64)
             none = np.zeros((0, 1), np.int64)
@@ -139,7 +139,7 @@ def test_rows_of_others_are_refused():
                     "lease": {},
                 }
                 with pytest.raises(ValueError, match=r"got|expected"):
-                    connection.request(message, wait=False)
+                    connection.request(message)
         assert good.server_info()["t"].current_size == 5
         assert set(good.sample_batch("t", 50).data["x"].tolist()) <= set(range(5))
         good.close()

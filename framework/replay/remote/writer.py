@@ -19,6 +19,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -33,7 +34,7 @@ from framework.replay.errors import (
     ServerLost,
     UnknownTableError,
 )
-from framework.replay.remote.connection import Connection, Interrupted, SessionLost
+from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import make_keys
@@ -46,7 +47,6 @@ _DELAY = 0.005
 _SEND_ROWS = 4096  # released rows that are sent without items
 _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
-_LAST_WORDS = 2.0  # seconds for which an interrupted or closing writer waits for its server
 
 _Answer = TypeVar("_Answer")
 
@@ -70,6 +70,7 @@ class ServedWriter(BaseWriter):
         dropped: collections.deque[ServedWriter],
     ) -> None:
         super().__init__(None, max_in_flight_items, dropped)
+        self._pid = os.getpid()
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
@@ -97,7 +98,7 @@ class ServedWriter(BaseWriter):
             if self.num_pending:
                 return False
             message = {"op": "can_insert", "table": table, "n": n}
-            return bool(self._call(self._connection.request, message, None, False)["value"])
+            return bool(self._call(self._connection.request, message)["value"])
 
     def show(self) -> None:
         """Has the server try all that was created so far; does not wait for room.
@@ -123,7 +124,7 @@ class ServedWriter(BaseWriter):
             if self._closed:
                 return 0
             try:
-                if self._lost is None and self._connection.session:
+                if self._lost is None and self._connection.session and self._pid == os.getpid():
                     self._close_session(timeout)
             finally:
                 self._closed = True
@@ -139,10 +140,12 @@ class ServedWriter(BaseWriter):
             except (DeadlineExceededError, Interrupted):
                 # Some of a message may be in its table: the server says how many, once it tries no more.
                 self._call(self._connection.post, {"op": "cancel"})
-                answer = self._call(self._connection.request, {"op": "sync"}, _LAST_WORDS, False)
+                answer = self._call(self._connection.request, {"op": "sync"}, LAST_WORDS)
                 self.num_pending = self._created - self._failed - int(answer["inserted"])
 
     def _check(self) -> None:
+        if self._pid != os.getpid():  # the rows are the parent's
+            raise ServerLost("writer: got a call in a forked process. Make a new writer there.")
         if self._lost is not None and not self._closed:
             raise type(self._lost)(*self._lost.args)
         super()._check()
@@ -156,7 +159,7 @@ class ServedWriter(BaseWriter):
             "stream": None if held is None else held.stream,
             "columns": {name: [list(shape), dtype.str] for name, (shape, dtype) in columns.items()},
         }
-        answer = self._call(self._connection.request, message, None, False)
+        answer = self._call(self._connection.request, message)
         held = held or HeldRows(answer["stream"])
         mapped = self._connection.mapped
         for name, (own, path, shape, dtype) in answer["columns"].items():
@@ -174,9 +177,9 @@ class ServedWriter(BaseWriter):
         if short > 0:
             message = {"op": "lease", "stream": held.stream, "n": max(2 * short, held.block)}
             try:
-                answer = self._call(self._connection.request, message, None, False)
+                answer = self._call(self._connection.request, message)
             except MemoryError:  # no room for more than needed
-                answer = self._call(self._connection.request, {**message, "n": short}, None, False)
+                answer = self._call(self._connection.request, {**message, "n": short})
             held.spare = np.concatenate([held.spare, answer["rows"]])
         rows, held.spare = held.spare[:n].copy(), held.spare[n:]
         if len(held.spare) < n:
@@ -271,7 +274,7 @@ class ServedWriter(BaseWriter):
     def _sync(self) -> None:
         """Learns what the server could carry out of all that was created so far."""
         self._send()
-        self._call(self._connection.request, {"op": "sync"}, None, False)
+        self._call(self._connection.request, {"op": "sync"})
         self._collect(0.0)
 
     def _collect(self, timeout: float | None) -> bool:
@@ -295,8 +298,8 @@ class ServedWriter(BaseWriter):
         with self._lock:
             if not keep or self.num_pending > keep:
                 self._send()  # rows that were released, even if no item waits
-            if self._connection.interrupted:
-                timeout = _LAST_WORDS if timeout is None else min(timeout, _LAST_WORDS)
+            if self._connection.wake.is_set:
+                timeout = LAST_WORDS if timeout is None else min(timeout, LAST_WORDS)
             deadline = None if timeout is None else time.monotonic() + timeout
             self._waits = True
             try:
@@ -306,7 +309,7 @@ class ServedWriter(BaseWriter):
                         self._sync()  # an answer may be on its way: it comes before the answer to this
                         if self.num_pending <= keep:
                             break
-                        if self._connection.interrupted:
+                        if self._connection.wake.is_set:
                             raise Interrupted
                         raise DeadlineExceededError(f"{self.num_pending} items wait for room in their tables")
             finally:
