@@ -400,10 +400,6 @@ class Items:
             if selector.uses_priorities and len(slots):
                 selector.update(slots, priorities)
 
-    def clear(self) -> None:
-        """Removes everything; other `Items` take the place of these."""
-        self.remove(np.flatnonzero((self.state == LIVE) | (self.state == SPENT)))
-
     # Keys.
 
     def find(self, keys: np.ndarray) -> np.ndarray:
