@@ -72,7 +72,3 @@ def usage() -> str:
 
 def _complain(text: str) -> None:
     print(f"error: {text}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

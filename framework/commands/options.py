@@ -14,6 +14,7 @@ from framework.programs.run_folder import RunError
 
 T = TypeVar("T")
 Run = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+Checkpoint = Annotated[str, tyro.conf.arg(metavar="latest|best|previous|STEP")]
 
 
 class CommandError(RunError):

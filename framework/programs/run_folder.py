@@ -134,7 +134,7 @@ class RunFolder:
             if names:
                 raise RunError(f"{error} Choose another with --checkpoint: {names}.") from error
             pid = self.running_pid()
-            if pid is not None:
+            if pid not in (None, os.getpid()):
                 raise RunError(
                     f"{self.path} has no checkpoint yet, and process {pid} trains in it. Wait for the first "
                     f"one, or stop the run, which writes one: repertory stop {self.path}"

@@ -16,6 +16,7 @@ from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
+from framework.replay.tables.items import NewItems, make_keys
 from framework.types import Nest
 
 _Self = TypeVar("_Self", bound="BaseWriter")
@@ -82,13 +83,15 @@ class BaseWriter(Writer):
         self._streams: dict[str, HeldRows] = {}
         self._owned: dict[str, HeldRows] = {}  # by the store's names
         self._before_read: Callable[[], object] | None = None
-        #: The latest error of what this writer did between two calls; the next call raises it.
+        self._ended: ServerClosed | None = None  # every later call raises it
+        # The latest error of what this writer did between two calls; the next call raises it.
         self._errors: collections.deque[BaseException] = collections.deque(maxlen=1)
         self._late = LateFlush(self, self._errors)
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             held = self._streams.get(stream)
             specs = {} if held is None else held.specs
             count = -1 if rows is None else len(rows)
@@ -163,7 +166,8 @@ class BaseWriter(Writer):
         timeout: float | None = None,
     ) -> np.ndarray:
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             layout, index, lengths = self._builder.build(trajectory)
             for stream, begin, end in layout.parts:
                 held = self._owned.get(stream)
@@ -174,15 +178,17 @@ class BaseWriter(Writer):
             # Copies, because the items may wait.
             priorities = None if priorities is None else np.array(priorities, np.float64)
             episodes = None if episodes is None else np.array(episodes, np.uint64)
-            keys = self._put(table, layout, index, lengths, priorities, episodes)
+            items = NewItems(index, make_keys(len(index)), priorities, lengths, episodes)
+            self._put(table, layout, items)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
-        return keys
+        return items.keys
 
     def release(self, stream: str, rows: Any) -> None:
         with self._lock:
-            self._check()
-            rows = np.array(rows, np.int64).ravel()  # a copy, because they may be released later
+            if self._ended or self._errors:
+                self._raise()
+            rows = np.array(rows, np.int64).ravel()  # a copy, because they may be sent later
             held = self._streams.get(stream)
             if held is None or not held.holds(rows):
                 raise ValueError(
@@ -193,7 +199,8 @@ class BaseWriter(Writer):
             self._free(held.stream, rows)
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
-        self._check()
+        if self._ended or self._errors:
+            self._raise()
         self._wait(timeout, keep)
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
@@ -215,28 +222,19 @@ class BaseWriter(Writer):
 
     # --- a subclass's part ---
 
-    def _put(
-        self,
-        table: str,
-        layout: Layout,
-        index: np.ndarray,
-        lengths: np.ndarray | None,
-        priorities: np.ndarray | None,
-        episodes: np.ndarray | None,
-    ) -> np.ndarray:
-        """Queues items of rows that the writer holds, without waiting; returns their keys."""
+    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
+        """Queues items of rows that the writer holds, and tries to insert them. Does not wait."""
         raise NotImplementedError
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""
         raise NotImplementedError
 
-    def _check(self) -> None:
-        """Raises the error of an earlier call that was late, and `ServerClosed` after `close`."""
-        if self._closed:
-            raise ServerClosed("the writer was closed")
-        if self._errors:
-            raise self._errors.popleft()
+    def _raise(self) -> None:
+        """Raises the error of an earlier call that was late, or that of a writer that has ended."""
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
+        raise self._errors.popleft()
 
     def _declare(self, stream: str, held: HeldRows | None, columns: Mapping[str, ColumnSpec]) -> HeldRows:
         """Adds columns to a stream of this writer, which may be new: then `held` is None."""

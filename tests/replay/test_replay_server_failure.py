@@ -125,7 +125,7 @@ def test_a_killed_sampler_pins_no_rows_and_its_reservations_return(spawn):
 client = ServedClient(sys.argv[1])
 dataset = Dataset(client, "t", 10, prefetch=3)
 next(dataset)
-while len(dataset._fetcher._batches) < 3:
+while len(dataset._batches) < 3:
     time.sleep(0.01)
 say("ready")
 sys.stdin.read()

@@ -28,6 +28,7 @@ from framework.replay.dm_reverb.tables import ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
+from framework.replay.tables.items import NewItems
 from framework.replay.writer import BaseWriter
 
 # dm-reverb prints warnings if about 64 items or more are in flight.
@@ -75,7 +76,8 @@ class ReverbWriter(BaseWriter):
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             self.settle()
             return not self.num_pending and self._tables.has_room(table, n)
 
@@ -105,7 +107,7 @@ class ReverbWriter(BaseWriter):
                     self._wait(timeout, 0)
                 return self.num_pending
             finally:
-                self._closed = True
+                self._closed, self._ended = True, ServerClosed("The writer was closed.")
                 self._late.close()
                 if self._writer is not None:
                     self._writer.close()
@@ -116,32 +118,25 @@ class ReverbWriter(BaseWriter):
 
     # Sending.
 
-    def _put(
-        self,
-        table: str,
-        layout: Layout,
-        index: np.ndarray,
-        lengths: np.ndarray | None,
-        priorities: np.ndarray | None,
-        episodes: np.ndarray | None,
-    ) -> np.ndarray:
+    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
+        items.keys = items.keys[:0]  # dm-reverb makes its own
         described = self._tables.signature(table) is None
-        if priorities is None:
-            priorities = np.full(len(index), self._tables.max_priorities.get(table, 1.0))
+        if items.priorities is None:
+            priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
         else:
-            priorities = check_priorities(priorities, len(index))
+            priorities = check_priorities(items.priorities, len(items.index))
             self._tables.saw_priorities(table, priorities)
         self._make_writer(layout)
         refused = False  # by a rate limiter: then the items wait in dm-reverb's writer
-        for i, line in enumerate(index.tolist()):
+        for i, line in enumerate(items.index.tolist()):
             if self.num_pending >= self._max_in_flight and not refused:
                 refused = not self._confirm(self._max_in_flight // 2, time.monotonic())
-            columns = self._columns(layout, line, None if lengths is None else lengths[i].tolist())
+            lengths = None if items.lengths is None else items.lengths[i].tolist()
+            columns = self._columns(layout, line, lengths)
             if described:
                 columns.insert(0, self._description(layout))
             self._writer.create_item(table, float(priorities[i]), columns)
             self.num_pending += 1
-        return np.zeros(0, np.uint64)
 
     def _make_writer(self, layout: Layout) -> None:
         """Creates a trajectory writer that keeps four times the steps of an item of this layout."""

@@ -20,7 +20,9 @@ import collections
 import contextlib
 import itertools
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -37,7 +39,7 @@ from framework.replay.errors import (
 from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
-from framework.replay.tables.items import make_keys
+from framework.replay.tables.items import NewItems
 from framework.replay.writer import BaseWriter, HeldRows
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
@@ -49,6 +51,7 @@ _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
 
 _Answer = TypeVar("_Answer")
+_writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
 
 
 class ServedWriter(BaseWriter):
@@ -70,7 +73,7 @@ class ServedWriter(BaseWriter):
         dropped: collections.deque[ServedWriter],
     ) -> None:
         super().__init__(None, max_in_flight_items, dropped)
-        self._pid = os.getpid()
+        _writers.add(self)
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
@@ -78,7 +81,7 @@ class ServedWriter(BaseWriter):
         self._new_layouts: list[Any] = []
         self._writes: list[Any] = []
         self._write_bytes = 0
-        self._items: list[list[Any]] = []
+        self._items: list[tuple[str, NewItems]] = []
         self._num_queued = 0
         self._released: list[tuple[str, np.ndarray]] = []
         self._num_released = 0
@@ -86,13 +89,13 @@ class ServedWriter(BaseWriter):
         self._in_flight: dict[int, int] = {}
         self._created = 0
         self._failed = 0  # items that the server has refused
-        self._lost: ServerClosed | None = None
         self._waits = False  # a thread waits in here for the server
         self._closed = False
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             if self.num_pending:
                 self._sync()
             if self.num_pending:
@@ -112,7 +115,7 @@ class ServedWriter(BaseWriter):
             if self._waits:
                 return
         try:
-            if self.num_pending and not self._closed:
+            if self.num_pending and self._ended is None:
                 # What goes wrong is an error of this writer's next call, not of the reader's.
                 with contextlib.suppress(ReverbError):
                     self._sync()
@@ -124,10 +127,10 @@ class ServedWriter(BaseWriter):
             if self._closed:
                 return 0
             try:
-                if self._lost is None and self._connection.session and self._pid == os.getpid():
+                if self._ended is None and self._connection.session:
                     self._close_session(timeout)
             finally:
-                self._closed = True
+                self._closed, self._ended = True, ServerClosed("the writer was closed")
                 self._before_read = None
                 self._late.close()
                 self._connection.close()
@@ -142,13 +145,6 @@ class ServedWriter(BaseWriter):
                 self._call(self._connection.post, {"op": "cancel"})
                 answer = self._call(self._connection.request, {"op": "sync"}, LAST_WORDS)
                 self.num_pending = self._created - self._failed - int(answer["inserted"])
-
-    def _check(self) -> None:
-        if self._pid != os.getpid():  # the rows are the parent's
-            raise ServerLost("writer: got a call in a forked process. Make a new writer there.")
-        if self._lost is not None and not self._closed:
-            raise type(self._lost)(*self._lost.args)
-        super()._check()
 
     # --- rows ---
 
@@ -201,19 +197,11 @@ class ServedWriter(BaseWriter):
 
     # --- items ---
 
-    def _put(
-        self,
-        table: str,
-        layout: Layout,
-        index: np.ndarray,
-        lengths: np.ndarray | None,
-        priorities: np.ndarray | None,
-        episodes: np.ndarray | None,
-    ) -> np.ndarray:
+    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
         tables = self._connection.welcome["tables"]
         if table not in tables:
             raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
-        n = len(index)
+        n, priorities = len(items.keys), items.priorities
         if priorities is not None and (
             priorities.shape != (n,) or not (priorities >= 0).all() or not np.isfinite(priorities).all()
         ):
@@ -221,12 +209,11 @@ class ServedWriter(BaseWriter):
                 f"priorities: got {priorities.ravel()[:3].tolist()}… of shape {priorities.shape}, expected "
                 f"finite numbers >= 0 of shape ({n},)."
             )
-        number = self._layouts.get(layout)
-        if number is None:
-            number = self._layouts[layout] = len(self._layouts)
-            self._new_layouts.append([number, layout.to_wire()])
-        keys = make_keys(n)
-        self._items.append([table, number, index, lengths, keys, priorities, episodes])
+        if layout not in self._layouts:
+            self._layouts[layout] = len(self._layouts)
+            self._new_layouts.append([self._layouts[layout], layout.to_wire()])
+        items.layout = self._layouts[layout]
+        self._items.append((table, items))
         self._num_queued += n
         self.num_pending += n
         self._created += n
@@ -234,21 +221,16 @@ class ServedWriter(BaseWriter):
             self._send()
         else:
             self._late.call_later(self._send_late, _DELAY)
-        return keys
 
     def _send(self) -> None:
         """Sends what is queued."""
         if not (self._items or self._writes or self._released):
             return
-        items = []
+        items: list[list[Any]] = []
         # Items of one kind that follow one another are sent as one.
-        for _, group in itertools.groupby(
-            self._items, lambda item: (*item[:2], *[part is None for part in item[3:]])
-        ):
-            parts = list(group)
-            arrays = zip(*[part[2:] for part in parts], strict=True)
-            joined = [None if each[0] is None else np.concatenate(each) for each in arrays]
-            items.append(parts[0] if len(parts) == 1 else [*parts[0][:2], *joined])
+        for (table, *_), group in itertools.groupby(self._items, lambda each: (each[0], *each[1].kind())):
+            new = NewItems.join([part for _, part in group])
+            items.append([table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes])
         message = {
             "op": "insert",
             "layouts": self._new_layouts,
@@ -268,7 +250,7 @@ class ServedWriter(BaseWriter):
     def _send_late(self) -> None:
         """Sends single items that were not followed by others."""
         with self._lock:
-            if not self._closed and self._lost is None:
+            if self._ended is None:
                 self._send()
 
     def _sync(self) -> None:
@@ -332,7 +314,17 @@ class ServedWriter(BaseWriter):
             if isinstance(closed, Interrupted) or not self._connection.session:
                 raise
             error = closed
-        self._lost = error
+        self._ended = error
         self.num_lost, self.num_pending = self.num_pending, 0
         self._connection.close()
         raise error
+
+
+def _end_in_child() -> None:
+    """Ends every writer in a forked child: their rows and sessions are the parent's."""
+    for writer in list(_writers):
+        writer._lock = threading.RLock()  # another thread of the parent may have held it
+        writer._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
+
+
+os.register_at_fork(after_in_child=_end_in_child)
