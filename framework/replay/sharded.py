@@ -160,10 +160,9 @@ class ShardedWriter:
         self._mark = np.uint64(shard) << _SHIFT
         self._writer = writer
         self.shard = shard
-        self.append, self.slice, self.release = writer.append, writer.slice, writer.release
-        self.can_insert, self.flush, self.close = writer.can_insert, writer.flush, writer.close
-        self.call_later = writer.call_later
-        self.before_read = writer.before_read
+        self.append, self.slice, self.read = writer.append, writer.slice, writer.read
+        self.release, self.can_insert, self.flush = writer.release, writer.can_insert, writer.flush
+        self.close, self.call_later, self.before_read = writer.close, writer.call_later, writer.before_read
 
     @property
     def num_pending(self) -> int:

@@ -234,15 +234,10 @@ class ServedClient(ReverbApi, Client):
         self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
-        self._call(
-            {
-                "op": "update",
-                "table": table,
-                "keys": np.asarray(keys, np.uint64),
-                "priorities": np.asarray(priorities, np.float64),
-                "deletes": np.asarray(deletes, np.uint64),
-            }
-        )
+        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
+        priorities = np.asarray(priorities, np.float64)
+        message = {"op": "update", "table": table, "keys": keys, "priorities": priorities, "deletes": deletes}
+        self._call(message)
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Whether `n` samples could be had now without waiting."""
