@@ -25,14 +25,15 @@ import numpy as np
 from framework.replay import contracts
 from framework.replay.batches import join
 from framework.replay.client import Client
-from framework.replay.contracts import Source, Writer
+from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo
+from framework.replay.writer import SHARD_SHIFT, BaseWriter
 from launch.rpc.sockets import CurveKeys
 
-_SHIFT = np.uint64(56)  # keys carry the number of their server in bits 56 to 60
-_KEY = np.uint64((1 << 56) - 1)  # the bits of a server's own keys
+_SHIFT = np.uint64(SHARD_SHIFT)
+_KEY = np.uint64((1 << SHARD_SHIFT) - 1)  # the bits of a server's own keys
 MAX_SHARDS = 32
 _LOOK = 0.05  # seconds to wait for each of several empty tables in turn
 _SUMMED = ("current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples", "max_size")
@@ -59,10 +60,12 @@ class ShardedClient(ReverbApi, contracts.Client):
         self._turns = itertools.count(secrets.randbelow(len(servers)) if seed is None else seed)
         self._idle: collections.deque[ShardedSource] = collections.deque()  # those of `sample_batch`
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> ShardedWriter:
-        """Returns a writer to one of the servers, the next in turn."""
+    def batch_writer(self, max_in_flight_items: int | None = None) -> BaseWriter:
+        """Returns a writer to one of the servers, the next in turn; `shard` is its number."""
         shard = next(self._turns) % len(self.shards)
-        return ShardedWriter(self.shards[shard].batch_writer(max_in_flight_items), shard)
+        writer: BaseWriter = self.shards[shard].batch_writer(max_in_flight_items)
+        writer.shard = shard
+        return writer
 
     def source(self) -> ShardedSource:
         """Returns the source that a `Dataset` draws from."""
@@ -151,33 +154,6 @@ class ShardedClient(ReverbApi, contracts.Client):
         """Closes this client and the clients of its servers."""
         for part in (*self._idle, *self.shards):
             part.close()
-
-
-class ShardedWriter:
-    """A writer to one server, whose number is part of the items' keys; see `contracts.Writer`."""
-
-    def __init__(self, writer: Writer, shard: int) -> None:
-        self._mark = np.uint64(shard) << _SHIFT
-        self._writer = writer
-        self.shard = shard
-        self.append, self.slice, self.read = writer.append, writer.slice, writer.read
-        self.release, self.can_insert, self.flush = writer.release, writer.can_insert, writer.flush
-        self.close, self.call_later, self.before_read = writer.close, writer.call_later, writer.before_read
-
-    @property
-    def num_pending(self) -> int:
-        """Number of created items that are not known to be in their table."""
-        return self._writer.num_pending
-
-    def create_items(
-        self,
-        table: str,
-        trajectory: Any,
-        priorities: Any = None,
-        episodes: np.ndarray | None = None,
-        timeout: float | None = None,
-    ) -> np.ndarray:
-        return self._writer.create_items(table, trajectory, priorities, episodes, timeout) | self._mark
 
 
 # The source of one server, and what its draw() returned for release().

@@ -30,7 +30,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.table import Table, Tables
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
-from framework.replay.writer import BaseWriter
+from framework.replay.writer import BaseWriter, joined
 from launch.rpc import sockets
 
 # Single items wait for others, because many go in for hardly more than one: until there are this many, until
@@ -318,27 +318,16 @@ class LocalWriter(BaseWriter):
         """Inserts the front of the queue as far as the rate limiters allow."""
         with self._lock:
             self._untried = 0
-            while self._items and self._insert_front():
-                pass
+            self._items = collections.deque(joined(self._items))
+            while self._items:
+                table, items = self._items[0]
+                count = table.insert_now(items)
+                self.num_pending -= count
+                if count < len(items.keys):
+                    self._items[0] = (table, items.part(count, len(items.keys)))
+                    break
+                self._items.popleft()
             self._release_rows(self._created - self.num_pending)
-
-    def _insert_front(self) -> bool:
-        """Inserts the items at the front that one call can take; whether all of them went in."""
-        table, kind = self._items[0][0], self._items[0][1].kind()
-        parts = []
-        for into, items in self._items:
-            if into is not table or items.kind() != kind:
-                break
-            parts.append(items)
-        joined = NewItems.join(parts)
-        count = table.insert_now(joined)
-        for _ in parts:
-            self._items.popleft()
-        self.num_pending -= count
-        if count == len(joined.keys):
-            return True
-        self._items.appendleft((table, joined.part(count, len(joined.keys))))
-        return False
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         if self.num_pending:
