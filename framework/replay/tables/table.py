@@ -127,23 +127,13 @@ class Table:
         self._writers: tuple[Callable[[], ShownWriter | None], ...] = ()
         self._closed: str | None = None
         self._rng = np.random.default_rng(seed)
-        self._compose(sampler, remover, int(max_size), rate_limiter, max(0, int(max_times_sampled)))
-        self.attach(RowStore())
-
-    def _compose(
-        self,
-        sampler: Selector,
-        remover: Selector,
-        max_size: int,
-        rate_limiter: RateLimiter,
-        max_times_sampled: int,
-    ) -> None:
-        sampler.owner = remover.owner = rate_limiter.owner = self.name
+        sampler.owner = remover.owner = rate_limiter.owner = name
         self.sampler = sampler
         self.remover = remover
-        self.max_size = max_size
+        self.max_size = int(max_size)
         self.rate_limiter = rate_limiter
-        self.max_times_sampled = max_times_sampled
+        self.max_times_sampled = max(0, int(max_times_sampled))
+        self.attach(RowStore())
 
     def attach(self, store: RowStore, concurrent: bool = True) -> None:
         """Makes `store` the one that items refer to. A server calls it before anything is inserted."""
@@ -192,20 +182,11 @@ class Table:
     def replace(self, **overrides: Any) -> Table:
         """A new, empty table like this one but for `overrides`, by the names of the constructor's
         arguments."""
-        options: dict[str, Any] = {
-            "name": self.name,
-            "sampler": self.sampler,
-            "remover": self.remover,
-            "max_size": self.max_size,
-            "rate_limiter": self.rate_limiter,
-            "max_times_sampled": self.max_times_sampled,
-            "signature": self.signature,
-            **overrides,
+        same: dict[str, Any] = {
+            name: getattr(self, name) for name in ("name", "max_size", "max_times_sampled", "signature")
         }
-        for name in ("sampler", "remover", "rate_limiter"):
-            if name not in overrides:
-                options[name] = options[name].copy()
-        return Table(**options)
+        copies = {name: getattr(self, name).copy() for name in ("sampler", "remover", "rate_limiter")}
+        return Table(**{**same, **copies, **overrides})
 
     def __repr__(self) -> str:
         return (
@@ -364,7 +345,7 @@ class Table:
                 self._items.insert(new if allowed == n else new.part(done, done + allowed))
                 done += allowed
                 limiter.inserts += allowed
-            if done:
+            if done and self.num_waiting[SAMPLERS]:
                 self._notify(SAMPLERS)
         return done
 
@@ -455,7 +436,8 @@ class Table:
             if delivery is not None:
                 delivery.open = False
             items.age_sum += age - before
-            self._notify(INSERTERS)
+            if self.num_waiting[INSERTERS]:
+                self._notify(INSERTERS)
             return Delivery(self.name, info, items.parts(slots), slots, items, age)
 
     def release(self, delivery: Delivery) -> None:
@@ -532,7 +514,7 @@ class Table:
         """Removes every item and sets every counter to 0. Rows are freed unless a delivery holds them."""
         self.drain()  # items that were created before and that the limiter allows go too
         with self.lock:
-            self._items.clear()
+            self._items.remove(np.flatnonzero(self._items.keys))
             self._empty()
             self.rate_limiter.reset()
             self._notify(INSERTERS)
@@ -586,9 +568,12 @@ class Table:
                 max_size=self.max_size,
                 max_times_sampled=self.max_times_sampled,
                 rate_limiter_info=RateLimiterInfo(
-                    **limiter.options(),
-                    insert_stats=CallStats(limiter.inserts, waiting[INSERTERS], inserted_ms),
-                    sample_stats=CallStats(limiter.samples, waiting[SAMPLERS], sampled_ms),
+                    limiter.samples_per_insert,
+                    limiter.min_diff,
+                    limiter.max_diff,
+                    limiter.min_size_to_sample,
+                    CallStats(limiter.inserts, waiting[INSERTERS], inserted_ms),
+                    CallStats(limiter.samples, waiting[SAMPLERS], sampled_ms),
                 ),
                 signature=self.signature,
                 current_size=limiter.size,
@@ -658,16 +643,14 @@ class Table:
             )
         with self.lock:
             if from_checkpoint and own != saved:
-                self._compose(
-                    _selector(saved["sampler"]),
-                    _selector(saved["remover"]),
-                    int(saved["max_size"]),
-                    RateLimiter(**saved["rate_limiter"]),
-                    int(saved["max_times_sampled"]),
-                )
+                made = {role: _selector(saved[role]) for role in ("sampler", "remover")}
+                limiter = RateLimiter(**saved["rate_limiter"])
+                twin = self.replace(**{**saved, **made, "rate_limiter": limiter})
+                for name in saved:
+                    setattr(self, name, getattr(twin, name))
+                own = saved
             self._empty()
-            now = self.config()
-            roles = [role for role in ("sampler", "remover") if now[role] == saved[role]]
+            roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
             self._items.restore(meta, arrays, rows, roles)
             self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
 
