@@ -106,6 +106,11 @@ class Runtime(abc.ABC):
                 return
         handler()
 
+    def stop_handlers(self) -> list[Callable[[], Any]]:
+        """Returns the handlers that have not been called."""
+        with self._handlers_lock:
+            return list(self._handlers)
+
     def remove_stop_handler(self, handler: Callable[[], Any]) -> None:
         with self._handlers_lock:
             if handler in self._handlers:

@@ -4,12 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from launch.handles import Handle
 from launch.nodes import Node
 
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*\Z")
+
+
+@dataclass
+class ProgramState:
+    """The state of a program on the serial engine between two turns.
+
+    Attributes:
+      objects: the nodes' objects, by label.
+      states: the nodes' states, as in `Job.status()`, by label.
+      turns: the number of turns of each node, by label.
+      order: labels of the workers, in the order of the last pass.
+      due: labels of the workers that have not had their turn in that pass.
+      stop_handlers: handlers that the nodes registered.
+    """
+
+    objects: dict[str, Any]
+    states: dict[str, str]
+    turns: dict[str, int]
+    order: list[str]
+    due: list[str]
+    stop_handlers: list[Callable[[], Any]]
+
+
+class Snapshot(Protocol):
+    """Keeps the state of an interrupted program of the serial engine."""
+
+    def save(self, state: ProgramState) -> None:
+        """Is called when the program is interrupted, before its nodes are closed."""
+
+    def load(self) -> ProgramState | None:
+        """Is called in place of the nodes' constructors. None calls those instead."""
 
 
 class Program:
@@ -23,6 +56,9 @@ class Program:
             program.add_node(lp.CourierNode(Worker, server, seed))
     ```
     """
+
+    #: Keeps the state of an interrupted program of the serial engine; None keeps none.
+    snapshot: Snapshot | None = None
 
     def __init__(self, name: str) -> None:
         if not name:

@@ -11,13 +11,13 @@ from typing import Any
 import cloudpickle
 
 
-class _Pickler(cloudpickle.Pickler):
+class StatePickler(cloudpickle.Pickler):
     """Pickles gymnasium's `EzPickle` environments, MuJoCo's among them, with all of their attributes."""
 
-    def __init__(self, file: io.BytesIO):
+    def __init__(self, file: io.BytesIO, protocol: int | None = 5):
         from gymnasium.utils import EzPickle  # gymnasium takes 0.2 s to import
 
-        super().__init__(file, protocol=5)
+        super().__init__(file, protocol=protocol)
         self._ez_pickle = EzPickle
 
     def reducer_override(self, obj: Any) -> Any:
@@ -35,7 +35,7 @@ def dump(name: str, parts: Any) -> bytes:
     """`parts` as bytes; NotImplementedError, with the environment's `name`, if they cannot be pickled."""
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer).dump(parts)
+        StatePickler(buffer).dump(parts)
     except Exception as error:
         raise NotImplementedError(
             f"{name}: the environment cannot save its state: {type(error).__name__}: {error}. Start new "

@@ -45,6 +45,16 @@ class AppendFile:
         except OSError as error:
             raise explained(error, self.path) from error
 
+    def __getstate__(self) -> tuple[Path, int]:
+        return self.path, self._file.seek(0, os.SEEK_END)
+
+    def __setstate__(self, state: tuple[Path, int]) -> None:
+        """Continues after the rows that were there; later ones are removed, since they are written again."""
+        path, size = state
+        if path.exists():
+            os.truncate(path, min(size, path.stat().st_size))
+        self.__init__(path)  # type: ignore[misc]
+
     def append(self, text: str) -> None:
         """Appends `text`; if that fails, removes the part that was written."""
         if self._file.closed:

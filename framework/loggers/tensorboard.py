@@ -26,6 +26,13 @@ class TensorBoardLogger(Logger):
         self._steps_keys = tuple(steps_keys)
         self._rows: dict[str, int] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_writer": self._writer.log_dir}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_writer"])  # type: ignore[misc]
+        vars(self).update({**state, "_writer": self._writer})
+
     def write(self, row: Mapping[str, Any]) -> None:
         plain = to_scalars(row)
         label = str(plain.get("label", ""))

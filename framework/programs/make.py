@@ -19,6 +19,7 @@ from framework.programs.learner_worker import LearnerWorker
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
 from framework.programs.services import Monitor, RunCheckpointer, make_counter, replay_checkpointer
+from framework.programs.snapshot import Snapshot
 from framework.programs.worker import derive_seed
 from framework.replay import Table
 
@@ -72,6 +73,8 @@ def make_program(
     learns = bool(agent.make_tables(spec))
 
     program = launch.Program(name or type(agent).__name__.lower())
+    if run is not None:
+        program.snapshot = Snapshot(run, on_write)
     graph = Graph(program, agent, make_envs, spec, config)
     if learns:
         graph.add_replay()

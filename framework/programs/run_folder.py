@@ -141,9 +141,9 @@ class RunFolder:
                 ) from error
             raise RunError(str(error)) from error
 
-    def record(self) -> None:
+    def record(self, engine: str | None = None) -> None:
         """Writes `config.json` with the node's engine unless it is equal. Keeps the recorded restarts."""
-        new, engine = self, launch.get_node_context().engine
+        new, engine = self, engine or launch.get_node_context().engine
         if (self.path / "config.json").exists():
             known = RunFolder.open(self.path)
             new = dataclasses.replace(self, engine=engine, restarts=known.restarts)

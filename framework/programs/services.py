@@ -22,6 +22,8 @@ from framework.replay.checkpointers import DefaultCheckpointer
 
 _STEPS = "env_steps"  # The count to which `Counter.grant` adds spent steps.
 _REPLAY = "replay"  # The part of a checkpoint that the replay server writes.
+PROGRAM = "program"  # The part that `Snapshot` writes.
+_NOT_STATES = (_REPLAY, PROGRAM)
 _LOG = logging.getLogger(__name__)
 
 
@@ -44,7 +46,7 @@ class Counter(Saveable[dict[str, Any]]):
     def __init__(self, max_steps: int | None = None):
         if max_steps is not None and max_steps < 0:
             raise ValueError(f"max_steps: got {max_steps}, expected at least 0, or None for no limit.")
-        self._max_steps = max_steps
+        self.max_steps = max_steps
         self._changed = threading.Condition()
         self._counts: Counts[str] = Counts()
         self._grants: dict[str, int] = {}
@@ -80,7 +82,7 @@ class Counter(Saveable[dict[str, Any]]):
             raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected at least 0 for both.")
         with self._changed:
             held = self._grants.get(who, 0)
-            limit = math.inf if self._max_steps is None else self._max_steps
+            limit = math.inf if self.max_steps is None else self.max_steps
             left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
             if self._settled is not None and who not in self._settled:
                 self._settled.add(who)
@@ -105,7 +107,7 @@ class Counter(Saveable[dict[str, Any]]):
     def remaining(self) -> int | None:
         """Steps of the budget that are not spent, including granted ones; None without a budget."""
         with self._changed:
-            return None if self._max_steps is None else self._max_steps - self._counts[_STEPS]
+            return None if self.max_steps is None else self.max_steps - self._counts[_STEPS]
 
     def wait_for(self, name: str, value: int, timeout: float | None = None) -> bool:
         """Blocks until the count `name` is at least `value`.
@@ -151,11 +153,18 @@ class Monitor:
         on_write: Callable[[dict[str, Any]], None] | None = None,
         counter: Any = None,
     ):
-        self._logger, self._on_write, self._counter = logger, on_write, counter
+        self._logger, self.on_write, self._counter = logger, on_write, counter
         self._lock = threading.Lock()
         self._latest: dict[str, dict[str, Any]] = {}
         self._started = time.monotonic()
         self._result: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `Snapshot`: the clock of another process starts elsewhere, and `on_write` is the caller's."""
+        return {**vars(self), "on_write": None, "_started": time.monotonic() - self._started}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _started=time.monotonic() - state["_started"])
 
     def write(self, label: str, row: dict[str, Any]) -> None:
         """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`."""
@@ -168,10 +177,10 @@ class Monitor:
             self._latest[label] = {**self._latest.get(label, {}), **row}
             if self._logger is not None:
                 self._logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
-        if self._on_write is None:
+        if self.on_write is None:
             return
         try:
-            self._on_write(self.snapshot())
+            self.on_write(self.snapshot())
         except Exception as error:
             if launch.get_node_context().engine not in ("serial", "threads"):
                 _LOG.exception(
@@ -222,10 +231,11 @@ class RunCheckpointer:
         self._lock = threading.Lock()  # Guards the states; not held while a checkpoint is written.
         self._writing = threading.Lock()
         self._puts = self._saved_puts = 0
+        self._bytes: dict[str, Part] = {}
         reader = self._checkpointer.newest_intact()
         self._states: dict[str, Any] = {}
         if reader is not None:
-            self._states = {name: reader.state(name) for name in reader.names if name != _REPLAY}
+            self._states = {name: reader.state(name) for name in reader.names if name not in _NOT_STATES}
 
     def get(self, part: str) -> Any:
         """The newest state of `part`, from this run or from the checkpoint that it resumes; None without."""
@@ -238,15 +248,22 @@ class RunCheckpointer:
             self._states[part] = state
             self._puts += 1
 
+    def put_bytes(self, part: str, data: bytes) -> None:
+        """Adds a part to the next checkpoint only."""
+        with self._lock:
+            self._bytes[part] = data
+            self._puts += 1
+
     def commit(self, reason: str) -> str | None:
         """Writes a checkpoint of all parts now and returns its folder; None if nothing has changed."""
         with self._writing:
             with self._lock:
                 states, puts = dict(self._states), self._puts
+                parts, self._bytes = self._bytes, {}
             if puts == self._saved_puts:
                 return None
             states["counter"] = self._counter.save()
-            parts: dict[str, Part] = {name: torch_part(state) for name, state in states.items()}
+            parts.update((name, torch_part(state)) for name, state in states.items())
             if self._replay is not None:
                 written = str(self._replay.checkpoint())
                 parts[_REPLAY] = lambda path: shutil.move(written, path)
@@ -269,7 +286,7 @@ def run_checkpoints(config: RunConfig) -> Checkpointer:
 def make_counter(config: RunConfig) -> Counter:
     """The run's counter, which continues from the newest intact checkpoint."""
     counter = Counter(max_steps=config.max_env_steps)
-    reader = _newest(config)
+    reader = newest_checkpoint(config)
     if reader is not None and "counter" in reader.names:
         counter.restore(reader.state("counter"))
     return counter
@@ -285,10 +302,11 @@ def replay_checkpointer(config: RunConfig) -> DefaultCheckpointer:
     assert config.directory is not None
     aside = Path(config.directory) / "checkpoints" / ".replay"
     shutil.rmtree(aside, ignore_errors=True)  # From a killed server; part of no checkpoint.
-    reader = _newest(config)
+    reader = newest_checkpoint(config)
     part = reader.part(_REPLAY) if reader is not None and _REPLAY in reader.names else None
     return DefaultCheckpointer(aside, fallback_checkpoint_path=part)
 
 
-def _newest(config: RunConfig) -> CheckpointReader | None:
+def newest_checkpoint(config: RunConfig) -> CheckpointReader | None:
+    """The newest intact checkpoint of the run; None if there is none."""
     return None if config.directory is None else run_checkpoints(config).newest_intact()

@@ -10,6 +10,7 @@ If no worker was ready in a pass, none can become ready, because nothing else ru
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ from launch.context import entered, here
 from launch.engines.base import Options, ended_normally
 from launch.engines.in_process import LocalJob, Place
 from launch.errors import DeadlockError, LaunchError
-from launch.program import Program
+from launch.handles import Target
+from launch.program import Program, ProgramState, Snapshot
 
 
 def start(program: Program, options: Options) -> SerialJob:
@@ -34,8 +36,21 @@ class SerialJob(LocalJob):
         super().__init__(program, "serial", options, concurrent=False)
         self._runtime.stopped = _StopEvent()
         self._workers: list[Place] = []  # the nodes that take turns
+        self._due: collections.deque[Place] = collections.deque()  # those to take a turn in this pass
+        self._in_turn = False
+        self._interrupted = False  # whether a stop without a result waits for the end of the turn
         self._groups: list[str] = []  # the workers' groups
         self._started = False
+
+    def stop(self, result: Any = None) -> None:
+        if result is None and self._program.snapshot is not None and not self._interrupted:
+            # Handlers change objects: the state is saved before they are called, between two turns.
+            self._interrupted = True
+            expire = threading.Timer(self._options.stop_timeout, super().stop)
+            expire.daemon = True
+            expire.start()
+            return
+        super().stop(result)
 
     def wait(self, labels: Sequence[str] | None = None, *, timeout: float | None = None) -> Any:
         """Runs the program. With `labels` or `timeout` it may return between passes; call it to continue."""
@@ -54,12 +69,13 @@ class SerialJob(LocalJob):
     def _run(self, ended: Callable[[], bool], deadline: float | None) -> None:
         if not self._started:
             self._started = True
-            for place in self._places:
-                self._begin(place)
-            self._workers = [place for place in self._places if place.works and place.state == "running"]
+            if not self._continue():
+                for place in self._places:
+                    self._begin(place)
+                self._workers = [place for place in self._places if place.works and place.state == "running"]
             self._groups = list(dict.fromkeys(place.leaf.context.group for place in self._workers))
         with entered(None, None):  # a pass assigns this thread to one node after the other
-            while not self._runtime.stopped.is_set():
+            while not self._is_stopped():
                 if ended():
                     return
                 if not self._pass():
@@ -104,16 +120,20 @@ class SerialJob(LocalJob):
         Raises:
           DeadlockError: No worker was ready.
         """
-        working, moved = [], False
-        # In a group, the worker with the fewest turns goes first. Otherwise the first actor takes all the
-        # room in replay.
-        self._workers.sort(key=lambda place: (self._groups.index(place.leaf.context.group), place.turns))
-        for place in self._workers:
+        working, moved = [], bool(self._due)
+        if not self._due:
+            # In a group, the worker with the fewest turns goes first. Otherwise the first actor takes all the
+            # room in replay.
+            self._workers.sort(key=lambda place: (self._groups.index(place.leaf.context.group), place.turns))
+            self._due.extend(self._workers)
+        while self._due:
+            place = self._due.popleft()
             if place.state != "running":
                 continue
             worker = place.object
             finished, ready = getattr(worker, "finished", None), getattr(worker, "ready", None)
             here.runtime, here.context = self._runtime, place.leaf.context
+            self._in_turn = True
             try:
                 if finished is not None and finished():
                     place.state, moved = "returned", True
@@ -127,7 +147,8 @@ class SerialJob(LocalJob):
                 moved = True
                 if self._recovers(place, error):
                     self._begin(place)
-            if self._runtime.stopped.is_set():
+            self._in_turn = False
+            if self._is_stopped():
                 return True
         if working and not moved:
             raise DeadlockError(self._deadlock(working))
@@ -140,8 +161,46 @@ class SerialJob(LocalJob):
             reasons.append(f"  {place.label}: " + (str(why()) if why is not None else "ready() is false"))
         return "No worker is ready, and nothing else runs that could change that:\n" + "\n".join(reasons)
 
+    def _is_stopped(self) -> bool:
+        return self._interrupted or self._runtime.stopped.is_set()
+
+    def _continue(self) -> bool:
+        """Takes the nodes' objects from the program's snapshot; returns whether it has any."""
+        if self._program.snapshot is None:
+            return False
+        with entered(self._runtime, None):
+            state = self._program.snapshot.load()
+        if state is None:
+            return False
+        by_label = {place.label: place for place in self._places}
+        for label, place in by_label.items():
+            place.object, place.state = state.objects[label], state.states[label]
+            place.turns = state.turns[label]
+            place.target, place.built = Target(place.object, label), True
+        self._workers = [by_label[label] for label in state.order]
+        self._due.extend(by_label[label] for label in state.due)
+        for handler in state.stop_handlers:
+            self._runtime.add_stop_handler(handler)
+        return True
+
+    def _save(self, snapshot: Snapshot) -> None:
+        state = ProgramState(
+            objects={place.label: place.object for place in self._places},
+            states={place.label: place.state for place in self._places},
+            turns={place.label: place.turns for place in self._places},
+            order=[place.label for place in self._workers],
+            due=[place.label for place in self._due],
+            stop_handlers=self._runtime.stop_handlers(),
+        )
+        with entered(self._runtime, None):
+            snapshot.save(state)
+
     def _end(self) -> None:
         if not self.over:
+            between_turns = self._started and not self._in_turn and not self._runtime.stopped.is_set()
+            snapshot = self._program.snapshot
+            if snapshot is not None and between_turns and self._interrupted and self.outcome.error is None:
+                self._save(snapshot)
             self._begin_stop()
             self._close(self._places)
 

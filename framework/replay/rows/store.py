@@ -114,6 +114,15 @@ class Stream:
         """Rows in use."""
         return self._next - self._num_free
 
+    @property
+    def num_leased(self) -> int:
+        """Rows that were ever in use: those before this number."""
+        return self._next
+
+    def arrays(self) -> list[np.ndarray]:
+        """Returns the arrays `[capacity, ...]` of the columns that are not compressed, and of the counts."""
+        return [*(array for array in self.columns.values() if type(array) is np.ndarray), self._counts]
+
     def has(self, columns: Mapping[str, ColumnSpec]) -> bool:
         """Returns whether the stream has all of these columns, with these shapes and dtypes."""
         return all(
