@@ -27,8 +27,8 @@ from framework.actors import PolicyActor
 from framework.actors.environment_loop import EnvironmentLoop
 from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
 from framework.environments.base import BatchedEnvironment
+from framework.programs.limiter_state import describe_room
 from framework.programs.policy_lag import Lockstep
-from framework.programs.replay_state import describe_room
 from framework.programs.run_config import RunConfig
 from framework.programs.worker import ProgramWorker, derive_seed, prepare_process, summarize
 from framework.replay.errors import ServerClosed, ServerLost
