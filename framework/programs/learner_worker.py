@@ -12,14 +12,11 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from framework import core
 from framework.programs.learner_group import FirstLearner
 from framework.programs.limiter_state import describe_stock
 from framework.programs.policy_lag import StallDetector
-from framework.programs.run_config import RunConfig
-from framework.programs.worker import ProgramWorker, prepare_process
+from framework.programs.worker import ProgramWorker, Setup, prepare_process
 from framework.replay import TableInfo
-from framework.specs import EnvironmentSpec
 from framework.variables import VariableBlock, Variables, shared_path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # Of malloc.h.
@@ -33,9 +30,7 @@ class LearnerWorker(ProgramWorker):
     number of learner steps in this run, including steps that a killed learner made after its last checkpoint.
 
     Args:
-      agent: makes the networks, the dataset and the learner.
-      spec: the `EnvironmentSpec` of one env.
-      config: the run's settings.
+      setup: makes the networks, the dataset and the learner.
       replay: the replay client to sample from and to write priorities to.
       counter: counts `learner_steps`.
       monitor: takes the rows of metrics.
@@ -45,9 +40,7 @@ class LearnerWorker(ProgramWorker):
 
     def __init__(
         self,
-        agent: core.Agent,
-        spec: EnvironmentSpec,
-        config: RunConfig,
+        setup: Setup,
         *,
         replay: Any,
         counter: Any,
@@ -57,6 +50,7 @@ class LearnerWorker(ProgramWorker):
     ):
         prepare_process(seed)
         keep_freed_memory()
+        agent, spec, config = setup.agent, setup.spec, setup.config
         self._config = config
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer

@@ -13,6 +13,7 @@ from framework.programs import RunConfig, learner_worker
 from framework.programs.evaluator import Evaluator
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.services import Counter, Monitor
+from framework.programs.worker import Setup
 from framework.variables import VariableBlock
 
 
@@ -40,7 +41,7 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
     def make():
         client = replay.EmbeddedClient(agent.make_tables(spec))
         return LearnerWorker(
-            agent, spec, RunConfig(), replay=client, counter=counter, monitor=Monitor(), seed=3
+            Setup(agent, fake, spec, RunConfig()), replay=client, counter=counter, monitor=Monitor(), seed=3
         )
 
     first = make()
@@ -71,9 +72,8 @@ def test_an_evaluator_takes_what_its_policy_needs_and_keeps_that(agent):
     kept = Kept()
     make = functools.partial(fake, episode_length=3)
     config = RunConfig(num_evaluation_episodes=2, evaluate_period=100)
-    worker = Evaluator(
-        agent, make, spec, config, learner=block, counter=Counter(), monitor=Monitor(), checkpointer=kept
-    )
+    setup = Setup(agent, make, spec, config)
+    worker = Evaluator(setup, learner=block, counter=Counter(), monitor=Monitor(), checkpointer=kept)
     assert worker.evaluate()["variables_version"] == 5
     assert {name.partition(".")[0] for name in kept["best"]["networks"]} == set(needed)
     assert kept["evaluator"] == {"env_steps": 0}
