@@ -129,7 +129,10 @@ class EmbeddedClient(ReverbApi, Client):
         """Draws a batch of samples; see `contracts.Client.sample_batch`."""
         if self._interrupted:
             raise ServerClosed("the client was interrupted or closed")
-        return self.tables[table].sample_batch(batch_size, timeout, out, pad, self.is_interrupted)
+        source = EmbeddedSource(self)
+        sample, drawn = source.draw(table, batch_size, timeout, out, pad)
+        source.release(drawn)
+        return sample
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
@@ -291,9 +294,7 @@ class LocalWriter(BaseWriter):
 
     def _put(self, table: str, layout: Layout, items: NewItems) -> None:
         into, count = self._tables[table], len(items.keys)
-        items = into.new_items(
-            layout, items.index, items.priorities, items.keys, items.lengths, items.episodes
-        )
+        into.check_items(layout, items)
         # A batch goes straight in if no items wait before it.
         done = into.insert_now(items) if count > 1 and not self._items else 0
         self._created += count

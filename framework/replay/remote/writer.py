@@ -39,6 +39,7 @@ from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupt
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
+from framework.replay.types import check_priorities
 from framework.replay.writer import BaseWriter, HeldRows, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
@@ -182,14 +183,9 @@ class ServedWriter(BaseWriter):
         tables = self._connection.welcome["tables"]
         if table not in tables:
             raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
-        n, priorities = len(items.keys), items.priorities
-        if priorities is not None and (
-            priorities.shape != (n,) or not (priorities >= 0).all() or not np.isfinite(priorities).all()
-        ):
-            raise ValueError(
-                f"priorities: got {priorities.ravel()[:3].tolist()}… of shape {priorities.shape}, expected "
-                f"finite numbers >= 0 of shape ({n},)."
-            )
+        n = len(items.keys)
+        if items.priorities is not None:
+            check_priorities(table, items.priorities, n)
         if layout not in self._layouts:
             self._layouts[layout] = len(self._layouts)
             self._message["layouts"].append([self._layouts[layout], layout.to_wire()])
