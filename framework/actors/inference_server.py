@@ -46,7 +46,7 @@ from framework.actors.inference_slots import Rows, Slots
 from framework.nest import Structure
 from framework.replay.shm import SharedMemory
 from framework.types import Nest
-from launch.batching import BatchedMethod
+from launch.batching import BatchedMethod, BatchOptions
 
 PATIENCE = 1.0  # Seconds that a request waits at most, regardless of min_batch.
 REQUEST, GOODBYE, PING = b"\1", b"\0", b""  # Datagrams of clients. A ping only checks that the server lives.
@@ -379,7 +379,7 @@ class _Submitted(BatchedMethod):
     """A served method that returns a future, so that no thread of the node waits for the answer."""
 
     def __init__(self, submit: Any):
-        super().__init__(submit, "act", 1, 0.0, False, 1)
+        super().__init__(submit, "act", BatchOptions(batch_size=1, timeout=0.0))
 
     def submit(self, args: tuple, kwargs: dict[str, Any]) -> Future:
         return self._function(*args, **kwargs)

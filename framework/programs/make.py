@@ -22,9 +22,6 @@ from framework.programs.services import Monitor, RunCheckpointer, make_counter, 
 from framework.programs.worker import Setup, derive_seed
 from framework.replay import Table
 
-# For nodes whose methods may run twice: a call that a restart of the node interrupted is repeated, so that
-# its caller does not fail.
-_REPEAT = {"repeat_lost": True}
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 
 
@@ -137,13 +134,10 @@ class Graph:
         self._learner = self._add(
             "learner", LearnerWorker, self._setup, replay=self._replay, seed=seed, **self._services
         )
+        common = {"replay": self._replay, "first": self._learner}
         for rank in range(1, self._config.num_learners):
-            of_rank: dict[str, Any] = {
-                "first": self._learner,
-                "rank": rank,
-                "seed": self._seed_of(f"learner-{rank}"),
-            }
-            self._add("learner", LearnerReplica, self._setup, replay=self._replay, **of_rank, repeat=False)
+            seed = self._seed_of(f"learner-{rank}")
+            self._add("learner", LearnerReplica, self._setup, rank=rank, seed=seed, **common)
 
     def add_inference(self) -> None:
         self._inference = self._add(
@@ -160,18 +154,22 @@ class Graph:
     def add_actors(self) -> None:
         sources = {"replay": self._replay, "learner": self._learner, "inference": self._inference}
         for index in range(self._config.num_actors):
-            own: dict[str, Any] = {"index": index, "seed": self._seed_of(f"actor-{index}"), "repeat": False}
-            self._add("actor", ActorWorker, self._setup, **sources, **self._services, **own)
+            seed = self._seed_of(f"actor-{index}")
+            self._add("actor", ActorWorker, self._setup, index=index, seed=seed, **sources, **self._services)
 
     def add_evaluator(self) -> None:
-        own: dict[str, Any] = {"learner": self._learner, "seed": self._seed_of("evaluator"), "repeat": False}
-        self._add("evaluator", Evaluator, self._setup, **self._services, **own)
+        own = {"learner": self._learner, "seed": self._seed_of("evaluator")}
+        self._add("evaluator", Evaluator, self._setup, **own, **self._services)
 
     def _add(
         self, label: str, constructor: Callable[..., Any], *args: Any, repeat: bool = True, **kwargs: Any
     ) -> Any:
-        if repeat:
-            kwargs["courier_client_kwargs"] = _REPEAT
+        """Adds a node.
+
+        With `repeat`, its methods may run twice: a call that a restart of the node interrupted is repeated,
+        so that its caller does not fail.
+        """
+        kwargs["courier_client_kwargs"] = {"repeat_lost": repeat}
         return self.program.add_node(launch.CourierNode(constructor, *args, **kwargs), label=label)
 
     def _seed_of(self, name: str) -> int:

@@ -17,10 +17,8 @@ from launch.engines.base import (
     Leaf,
     Options,
     Unit,
-    find_leaf,
     node_error,
     node_status,
-    plan,
     unknown_node,
     unserved,
 )
@@ -248,15 +246,20 @@ class LocalRuntime(Runtime):
 class LocalJob(Job):
     """A program in the launching process."""
 
+    _runtime: LocalRuntime
+
     def __init__(self, program: Program, engine: str, options: Options, *, concurrent: bool) -> None:
-        super().__init__(program, engine, *plan(program, engine, options))
-        self._options = options
+        super().__init__(program, engine, options)
         self._runtime = LocalRuntime(self._job, self._units, self.stop, concurrent=concurrent)
         self._places = list(self._runtime.places.values())
         activate(self._runtime)
 
-    def client(self, label: str, index: int = 0) -> Any:
-        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+    def stop(self, result: Any = None) -> None:
+        self.outcome.offer_result(result)
+        try:
+            self._runtime.begin_stop()
+        finally:
+            self.outcome.notify()
 
     def state(self) -> str:
         return "stopping" if self._runtime.stopped.is_set() else "running"
@@ -285,12 +288,6 @@ class LocalJob(Job):
         self.outcome.fail(node_error(place.label, error))
         place.state = "failed"
         self.stop()
-
-    def _begin_stop(self) -> None:
-        try:
-            self._runtime.begin_stop()
-        except Exception as error:
-            self.outcome.fail(error)
 
     def _close(self, places: list[Place]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""

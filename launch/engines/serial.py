@@ -37,10 +37,6 @@ class SerialJob(LocalJob):
         self._groups: list[str] = []  # the workers' groups
         self._started = False
 
-    def stop(self, result: Any = None) -> None:
-        self.outcome.offer_result(result)
-        self._runtime.begin_stop()
-
     def wait(self, labels: Sequence[str] | None = None, *, timeout: float | None = None) -> Any:
         """Runs the program. With `labels` or `timeout` it may return between passes; call it to continue."""
         deadline = None if timeout is None else time.monotonic() + timeout

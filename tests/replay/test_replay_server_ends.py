@@ -2,10 +2,12 @@
 
 import os
 import pickle
+import socket
 import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 import zmq
 from served_table import finish, table, write
@@ -172,6 +174,22 @@ def test_a_taken_port_is_an_error_and_leaves_nothing():
         with pytest.raises(OSError, match=r"[Aa]ddress"):
             replay.Server([table()], port=server.port)
         assert set(os.listdir(os.path.dirname(server._memory.directory))) == before
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the option is Linux's")
+def test_the_kernel_watches_every_connection_between_machines():
+    """So that what a client of a machine that vanished held comes back."""
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address)
+        client.server_info()
+        watched = []
+        for each in psutil.Process().net_connections("tcp4"):
+            if each.raddr and server.port in (each.laddr.port, each.raddr.port):
+                with socket.socket(fileno=os.dup(each.fd)) as end:
+                    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+                    watched.append([end.getsockopt(socket.IPPROTO_TCP, option) for option in options])
+        assert watched == [[30, 10, 60_000]] * 2
+        client.close()
 
 
 def test_embedded_servers_have_no_sockets():

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.replay import info as infos
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote.connection import (
@@ -235,15 +234,10 @@ class ServedClient(ReverbApi, Client):
         self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
-        self._call(
-            {
-                "op": "update",
-                "table": table,
-                "keys": np.asarray(keys, np.uint64),
-                "priorities": np.asarray(priorities, np.float64),
-                "deletes": np.asarray(deletes, np.uint64),
-            }
-        )
+        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
+        priorities = np.asarray(priorities, np.float64)
+        message = {"op": "update", "table": table, "keys": keys, "priorities": priorities, "deletes": deletes}
+        self._call(message)
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Whether `n` samples could be had now without waiting."""
@@ -265,7 +259,8 @@ class ServedClient(ReverbApi, Client):
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """What is to be known of each table; DeadlineExceededError if the server does not answer in time."""
         answer = self._call({"op": "info"}, timeout)
-        return {table["name"]: infos.from_wire(table) for table in answer["tables"]}
+        infos = [TableInfo.from_wire(each) for each in answer["tables"]]
+        return {info.name: info for info in infos}
 
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""

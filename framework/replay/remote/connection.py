@@ -136,10 +136,6 @@ class Connection:
         """Connects, and says hello. If the server is not there yet, the message is sent when it comes."""
         self._address, self._pid = address, os.getpid()
         self._socket = sockets.make_client_socket(address, self._channel.curve)
-        if address.startswith("tcp://"):
-            # A machine that vanishes is noticed within 20 s.
-            self._socket.heartbeat_ivl = 5000
-            self._socket.heartbeat_timeout = 20000
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._next_id += 1
         hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}

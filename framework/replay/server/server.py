@@ -101,9 +101,6 @@ class Server:
         self.address = sockets.bound_address(listener)
         if self.address.startswith("tcp://"):
             self.port = int(self.address.rpartition(":")[2])
-            # Peers whose machine has vanished are noticed.
-            listener.heartbeat_ivl = 5000
-            listener.heartbeat_timeout = 20000
         self._service = Service(operations, listener)
         operations.wake = self._service.wake
         for table in self.tables.values():
