@@ -16,7 +16,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Generator, Hashable
 from typing import Any, Protocol
 
@@ -37,9 +37,12 @@ _ROUND = 64  # messages that are taken before the waiting requests are tried
 _PROBE_DELAYS = (0.02, 1.0)
 _LONGEST_POLL = 3600.0  # seconds
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
-# Requests of one client that may wait, and large answers that it may leave unread, before it is cut off.
-_MAX_WAITING = 1 << 14
-_MAX_UNREAD = 16
+_MAX_WAITING = 1 << 14  # requests of one client
+# A client that leaves more bytes in more large answers unread is cut off; ZeroMQ bounds the number of others.
+# What was read is known a moment late: a busy client may seem to have many answers unread.
+_LARGE_ANSWER = 1 << 16  # bytes
+_MAX_UNREAD_BYTES = 1 << 27
+_MAX_UNREAD = 4
 # Errors that a client's message can cause. Others are defects of this package, and are logged.
 _FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 _CLIENT_ERRORS = (*_FIELD_ERRORS, MemoryError, ReverbError)
@@ -56,7 +59,7 @@ class Session:
       identity: ZeroMQ's name of the connection.
       number: names the owner of rows; random, never 0.
       waiting: requests that cannot be answered yet.
-      unsent: trackers of large answers that the client may not have read yet.
+      unsent: trackers and bytes of large answers that the client may not have read yet.
       layouts: layouts that the client has defined, by its numbers.
       known: layouts that the client has been told, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
@@ -67,7 +70,7 @@ class Session:
     identity: bytes
     number: int = dataclasses.field(default_factory=lambda: secrets.randbits(62) | 1)
     waiting: set[Request] = dataclasses.field(default_factory=set)
-    unsent: list[zmq.MessageTracker] = dataclasses.field(default_factory=list)
+    unsent: deque[tuple[zmq.MessageTracker, int]] = dataclasses.field(default_factory=deque)
     layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
     known: dict[Layout, int] = dataclasses.field(default_factory=dict)
     deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
@@ -132,8 +135,6 @@ class Service(threading.Thread):
         self.malformed = 0
         self._handler = handler
         self._socket = listener
-        # A large answer is tracked by its last frame: no array with a frame of its own is copied.
-        listener.copy_threshold = wire.INLINE_BYTES
         self._sessions: dict[bytes, Session] = {}
         self._lines: OrderedDict[Hashable, list[Request]] = OrderedDict()
         self._deadlines: dict[Request, float] = {}
@@ -266,6 +267,9 @@ class Service(threading.Thread):
         except Exception as error:  # the client gets that instead; `ascii` makes sure that it can be sent
             refused = TypeError(f"answer: got a value that cannot be sent: {error!a}")
             frames = wire.encode({"error": wire.pack_error(refused), "id": number})
+        num_bytes = sum(map(len, frames))
+        if num_bytes >= _LARGE_ANSWER:  # tracked by its last frame, even if that is small
+            frames[-1] = zmq.Frame(frames[-1], copy=False, track=True)
         session = self._sessions.get(identity)
         try:
             tracker = self._socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False, track=True)
@@ -276,12 +280,15 @@ class Service(threading.Thread):
             if error.errno != zmq.EHOSTUNREACH:
                 raise
         else:
-            if session is None or tracker is None or tracker.done:
+            if session is None or tracker is None or num_bytes < _LARGE_ANSWER:
                 return
-            session.unsent = [each for each in session.unsent if not each.done] + [tracker]
-            if len(session.unsent) <= _MAX_UNREAD:
+            unsent = session.unsent
+            unsent.append((tracker, num_bytes))
+            while unsent and unsent[0][0].done:
+                unsent.popleft()
+            if len(unsent) <= _MAX_UNREAD or sum(size for _, size in unsent) <= _MAX_UNREAD_BYTES:
                 return
-            _LOG.warning("a client leaves %d large answers unread: its session ends", _MAX_UNREAD)
+            _LOG.warning("a client leaves %d large answers unread: its session ends", len(unsent))
         if session is not None:
             self._close(session)
 
