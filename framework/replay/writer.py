@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,10 @@ from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
 from framework.replay.tables.items import NewItems, make_keys
 from framework.types import Nest
 
+# A client of several servers has the number of a server in bits 56 to 60 of the keys.
+SHARD_SHIFT = 56
+
+_Table = TypeVar("_Table")
 _Self = TypeVar("_Self", bound="BaseWriter")
 
 
@@ -55,6 +60,12 @@ class HeldRows:
         )
 
 
+def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, NewItems]]:
+    """Joins items of one kind and table that follow one another: many go in for hardly more than one."""
+    for (table, *_), run in itertools.groupby(items, lambda item: (item[0], *item[1].kind())):
+        yield table, NewItems.join([new for _, new in run])
+
+
 class BaseWriter(Writer):
     """A writer whose rows are in a `RowStore` of this process, unless a subclass says otherwise.
 
@@ -64,9 +75,13 @@ class BaseWriter(Writer):
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
       dropped: where a writer that is dropped without `close` puts itself, to be ended.
+
+    Attributes:
+      shard: the server's number, which the keys that `create_items` returns have; 0 for a single server.
     """
 
     num_pending: int = 0
+    shard: int = 0
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
 
@@ -182,7 +197,7 @@ class BaseWriter(Writer):
             self._put(table, layout, items)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
-        return items.keys
+        return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
 
     def release(self, stream: str, rows: Any) -> None:
         with self._lock:

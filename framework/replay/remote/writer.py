@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -40,7 +39,8 @@ from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupt
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
-from framework.replay.writer import BaseWriter, HeldRows
+from framework.replay.types import check_priorities
+from framework.replay.writer import BaseWriter, HeldRows, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
 # through the same client, or for this many seconds.
@@ -201,14 +201,9 @@ class ServedWriter(BaseWriter):
         tables = self._connection.welcome["tables"]
         if table not in tables:
             raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
-        n, priorities = len(items.keys), items.priorities
-        if priorities is not None and (
-            priorities.shape != (n,) or not (priorities >= 0).all() or not np.isfinite(priorities).all()
-        ):
-            raise ValueError(
-                f"priorities: got {priorities.ravel()[:3].tolist()}… of shape {priorities.shape}, expected "
-                f"finite numbers >= 0 of shape ({n},)."
-            )
+        n = len(items.keys)
+        if items.priorities is not None:
+            check_priorities(table, items.priorities, n)
         if layout not in self._layouts:
             self._layouts[layout] = len(self._layouts)
             self._new_layouts.append([self._layouts[layout], layout.to_wire()])
@@ -226,11 +221,10 @@ class ServedWriter(BaseWriter):
         """Sends what is queued."""
         if not (self._items or self._writes or self._released):
             return
-        items: list[list[Any]] = []
-        # Items of one kind that follow one another are sent as one.
-        for (table, *_), group in itertools.groupby(self._items, lambda each: (each[0], *each[1].kind())):
-            new = NewItems.join([part for _, part in group])
-            items.append([table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes])
+        items = [
+            [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
+            for table, new in joined(self._items)
+        ]
         message = {
             "op": "insert",
             "layouts": self._new_layouts,
