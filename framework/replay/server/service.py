@@ -128,8 +128,8 @@ class Service(threading.Thread):
       malformed: how many of them were not of this protocol and were ignored.
     """
 
-    def __init__(self, handler: Handler, listener: zmq.Socket, name: str = "replay-server") -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, handler: Handler, listener: zmq.Socket) -> None:
+        super().__init__(name="replay-server", daemon=True)
         self.error: BaseException | None = None
         self.messages = 0
         self.malformed = 0
@@ -153,12 +153,11 @@ class Service(threading.Thread):
         if self._lines and threading.get_ident() != self.ident:
             self._wake.set()
 
-    def stop(self, reason: Exception | None = None) -> None:
+    def stop(self) -> None:
         """Answers every waiting request with ServerClosed, tells all clients, and ends the loop.
 
         When it returns, another server can be bound to the address.
         """
-        self._reason = reason or self._reason
         self._stopping = True
         self._wake.set()
         if self.is_alive() and threading.current_thread() is not self:
@@ -198,8 +197,7 @@ class Service(threading.Thread):
             if self._lines and self._again:
                 self._try_waiting()
             if due <= time.monotonic():
-                self._end_late()
-                self._probe()
+                self._keep_time()
 
     # --- messages ---
 
@@ -223,16 +221,15 @@ class Service(threading.Thread):
         if type(op) is not str or not (number is None or type(number) is int):
             raise wire.MalformedMessage(f"op {op!r}, id {number!r}; expected a string and an integer")
         session = self._sessions.get(identity)
-        if op == "hello":
-            if session is not None:
-                self._close(session)
-            session = Session(identity)
-        elif session is None:
+        if session is None and op != "hello":
             self._send(identity, {"notice": "lost"})
             return
         answer: Reply | Request | Exception | None
         try:
-            if op == "hello":
+            if op == "hello" or session is None:
+                if session is not None:
+                    self._close(session)
+                session = Session(identity)
                 answer = self._handler.open(session, message)
                 self._sessions[identity] = session
             elif op == "cancel":
@@ -355,19 +352,17 @@ class Service(threading.Thread):
         if answer is not None:
             self._send(request.session.identity, answer, request.id)
 
-    def _end_late(self) -> None:
+    def _keep_time(self) -> None:
+        """Ends the requests that are late, and probes the peers if that is due."""
         now = time.monotonic()
         for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
             self._end_request(request, request.late())
-
-    # --- ends ---
-
-    def _probe(self) -> None:
-        now = time.monotonic()
         if any(moment <= now for moment in self._probes):
             self._probes = {moment for moment in self._probes if moment > now}
             for identity in list(self._sessions):
                 self._send(identity, {"notice": "ping"})
+
+    # --- ends ---
 
     def _close(self, session: Session) -> None:
         """Ends a session: the client has gone, or has said hello again."""
