@@ -170,7 +170,7 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
       TypeError: it is neither dm_env's nor gymnasium's.
       ValueError: it is a batch of several envs.
     """
-    import gymnasium  # 0.2 s; programs that only describe environments do not need it
+    import gymnasium  # 0.2 s
 
     if isinstance(environment, BatchedEnvironment):
         if environment.num_envs == 1:
