@@ -30,7 +30,7 @@ def text() -> str:
     lines = ["agents"]
     lines += [f"  {agent.name:<{width}}  {agent.summary()}" for agent in agents]
     lines += ["", "environments"]
-    lines += [f"  {suite}:NAME  such as {suite}:{example}" for suite, example in suites.EXAMPLES.items()]
+    lines += [f"  {suite}:NAME  such as {suite}:{example}" for suite, (_, example) in suites.SUITES.items()]
     lines += ["", "engines", *(f"  {name}" for name in engine_names()), "", "presets"]
     for agent in agents:
         lines += [f"  repertory train {agent.name} --environment {name}" for name in presets_of(agent.load())]

@@ -113,7 +113,9 @@ class ProcessEnvironment(BatchedEnvironment):
             raise ValueError(
                 f"{self.name}: stepping='processes' needs a POSIX system. Use stepping='inline'."
             )
-        wanted = num_processes if num_processes is not None else _usable_cores()
+        # Processes may be bound to some of the cores only.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        wanted = cores if num_processes is None else num_processes
         if wanted < 1:
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
         self._step_timeout = step_timeout
@@ -126,7 +128,7 @@ class ProcessEnvironment(BatchedEnvironment):
             for group in np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs)):
                 self._children.append(_Child(int(group[0]), len(group), memory))
             recipe = cloudpickle.dumps(source)
-            tasks = [(recipe, seeds[child.rows], child.rows.start) for child in self._children]
+            tasks = [(recipe, seeds[child.rows], child.rows, self.num_envs) for child in self._children]
             found = [pickle.loads(spec) for spec in self._ask("building", tasks, start_timeout)]
             self.spec = found[0]
             for child, spec in zip(self._children, found, strict=True):
@@ -138,7 +140,6 @@ class ProcessEnvironment(BatchedEnvironment):
             self._check_action = FieldChecker(self.name, "action", self.spec.actions, self.num_envs)
             self._slots = _share(memory, self.spec, self.num_envs)
             self._actions = [tree.flatten(action) for _, action in self._slots]
-            self._ask("building", [self.num_envs] * len(self._children), start_timeout)
         except BaseException:
             self.close()
             raise
@@ -238,12 +239,10 @@ class ProcessEnvironment(BatchedEnvironment):
     def _dead(self, child: _Child) -> EnvironmentFault:
         try:
             code = child.process.wait(timeout=5.0)
+            killed = code < 0
+            how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
             how = "closed its connection"
-        else:
-            how = (
-                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            )
         self._broken = f"the process of {child.envs} {how}"
         return EnvironmentFault(
             f"{self.name}, {child.envs}: the environment's process {child.process.pid} {how} during a run. "
@@ -268,12 +267,6 @@ def _shut_down(children: list[_Child], timeout: float) -> None:
             child.process.kill()
             child.process.wait()
     children.clear()
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _unnamed_file() -> int:
@@ -308,40 +301,33 @@ def _share(descriptor: int, spec: specs.EnvironmentSpec, num_envs: int) -> list[
 
 def serve(connection_fd: int, memory: int) -> None:
     """The child process: serves the parent at the other end of `connection_fd` until it closes that."""
-    finished = threading.Event()
-    threading.Thread(target=_watch, args=(connection_fd, finished), name="watch", daemon=True).start()
-    try:
-        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-            _serve(Connection(connection_fd), memory)
-    finally:
-        finished.set()
+    threading.Thread(target=_end_with_parent, args=(connection_fd,), name="parent", daemon=True).start()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        _serve(Connection(connection_fd), memory)
 
 
-def _watch(connection_fd: int, finished: threading.Event) -> None:
-    """Ends this process when the parent is gone or done, even if a step hangs."""
+def _end_with_parent(connection_fd: int) -> None:
+    """Ends this process `CLOSE_GRACE` seconds after the parent is gone or done, even if a step hangs."""
     poll = select.poll()
     poll.register(connection_fd, 0)  # reports only that the other end was closed
     poll.poll()
-    if not finished.wait(CLOSE_GRACE):
-        os._exit(1)
+    time.sleep(CLOSE_GRACE)  # the process ends by itself in this time, unless an env hangs
+    os._exit(1)
 
 
 def _serve(connection: Connection, memory: int) -> None:
-    recipe, seeds, first_env = connection.recv()
+    recipe, seeds, rows, num_envs = connection.recv()
     try:
         source = pickle.loads(recipe)
         makers = [functools.partial(source.make_env, seed) for seed in seeds]
-        environment = InlineEnvironment(source.name, makers, first_env=first_env)
+        environment = InlineEnvironment(source.name, makers, first_env=rows.start)
     except Exception as error:
         _answer_failure(connection, error)
         connection.poll(None)  # until the parent, which waits for the others too, closes the connection
         return
     with environment:
-        _answer(connection, True, cloudpickle.dumps(environment.spec))
-        num_envs = connection.recv()
-        rows = slice(first_env, first_env + len(seeds))
         slots = tree.map_structure(lambda array: array[rows], _share(memory, environment.spec, num_envs))
-        _answer(connection, True, None)
+        _answer(connection, True, cloudpickle.dumps(environment.spec))
         while True:
             method, slot, arguments = connection.recv()
             timestep, action = slots[slot]
