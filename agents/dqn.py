@@ -189,17 +189,8 @@ class DQN(OffPolicyAgent):
 PRESETS: Mapping[str, Preset] = {
     # 500 of 500, greedy over 100 episodes, at 50,000 steps on each of seeds 1 to 5.
     "gymnasium:CartPole-v1": Preset(
-        agent={
-            "samples_per_insert": 24.0,
-            "learning_rate_decay": 50_000,
-            "epsilon_decay": 12_000,
-        },
-        run={
-            "envs_per_actor": 4,
-            "max_env_steps": 100_000,
-            "target_return": 475.0,
-            "evaluate_period": 2_000,
-        },
+        agent={"samples_per_insert": 24.0, "learning_rate_decay": 50_000, "epsilon_decay": 12_000},
+        run={"envs_per_actor": 4, "max_env_steps": 100_000, "target_return": 475.0, "evaluate_period": 2_000},
     ),
     # 14.1 to 19.0, greedy over 100 episodes, at 1,000,000 steps on seeds 1 to 5.
     "minatar:Breakout": Preset(

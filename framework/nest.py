@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from framework.types import Nest, Step, Transition
@@ -89,36 +89,22 @@ def _flatten(nest: Nest, leaves: list[Any], leaf_type: type | None) -> Any:
 
 def packer(structure: Structure) -> Pack:
     """A function from a list of leaves to the nest that `structure` describes."""
-    pack, _ = _packer(structure[0], 0)
-    return pack
+    return unflattener(_template(structure[0]))
 
 
-def _packer(node: Any, at: int) -> tuple[Pack, int]:
+def _template(node: Any) -> Nest:
+    """A nest with the structure of `node` whose leaves are None."""
     if node is None:
-        return lambda leaves: leaves[at], at + 1
-    kind, nodes = node[0], node[-1]
-    if nodes and all(child is None for child in nodes):  # the common flat case, without a call per leaf
-        end = at + len(nodes)
-        if kind == "named":
-            make = _class_of(node)._make  # type: ignore[attr-defined]
-            return lambda leaves: make(leaves[at:end]), end
-        if kind == "dict":
-            names = node[1]
-            return lambda leaves: dict(zip(names, leaves[at:end], strict=True)), end
-    packs: list[Pack] = []
-    for child in nodes:
-        pack, at = _packer(child, at)
-        packs.append(pack)
+        return None
+    kind, children = node[0], [_template(child) for child in node[-1]]
     if kind == "dict":
-        pairs = list(zip(node[1], packs, strict=True))
-        return lambda leaves: {key: pack(leaves) for key, pack in pairs}, at
+        return dict(zip(node[1], children, strict=True))
     if kind == "list":
-        return lambda leaves: [pack(leaves) for pack in packs], at
+        return children
     if kind == "tuple":
-        return lambda leaves: tuple([pack(leaves) for pack in packs]), at
+        return tuple(children)
     if kind == "named":
-        cls = _class_of(node)
-        return lambda leaves: cls(*[pack(leaves) for pack in packs]), at
+        return _class_of(node)(*children)
     raise ValueError(f"structure: got a node of kind {kind!r}, expected dict, list, tuple or named")
 
 
@@ -197,25 +183,24 @@ def _visitor(template: Nest) -> Callable[[Nest, list[Any]], None]:
     return lambda nest, leaves: leaves.append(nest)
 
 
-def unflattener(template: Nest) -> Callable[[Sequence[Any]], Nest]:
+def unflattener(template: Nest) -> Pack:
     """A function from leaves to a nest like `template`, with the same classes and order of keys."""
-    build = _builder(template)
-    return lambda leaves: build(iter(leaves))
+    build, _ = _builder(template, 0)
+    return build
 
 
-def _builder(template: Nest) -> Callable[[Iterator[Any]], Nest]:
+def _builder(template: Nest, at: int) -> tuple[Pack, int]:
+    """The function for the leaves from index `at` on, and the index of the first leaf behind them."""
+    if not isinstance(template, (dict, tuple, list)):
+        return lambda leaves: leaves[at], at + 1
+    keys = sorted(template) if isinstance(template, dict) else range(len(template))
+    builds: dict[Any, Pack] = {}
+    for key in keys:
+        builds[key], at = _builder(template[key], at)
     if isinstance(template, dict):
-        keys = list(template)
-        children = {key: _builder(template[key]) for key in sorted(template)}
-
-        def build_dict(values: Iterator[Any]) -> Nest:
-            built = {key: build(values) for key, build in children.items()}
-            return {key: built[key] for key in keys}
-
-        return build_dict
-    if isinstance(template, (tuple, list)):
-        parts = [_builder(child) for child in template]
-        if hasattr(template, "_fields"):
-            return lambda values: type(template)(*[part(values) for part in parts])
-        return lambda values: type(template)([part(values) for part in parts])
-    return next
+        ordered = [(key, builds[key]) for key in template]
+        return lambda leaves: {key: build(leaves) for key, build in ordered}, at
+    cls, parts = type(template), list(builds.values())
+    if hasattr(template, "_fields"):
+        return lambda leaves: cls(*[build(leaves) for build in parts]), at
+    return lambda leaves: cls([build(leaves) for build in parts]), at

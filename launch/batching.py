@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from launch import context
 from launch.futures import settle
@@ -48,25 +48,32 @@ def batched_handler(
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
     if seconds < 0:
         raise ValueError(f"batched_handler(timeout): got {timeout}, expected seconds >= 0.")
-    options = batch_size, seconds, pad_batch, max_parallelism
+    options = BatchOptions(batch_size, seconds, pad_batch, max_parallelism)
 
     def mark(function: Callable[..., Any]) -> Any:
         if getattr(function, "__self__", None) is not None:
-            return BatchedMethod(function, function.__name__, *options)
-        return _BatchedHandler(function, *options)
+            return BatchedMethod(function, function.__name__, options)
+        return _BatchedHandler(function, options)
 
     return mark
+
+
+class BatchOptions(NamedTuple):
+    """The options of `batched_handler`; the timeout is in seconds."""
+
+    batch_size: int
+    timeout: float
+    pad: bool = False
+    max_parallelism: int = 1
 
 
 class _BatchedHandler:
     """The descriptor in the class; each object gets its own `BatchedMethod`."""
 
-    def __init__(
-        self, function: Callable[..., Any], batch_size: int, timeout: float, pad: bool, parallel: int
-    ):
+    def __init__(self, function: Callable[..., Any], options: BatchOptions):
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
         self._function = function
-        self._options = (batch_size, timeout, pad, parallel)
+        self._options = options
         self._name = function.__name__
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -75,32 +82,30 @@ class _BatchedHandler:
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         if obj is None:
             return self
-        method = BatchedMethod(functools.partial(self._function, obj), self._name, *self._options)
+        method = BatchedMethod(functools.partial(self._function, obj), self._name, self._options)
         # The object's attribute now precedes this descriptor. If two threads get here at once, both receive
         # the one that was stored first.
         return obj.__dict__.setdefault(self._name, method)
 
 
+class _Call(NamedTuple):
+    """A call that waits for its batch."""
+
+    time: float
+    args: tuple
+    kwargs: dict[str, Any]
+    future: Future
+
+
 class BatchedMethod:
     """A bound batched method. A call waits for the answer; `submit` returns a future."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        batch_size: int,
-        timeout: float,
-        pad: bool,
-        max_parallelism: int,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, options: BatchOptions) -> None:
         self.__name__ = name
         self._function = function
-        self._batch_size = batch_size
-        self._timeout = timeout
-        self._pad = pad
-        self._parallelism = max_parallelism
+        self._options = options
         self._condition = threading.Condition()
-        self._waiting: list[tuple[float, tuple, dict[str, Any], Future]] = []
+        self._waiting: list[_Call] = []
         self._threads = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,22 +114,18 @@ class BatchedMethod:
     def submit(self, args: tuple, kwargs: dict[str, Any]) -> Future:
         """Adds a call to the next batch and returns the future of its answer."""
         future: Future = Future()
-        here = context._here
-        call = (time.monotonic(), args, kwargs, future)
+        here = context.here
+        call = _Call(time.monotonic(), args, kwargs, future)
         if here.context is not None and here.context.engine == "serial":
             self._handle([call])
             return future
         with self._condition:
             self._waiting.append(call)
-            if self._threads < self._parallelism:
+            if self._threads < self._options.max_parallelism:
                 self._threads += 1
-                threading.Thread(
-                    target=self._loop,
-                    args=(here.runtime, here.context),
-                    name=f"batch-{self.__name__}",
-                    daemon=True,
-                ).start()
-            if len(self._waiting) == 1 or len(self._waiting) >= self._batch_size:
+                place, name = (here.runtime, here.context), f"batch-{self.__name__}"
+                threading.Thread(target=self._loop, args=place, name=name, daemon=True).start()
+            if len(self._waiting) == 1 or len(self._waiting) >= self._options.batch_size:
                 self._condition.notify()
         return future
 
@@ -133,37 +134,37 @@ class BatchedMethod:
         while True:
             self._handle(self._next_batch())
 
-    def _next_batch(self) -> list[tuple[float, tuple, dict[str, Any], Future]]:
+    def _next_batch(self) -> list[_Call]:
+        size = self._options.batch_size
         with self._condition:
             while True:
                 if not self._waiting:
                     self._condition.wait()
                     continue
-                remaining = self._waiting[0][0] + self._timeout - time.monotonic()
-                if len(self._waiting) >= self._batch_size or remaining <= 0:
-                    batch = self._waiting[: self._batch_size]
-                    del self._waiting[: self._batch_size]
+                remaining = self._waiting[0].time + self._options.timeout - time.monotonic()
+                if len(self._waiting) >= size or remaining <= 0:
+                    batch, self._waiting = self._waiting[:size], self._waiting[size:]
                     if self._waiting:
                         self._condition.notify()
                     return batch
                 self._condition.wait(remaining)
 
-    def _handle(self, batch: list[tuple[float, tuple, dict[str, Any], Future]]) -> None:
-        batch = [call for call in batch if not call[3].done()]  # canceled or timed out
+    def _handle(self, batch: list[_Call]) -> None:
+        batch = [call for call in batch if not call.future.done()]  # canceled or timed out
         if not batch:
             return
         try:
-            calls = [(tuple(map(_vector, args)), kwargs) for _, args, kwargs, _ in batch]
-            if self._pad:
-                calls += [calls[-1]] * (self._batch_size - len(calls))
+            calls = [(tuple(map(_vector, call.args)), call.kwargs) for call in batch]
+            if self._options.pad:
+                calls += [calls[-1]] * (self._options.batch_size - len(calls))
             args, kwargs = _stack(calls)
             rows = _unstack(self._function(*args, **kwargs), len(calls), self.__name__)
         except BaseException as error:
             for call in batch:
-                settle(call[3], error=error)
+                settle(call.future, error=error)
             return
         for call, row in zip(batch, rows, strict=False):
-            settle(call[3], row)
+            settle(call.future, row)
 
 
 def _vector(argument: Any) -> Any:

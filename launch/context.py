@@ -19,7 +19,7 @@ import contextlib
 import os
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +64,16 @@ class Runtime(abc.ABC):
 
     Args:
       job: random name of the run.
+      request_stop: asks the program to stop; its argument is the result, which is optional.
 
     Attributes:
       stopped: event that is set when a stop begins.
       only_context: the context of this process's node, if it has only one.
     """
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, request_stop: Callable[..., None]) -> None:
         self.job = job
+        self.request_stop = request_stop
         self.only_context: NodeContext | None = None
         self.stopped = threading.Event()
         self._handlers: list[Callable[[], Any]] = []
@@ -80,10 +82,6 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def client(self, node_id: int) -> Any:
         """Returns a client of the node; every call in this process returns the same one."""
-
-    @abc.abstractmethod
-    def request_stop(self, result: Any = None) -> None:
-        """Asks the program to stop; `result` counts if it is the first that is not None."""
 
     def begin_stop(self) -> None:
         """Sets the stop event and calls the handlers, once."""
@@ -115,11 +113,13 @@ class Runtime(abc.ABC):
 
 
 class _Here(threading.local):
+    """The program and the node of the calling thread."""
+
     runtime: Runtime | None = None
     context: NodeContext | None = None
 
 
-_here = _Here()
+here = _Here()
 _active: list[Runtime] = []
 
 
@@ -135,34 +135,24 @@ def deactivate(runtime: Runtime) -> None:
 
 def enter(runtime: Runtime | None, context: NodeContext | None) -> None:
     """Assigns the calling thread to a node."""
-    _here.runtime = runtime
-    _here.context = context
+    here.runtime, here.context = runtime, context
 
 
-class entered:
-    """Assigns the calling thread to a node inside the `with` block.
-
-    This is a class because the serial engine makes one for each turn, and a generator takes three times as
-    long.
-    """
-
-    __slots__ = ("_before", "_now")
-
-    def __init__(self, runtime: Runtime, context: NodeContext | None) -> None:
-        self._now = runtime, context
-
-    def __enter__(self) -> None:
-        self._before = _here.runtime, _here.context
-        _here.runtime, _here.context = self._now
-
-    def __exit__(self, *exc_info: object) -> None:
-        _here.runtime, _here.context = self._before
+@contextlib.contextmanager
+def entered(runtime: Runtime | None, context: NodeContext | None) -> Iterator[None]:
+    """Assigns the calling thread to a node inside the `with` block."""
+    before = here.runtime, here.context
+    enter(runtime, context)
+    try:
+        yield
+    finally:
+        enter(*before)
 
 
 def find_runtime() -> Runtime | None:
     """Returns the runtime of the calling thread's program, or None outside of a program."""
-    if _here.runtime is not None:
-        return _here.runtime
+    if here.runtime is not None:
+        return here.runtime
     if len({runtime.job for runtime in _active}) > 1:  # one program may have several nodes in this process
         raise LaunchError(
             f"{len(_active)} programs run in this process, and this thread belongs to none of them. Create a "
@@ -173,8 +163,8 @@ def find_runtime() -> Runtime | None:
 
 def find_context() -> NodeContext | None:
     """Returns the place where the calling code runs, or None outside of a node."""
-    if _here.context is not None:
-        return _here.context
+    if here.context is not None:
+        return here.context
     runtime = find_runtime()
     return None if runtime is None else runtime.only_context
 
@@ -206,8 +196,7 @@ def shared_memory_directory() -> str | None:
 
     The folder is removed when the program has ended, however it ended, with the files of killed nodes.
     """
-    runtime = find_runtime()
-    node = _here.context or (None if runtime is None else runtime.only_context)
+    node = find_context()
     if node is None or node.engine != "processes" or not os.path.isdir(SHARED_MEMORY):
         return None
     return os.path.join(SHARED_MEMORY, f"lp-{node.job}")
@@ -217,7 +206,8 @@ def stop(result: Any = None) -> None:
     """Asks the whole program to stop and returns at once; callable from any thread of any node.
 
     Args:
-      result: the value that `launch()` returns; the first that is not None counts.
+      result: the value that `launch()` returns; the first that is not None counts. `launch()` raises an
+        exception.
     """
     current_runtime().request_stop(result)
 

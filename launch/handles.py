@@ -188,18 +188,19 @@ class Client(Methods):
 
 
 class Target:
-    """Finds an object's method for a call: public methods and `__call__` only."""
+    """Finds an object's method for a call: public methods and `__call__` only.
+
+    Attributes:
+      method: returns the bound method of a name; raises `AttributeError` with the existing names if there is
+        none. It keeps the methods it has found.
+    """
 
     def __init__(self, obj: Any, name: str) -> None:
         self.object = obj
         self.name = name
-        self._methods: dict[str, Callable[..., Any]] = {}
+        self.method: Callable[[str], Callable[..., Any]] = functools.cache(self._find)
 
-    def method(self, name: str) -> Callable[..., Any]:
-        """Returns the bound method; raises `AttributeError` with the existing names if there is none."""
-        found = self._methods.get(name)
-        if found is not None:
-            return found
+    def _find(self, name: str) -> Callable[..., Any]:
         public = isinstance(name, str) and (name == "__call__" or not name.startswith("_"))
         found = getattr(self.object, name, None) if public else None
         if not callable(found):
@@ -208,5 +209,4 @@ class Target:
                 f"node {self.name!r} ({type(self.object).__name__}) has no method {name!r}; it has "
                 f"{sorted(n for n in names if callable(getattr(self.object, n, None)))}."
             )
-        self._methods[name] = found
         return found

@@ -11,11 +11,10 @@ import numpy as np
 import tree
 
 from framework.actors.observers import EnvironmentLoopObserver
+from framework.actors.recurrent_state import load_nest, save_nest
 from framework.core import Actor
 from framework.environments.base import BatchedEnvironment
 from framework.types import FIRST, LAST, Nest
-
-_DURATIONS = ("reset", "select_action", "step", "observe")
 
 
 class Counter(Protocol):
@@ -51,6 +50,11 @@ class EnvironmentLoop:
     `step_duration_sec` and `observe_duration_sec` (observing and `actor.update()`), the metrics of the
     observers, and the counts of the counter. The counter gets `steps` at each batched step and `episodes`
     when they end.
+
+    Attributes:
+      num_steps: transitions of all envs since the construction of the loop.
+      seconds: seconds spent in `reset`, `select_action`, `step` and `observe` since the last row. Without
+        rows, the caller may set them to 0.
     """
 
     def __init__(
@@ -86,14 +90,9 @@ class EnvironmentLoop:
             np.zeros((environment.num_envs, *leaf.shape)) for leaf in tree.flatten(self._reward_spec)
         ]
         self._lengths = np.zeros(environment.num_envs, np.int64)
-        self._seconds = dict.fromkeys(_DURATIONS, 0.0)
+        self.seconds = dict.fromkeys(("reset", "select_action", "step", "observe"), 0.0)
         self._logged = (0, time.perf_counter())  # steps and time at the last row
-        self._num_steps = 0
-
-    @property
-    def num_steps(self) -> int:
-        """Transitions of all envs since the construction of the loop."""
-        return self._num_steps
+        self.num_steps = 0
 
     def step(self, max_steps: int | None = None) -> dict[str, Any] | None:
         """One step of every env, after a reset if one is due.
@@ -110,7 +109,7 @@ class EnvironmentLoop:
         """
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps: got {max_steps}, expected at least 1 or None.")
-        clock, seconds = time.perf_counter, self._seconds
+        clock, seconds = time.perf_counter, self.seconds
         before = self._reset() if self._timestep is None else self._timestep
         self._timestep = None  # If the code below fails, the next step begins with a reset.
         start = clock()
@@ -133,7 +132,7 @@ class EnvironmentLoop:
         seconds["step"] += stepped - chosen
         seconds["observe"] += clock() - stepped
 
-        self._num_steps += num_steps
+        self.num_steps += num_steps
         self._lengths += moved
         for total, reward in zip(self._returns, tree.flatten(timestep.reward), strict=True):
             total += reward  # FIRST steps have reward 0
@@ -164,15 +163,15 @@ class EnvironmentLoop:
         for name, limit in (("num_episodes", num_episodes), ("num_steps", num_steps)):
             if limit is not None and limit < 0:
                 raise ValueError(f"{name}: got {limit}, expected a number >= 0.")
-        before = self._num_steps
+        before = self.num_steps
         if num_episodes is not None:
             self.run_episodes(num_episodes)
-            return self._num_steps - before
-        while num_steps is None or self._num_steps - before < num_steps:
-            finished = self.step(None if num_steps is None else num_steps - (self._num_steps - before))
+            return self.num_steps - before
+        while num_steps is None or self.num_steps - before < num_steps:
+            finished = self.step(None if num_steps is None else num_steps - (self.num_steps - before))
             if finished is not None:
                 self._log(finished)
-        return self._num_steps - before
+        return self.num_steps - before
 
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
         """Plays `num_episodes` whole episodes from a reset and returns their metrics, as `step` does.
@@ -201,10 +200,35 @@ class EnvironmentLoop:
             return {"episode_return": np.zeros(0), "episode_length": none, "env": none}
         return tree.map_structure(lambda *parts: np.concatenate(parts), *results)
 
-    def take_seconds(self) -> dict[str, float]:
-        """Seconds spent in `reset`, `select_action`, `step` and `observe` since the last row or call."""
-        seconds, self._seconds = self._seconds, dict.fromkeys(_DURATIONS, 0.0)
-        return seconds
+    def state(self) -> dict[str, Any]:
+        """Returns the state of the loop, its environment and its actor, for `set_state`.
+
+        A loop that continues from it makes the same steps and items, bit for bit, if replay, the counter and
+        the source of parameters continue too. The state does not include the observers.
+
+        Raises:
+          NotImplementedError: The environment, the actor or its adder cannot save its state.
+          DeadlineExceededError: Items of the adder wait for room. Call this when the adder is `ready()`.
+        """
+        timestep = None if self._timestep is None else save_nest(tuple(self._timestep))
+        return {
+            "environment": self._environment.state(),
+            "actor": self._actor.state(),
+            "timestep": timestep,
+            "returns": [total.copy() for total in self._returns],
+            "lengths": self._lengths.copy(),
+            "num_steps": self.num_steps,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues where `state()` was called. Call it on a new loop of the same parts, also new ones."""
+        self._environment.set_state(state["environment"])
+        self._actor.set_state(state["actor"])
+        saved = state["timestep"]
+        self._timestep = None if saved is None else dm_env.TimeStep(*load_nest(saved))
+        self._returns = [total.copy() for total in state["returns"]]
+        self._lengths = state["lengths"].copy()
+        self.num_steps = state["num_steps"]
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()
@@ -213,8 +237,8 @@ class EnvironmentLoop:
         self._actor.observe_first(timestep)
         for observer in self._observers:
             observer.observe_first(self._environment, timestep)
-        self._seconds["reset"] += made - start
-        self._seconds["observe"] += time.perf_counter() - made
+        self.seconds["reset"] += made - start
+        self.seconds["observe"] += time.perf_counter() - made
         for total in self._returns:
             total[:] = 0.0
         self._lengths[:] = 0
@@ -239,11 +263,12 @@ class EnvironmentLoop:
         if self._logger is None:
             return
         steps, since = self._logged
-        self._logged = (self._num_steps, time.perf_counter())
+        self._logged = (self.num_steps, time.perf_counter())
         common: dict[str, Any] = {
-            "steps_per_second": (self._num_steps - steps) / max(self._logged[1] - since, 1e-9),
-            **{f"{name}_duration_sec": value for name, value in self.take_seconds().items()},
+            "steps_per_second": (self.num_steps - steps) / max(self._logged[1] - since, 1e-9),
+            **{f"{name}_duration_sec": value for name, value in self.seconds.items()},
         }
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
         if self._counter is not None:
             common.update(self._counter.get_counts())
         for index in range(len(finished["env"])):

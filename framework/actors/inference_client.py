@@ -25,16 +25,18 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-import tree
 
-from framework import core, specs
+import launch
+from framework import core
 from framework.actors.inference_server import ANSWER, GOODBYE, MAX_ANSWER, PING, REQUEST, Connection
-from framework.actors.inference_slots import build_nest, write_observation
+from framework.actors.inference_slots import Columns, column_names
 from framework.actors.recurrent_state import restart_envs
-from framework.environments.base import FIRST
-from framework.types import Nest
+from framework.nest import Structure
+from framework.replay.shm import attach
+from framework.types import FIRST, Nest
 
 _LOOK = 0.5  # Seconds between two checks for a stop of the program.
+_ALL = slice(None)
 _LIMIT = 60.0  # Seconds without an answer after which the request fails.
 
 
@@ -276,13 +278,12 @@ class ServerPort(Port):
         self._server.disconnect(self._name)
 
 
-class SharedMemoryPort(Port):
+class SharedMemoryPort(ServerPort):
     """An `InferenceServer` in another process of this machine.
 
     Args:
       server: a client of its node.
       name: name of this client.
-      spec: the `EnvironmentSpec` of one env.
       connection: the result of `server.connect`.
       timeout: seconds without an answer after which a request fails.
     """
@@ -291,25 +292,22 @@ class SharedMemoryPort(Port):
         self,
         server: Any,
         name: str,
-        spec: specs.EnvironmentSpec,
         connection: Connection,
         timeout: float = _LIMIT,
     ):
-        import launch
-        from framework.replay.shm import attach
-
         assert connection.columns is not None
         assert connection.client_address is not None and connection.server_address is not None
         self._server, self._name, self._timeout = server, name, timeout
         rows = connection.rows.slice
-        columns = [attach(column.path, column.shape, column.dtype)[rows] for column in connection.columns]
-        self._paths = [path for path, _ in specs.leaves(spec.observations)]
-        count = len(self._paths)
-        self._observations, self._first = columns[:count], columns[count]
-        actions = len(tree.flatten(connection.action_nest))
-        self._actions = columns[count + 1 : count + 1 + actions]
-        self._extras = build_nest(connection.extras_nest, columns[count + 1 + actions :])
-        self._action_nest = connection.action_nest
+        arrays = iter([attach(each.path, each.shape, each.dtype)[rows] for each in connection.columns])
+
+        def columns(field: str, structure: Structure) -> Columns:
+            return Columns(field, structure, [next(arrays) for _ in column_names(field, structure)])
+
+        observation, action, extras = connection.structures
+        self._observation = columns("observation", observation)
+        self._first = next(arrays)
+        self._action, self._extras = columns("action", action), columns("extras", extras)
         self._stopped = launch.stop_event()
         self._address = connection.client_address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -318,7 +316,7 @@ class SharedMemoryPort(Port):
         self._socket.connect(connection.server_address)
 
     def request(self, observation: Nest, first: np.ndarray) -> None:
-        write_observation(self._observations, self._paths, slice(None), observation)
+        self._observation.write(_ALL, observation, len(first))
         self._first[:] = first
         self._call(self._socket.send, REQUEST)
 
@@ -330,11 +328,7 @@ class SharedMemoryPort(Port):
             raise InferenceError(f"the inference server failed: {text}")
         # Actions are copied because environments may keep them. The adder gets extras before the next
         # request.
-        return build_nest(self._action_nest, [column.copy() for column in self._actions]), self._extras
-
-    def update(self, wait: bool = False) -> None:
-        if wait:
-            self.version = self._server.update_variables()
+        return self._action.read(_ALL, copies=True), self._extras.read(_ALL)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # The server is gone.
@@ -355,23 +349,17 @@ class SharedMemoryPort(Port):
                 with contextlib.suppress(TimeoutError):
                     self._socket.send(PING)  # Refused if the server no longer receives.
         except OSError:
-            raise self._gone() from None
-
-    def _gone(self) -> Exception:
-        import launch
-
-        if self._stopped.is_set():
-            return launch.ProgramStopped("the inference server was stopped")
-        return InferenceError(
-            f"inference server of {self._name!r}: it was closed, because its node failed or was restarted. "
-            "Use restarts={'actor': n}, so that actors connect again."
-        )
+            if self._stopped.is_set():
+                raise launch.ProgramStopped("the inference server was stopped") from None
+            raise InferenceError(
+                f"inference server of {self._name!r}: it was closed, because its node failed or was "
+                "restarted. Use restarts={'actor': n}, so that actors connect again."
+            ) from None
 
 
 def connect(
     server: Any,
     name: str,
-    spec: specs.EnvironmentSpec,
     envs: int,
     offset: int = 0,
     total: int | None = None,
@@ -382,7 +370,7 @@ def connect(
         connection = server.connect(name, envs, offset, total)
         if connection.columns is not None:
             try:
-                return SharedMemoryPort(server, name, spec, connection)
+                return SharedMemoryPort(server, name, connection)
             except FileNotFoundError:
                 server.disconnect(name)  # Another machine or file system: use messages.
     return ServerPort(server, name, envs, offset, total)

@@ -30,6 +30,7 @@ There are three transports, with the same interface to the client (see `framewor
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import struct
@@ -42,8 +43,10 @@ import numpy as np
 
 from framework import core, specs
 from framework.actors.inference_slots import Rows, Slots
+from framework.nest import Structure
+from framework.replay.shm import SharedMemory
 from framework.types import Nest
-from launch.batching import BatchedMethod
+from launch.batching import BatchedMethod, BatchOptions
 
 PATIENCE = 1.0  # Seconds that a request waits at most, regardless of min_batch.
 REQUEST, GOODBYE, PING = b"\1", b"\0", b""  # Datagrams of clients. A ping only checks that the server lives.
@@ -66,27 +69,27 @@ class Connection(NamedTuple):
 
     Attributes:
       rows: rows of the client.
-      action_nest: structure of the actions, with the index of each leaf in its place.
-      extras_nest: structure of the extras, with the index of each leaf in its place.
+      structures: structures of the observations, the actions and the extras; see `framework.nest`.
       columns: columns of observations, first, actions and extras, in this order; None without shared memory.
       server_address: address of the server's socket; None without shared memory.
       client_address: address of the client's socket; None without shared memory.
     """
 
     rows: Rows
-    action_nest: Nest
-    extras_nest: Nest
+    structures: tuple[Structure, Structure, Structure]
     columns: tuple[Column, ...] | None = None
     server_address: str | None = None
     client_address: str | None = None
 
 
+@dataclasses.dataclass(eq=False)
 class _Client:
     """One connection, through the socket at `address`, or by messages if `address` is None."""
 
-    def __init__(self, name: str, rows: Rows, address: str | None):
-        self.name, self.rows, self.address = name, rows, address
-        self.future: Future | None = None
+    name: str
+    rows: Rows
+    address: str | None
+    future: Future | None = None  # the answer to a message
 
 
 class InferenceServer:
@@ -127,16 +130,9 @@ class InferenceServer:
             )
         if timeout < 0:
             raise ValueError(f"timeout: got {timeout}, expected at least 0 seconds.")
-        self._memory: Any = None
-        self._columns: list[Column] | None = None
-        allocate = None
-        if shared_memory:
-            from framework.replay.shm import SharedMemory
-
-            self._memory = SharedMemory()
-            self._columns = []
-            allocate = self._allocate
-        self.slots = Slots(policy, spec, capacity, allocate)
+        self._memory = SharedMemory() if shared_memory else None
+        self._columns: list[Column] = []
+        self.slots = Slots(policy, spec, capacity, self._allocate if shared_memory else None)
         self._variables, self._updates = variables, updates
         self._seconds = 0.0  # Spent acting since the last `take_seconds`.
         self._min_batch, self._max_batch = min_batch, max_batch or capacity
@@ -152,7 +148,9 @@ class InferenceServer:
         self._error: BaseException | None = None
         self._stopping = self._closed = self._over = False
         self.act = _Submitted(self._submit)
-        self._path = self._find_path()
+        # Without shared memory, and if the socket's path is too long, clients use messages.
+        path = None if self._memory is None else os.path.join(self._memory.directory, "inference")
+        self._path = path if path is not None and len(os.fsencode(path)) <= _LONGEST_PATH else None
         if self._path is None:
             self._socket, self._waker = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         else:
@@ -181,13 +179,11 @@ class InferenceServer:
             if self._concurrent and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
                 self._thread.start()
-        connection = Connection(rows, self.slots.action_nest, self.slots.extras_nest)
-        if not shared:
-            return connection
-        assert self._columns is not None
-        return connection._replace(
-            columns=tuple(self._columns), server_address=self._path, client_address=address
-        )
+        slots = self.slots
+        structures = (slots.observations.structure, slots.actions.structure, slots.extras.structure)
+        if address is None:
+            return Connection(rows, structures)
+        return Connection(rows, structures, tuple(self._columns), self._path, address)
 
     def disconnect(self, name: str) -> None:
         """Stops waiting for `name`. Its rows stay reserved for a new connection."""
@@ -234,24 +230,19 @@ class InferenceServer:
     def _submit(self, name: str, observation: Nest, first: np.ndarray) -> Future:
         """Queues a request by message; the future resolves to `(action, extras, version)`."""
         future: Future = Future()
-        client = self._clients.get(name)
-        if client is None:
-            future.set_exception(
-                KeyError(f"client: got {name!r}, which is not connected. Call connect() first.")
-            )
-            return future
         try:
+            client = self._clients.get(name)
+            if client is None:
+                raise KeyError(f"client: got {name!r}, which is not connected. Call connect() first.")
             self.slots.write(client.rows, observation, first)
+            client.future = future
+            if self._concurrent:
+                self._enqueue(client)
+                self._wake()
+            else:
+                self._fire([client])
         except Exception as error:
             future.set_exception(error)
-            return future
-        client.future = future
-        if not self._concurrent:
-            self._fire([client])
-        elif self._enqueue(client):
-            self._wake()
-        else:
-            self._answer_error(client, self._error or RuntimeError(_CLOSED))
         return future
 
     # What the thread does.
@@ -269,7 +260,7 @@ class InferenceServer:
             with self._lock:
                 self._over = True
             for client in self._waiting:
-                self._answer_error(client, self._error or RuntimeError(_CLOSED))
+                self._answer(client, self._error or RuntimeError(_CLOSED))
             self._socket.close()  # Clients notice it at their next request.
 
     def _take_requests(self) -> None:
@@ -314,15 +305,14 @@ class InferenceServer:
             del self._waiting[: len(batch)]
             return batch
 
-    def _enqueue(self, client: _Client) -> bool:
-        """Adds the request of `client`. Returns False if the server is closed."""
+    def _enqueue(self, client: _Client) -> None:
+        """Adds the request of `client`; raises an error if the server is closed."""
         with self._lock:
             if self._over:
-                return False
+                raise self._error or RuntimeError(_CLOSED)
             if not self._waiting:
                 self._since = time.monotonic()
             self._waiting.append(client)
-            return True
 
     def _fire(self, batch: list[_Client]) -> None:
         with self._acting:
@@ -335,11 +325,10 @@ class InferenceServer:
                 self._seconds += time.perf_counter() - start
             except Exception as error:
                 for client in batch:
-                    self._answer_error(client, error)
+                    self._answer(client, error)
                 return
-            version = self.version
             for client in batch:
-                self._answer(client, version)
+                self._answer(client)
             if self._variables is not None and self._updates:  # After the answers: no client waits for it.
                 try:
                     self._variables.update()
@@ -349,30 +338,23 @@ class InferenceServer:
             for count in counts:
                 self._on_batch(count)
 
-    def _answer(self, client: _Client, version: int) -> None:
+    def _answer(self, client: _Client, error: BaseException | None = None) -> None:
+        """Sends the answer, which is in the client's rows, or the error."""
         if client.address is not None:
-            self._send(client, client.address, ANSWER.pack(version))
-        elif client.future is not None:
-            future, client.future = client.future, None
-            if future.set_running_or_notify_cancel():
-                future.set_result((*self.slots.read(client.rows), version))
-
-    def _answer_error(self, client: _Client, error: BaseException) -> None:
-        if client.address is not None:
-            text = f"{type(error).__name__}: {error}".encode()
-            self._send(client, client.address, (ANSWER.pack(self.version) + text)[:MAX_ANSWER])
-        elif client.future is not None:
-            future, client.future = client.future, None
-            if future.set_running_or_notify_cancel():
+            text = b"" if error is None else f"{type(error).__name__}: {error}".encode()
+            try:
+                self._socket.sendto((ANSWER.pack(self.version) + text)[:MAX_ANSWER], client.address)
+            except OSError:  # The client's process has ended, or does not read.
+                with self._lock:
+                    if self._clients.get(client.name) is client:  # It may have connected again.
+                        self._forget(client.name)
+            return
+        future, client.future = client.future, None
+        if future is not None and future.set_running_or_notify_cancel():
+            if error is None:
+                future.set_result((*self.slots.read(client.rows), self.version))
+            else:
                 future.set_exception(error)
-
-    def _send(self, client: _Client, address: str, answer: bytes) -> None:
-        try:
-            self._socket.sendto(answer, address)
-        except OSError:  # The client's process has ended, or does not read.
-            with self._lock:
-                if self._clients.get(client.name) is client:  # It may have connected again.
-                    self._forget(client.name)
 
     def _forget(self, name: str) -> None:
         client = self._clients.pop(name, None)
@@ -385,15 +367,8 @@ class InferenceServer:
         with contextlib.suppress(OSError):  # Full (the thread wakes up anyway), or closed.
             self._waker.send(PING)
 
-    def _find_path(self) -> str | None:
-        """The path of the server's socket; None without shared memory, or if the path is too long."""
-        if self._memory is None:
-            return None
-        path = os.path.join(self._memory.directory, "inference")
-        return path if len(os.fsencode(path)) <= _LONGEST_PATH else None  # Messages work everywhere.
-
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        assert self._memory is not None and self._columns is not None
+        assert self._memory is not None
         array = self._memory.allocate("inference", name, shape, dtype)
         self._memory.reserve("inference", name, 0, max(1, array.nbytes))
         self._columns.append(Column(self._memory.path("inference", name), shape, np.dtype(dtype).str))
@@ -404,7 +379,7 @@ class _Submitted(BatchedMethod):
     """A served method that returns a future, so that no thread of the node waits for the answer."""
 
     def __init__(self, submit: Any):
-        super().__init__(submit, "act", 1, 0.0, False, 1)
+        super().__init__(submit, "act", BatchOptions(batch_size=1, timeout=0.0))
 
     def submit(self, args: tuple, kwargs: dict[str, Any]) -> Future:
         return self._function(*args, **kwargs)

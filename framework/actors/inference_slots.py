@@ -18,14 +18,14 @@ extras       [ .............................. ]      written by the server
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tree
 
 from framework import core, specs
 from framework import nest as nests
-from framework.actors.recurrent_state import restart_envs
+from framework.actors.recurrent_state import copied, restart_envs
 from framework.types import Nest
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
@@ -44,6 +44,48 @@ class Rows(NamedTuple):
     @property
     def envs(self) -> int:
         return self.end - self.begin
+
+
+class Columns:
+    """The leaves of a nest in one array `[rows, ...]` each.
+
+    Args:
+      field: name of the nest, in errors.
+      structure: structure of the nest, as `framework.nest.flatten` returns it.
+      arrays: one array for each leaf.
+    """
+
+    def __init__(self, field: str, structure: nests.Structure, arrays: Sequence[np.ndarray]):
+        self.structure, self.arrays = structure, list(arrays)
+        self._field = field
+        self._names = column_names(field, structure)
+        self._pack = nests.packer(structure)
+
+    def write(self, rows: slice | np.ndarray, nest: Nest, count: int) -> None:
+        """Copies a nest of `[count, ...]` into `rows`.
+
+        Raises:
+          ValueError: The number of leaves, a shape or the kind of a dtype is wrong.
+        """
+        leaves = tree.flatten(nest)
+        if len(leaves) != len(self.arrays):
+            raise ValueError(
+                f"{self._field}: got {len(leaves)} arrays, expected {len(self.arrays)} as in the first step. "
+                "Use the same structure in every step."
+            )
+        for name, array, leaf in zip(self._names, self.arrays, leaves, strict=True):
+            leaf = np.asarray(leaf)
+            shape = (count, *array.shape[1:])
+            if leaf.shape != shape or not np.can_cast(leaf.dtype, array.dtype, "same_kind"):
+                raise ValueError(
+                    f"{name}: got shape {leaf.shape}, expected {shape} for {count} envs; got dtype "
+                    f"{leaf.dtype}, expected {array.dtype}. There must be one row for each env."
+                )
+            array[rows] = leaf
+
+    def read(self, rows: slice | np.ndarray, copies: bool = False) -> Nest:
+        """Returns the nest of `rows`: views if `rows` is a slice, unless `copies`."""
+        return self._pack([array[rows].copy() if copies else array[rows] for array in self.arrays])
 
 
 class Slots:
@@ -67,29 +109,33 @@ class Slots:
     ):
         if capacity < 1:
             raise ValueError(f"capacity: got {capacity}, expected at least 1 env.")
-        allocate = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
+        make = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
         self.policy = policy
         self.capacity = capacity
         self._clients: dict[str, Rows] = {}
-        self._paths = [path for path, _ in specs.leaves(spec.observations)]
-        self.observations = [
-            allocate(specs.path_name("observation", path), (capacity, *leaf.shape), leaf.dtype)
-            for path, leaf in specs.leaves(spec.observations)
-        ]
-        self.first = allocate("first", (capacity,), np.dtype(np.bool_))
-        self._build_observation = nests.unflattener(spec.observations)
         # The structure of extras is known only after a step: act once, on zeros, and restore the random
         # state.
-        random = policy.save()
-        action, extras, state = policy.step(specs.zeros(spec.observations, (1,)), policy.initial_state(1))
+        random, observation = policy.save(), specs.zeros(spec.observations, (1,))
+        action, extras, state = policy.step(observation, policy.initial_state(1))
         policy.restore(random)
-        self.action_nest, self.extras_nest = _numbered(action), _numbered(extras)
-        self.actions = _columns("action", action, capacity, allocate)
-        self.extras = _columns("extras", extras, capacity, allocate)
-        fresh = tree.flatten(policy.initial_state(capacity))
-        self._state_nest = _numbered(state)
-        self._fresh = [_empty_like(leaf, capacity) for leaf in fresh]
-        self._state = [_empty_like(leaf, capacity) for leaf in fresh]
+        self.observations = self._columns("observation", observation, make)
+        self.first = make("first", (capacity,), np.dtype(np.bool_))
+        self.actions = self._columns("action", action, make)
+        self.extras = self._columns("extras", extras, make)
+        self._fresh = [copied(leaf) for leaf in tree.flatten(policy.initial_state(capacity))]
+        self._state = [copied(leaf) for leaf in self._fresh]
+        self._pack_state = nests.packer(nests.flatten(state)[1])
+
+    def _columns(self, field: str, example: Nest, allocate: Allocate) -> Columns:
+        leaves, structure = nests.flatten(example)
+        arrays = []
+        for name, leaf in zip(column_names(field, structure), map(np.asarray, leaves), strict=True):
+            if leaf.shape[:1] != (1,):
+                raise ValueError(
+                    f"{name}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
+                )
+            arrays.append(allocate(name, (self.capacity, *leaf.shape[1:]), leaf.dtype))
+        return Columns(field, structure, arrays)
 
     def connect(self, name: str, envs: int, offset: int = 0, total: int | None = None) -> Rows:
         """Assigns rows to client `name`. A client that connects again, after a restart, gets the same rows.
@@ -104,23 +150,19 @@ class Slots:
         Raises:
           ValueError: There are not enough free rows, or a known client asks for another number of envs.
         """
-        if envs < 1:
-            raise ValueError(f"envs: got {envs} from client {name!r}, expected at least 1.")
-        rows = self._clients.get(name)
-        if rows is not None and rows.envs != envs:
+        begin = max((rows.end for rows in self._clients.values()), default=0)
+        rows = self._clients.get(name, Rows(begin, begin + envs))
+        if envs < 1 or rows.envs != envs:
             raise ValueError(
-                f"envs: got {envs} from client {name!r}, expected {rows.envs} as when it first connected. "
-                "Use another name for a client with another number of envs."
+                f"envs: got {envs} from client {name!r}, expected {max(1, rows.envs)} as when it first "
+                "connected. Use another name for a client with another number of envs."
             )
-        if rows is None:
-            begin = max((rows.end for rows in self._clients.values()), default=0)
-            if begin + envs > self.capacity:
-                raise ValueError(
-                    f"envs: got {envs} from client {name!r}, expected at most {self.capacity - begin}: the "
-                    f"other clients hold the rest of the {self.capacity} rows. Make the server with a larger "
-                    "capacity."
-                )
-            rows = self._clients[name] = Rows(begin, begin + envs)
+        if rows.end > self.capacity:
+            raise ValueError(
+                f"envs: got {envs} from client {name!r}, expected at most {self.capacity - begin}: the other "
+                f"clients hold the rest of the {self.capacity} rows. Make the server with a larger capacity."
+            )
+        self._clients[name] = rows
         initial = tree.flatten(self.policy.initial_state(offset + envs if total is None else total))
         for fresh, state, leaf in zip(self._fresh, self._state, initial, strict=True):
             fresh[rows.slice] = leaf[offset : offset + envs]
@@ -129,14 +171,12 @@ class Slots:
 
     def write(self, rows: Rows, observation: Nest, first: np.ndarray) -> None:
         """Writes the observations of one client into its rows."""
-        write_observation(self.observations, self._paths, rows.slice, observation)
+        self.observations.write(rows.slice, observation, rows.envs)
         self.first[rows.slice] = first
 
     def read(self, rows: Rows) -> tuple[Nest, Nest]:
-        """Copies of `(action, extras)` of one client: nests of `[envs, ...]`."""
-        actions = [column[rows.slice].copy() for column in self.actions]
-        extras = [column[rows.slice].copy() for column in self.extras]
-        return build_nest(self.action_nest, actions), build_nest(self.extras_nest, extras)
+        """Returns copies of `(action, extras)` of one client: nests of `[envs, ...]`."""
+        return self.actions.read(rows.slice, copies=True), self.extras.read(rows.slice, copies=True)
 
     def act(self, clients: Sequence[Rows], limit: int | None = None) -> list[int]:
         """Acts for the rows of `clients`, with at most `limit` rows (None: all) in one step of the policy.
@@ -144,99 +184,28 @@ class Slots:
         Returns:
           The number of rows of each step: one number, unless there are more than `limit` rows.
         """
-        rows, count = _join(clients)
-        if limit is None or count <= limit:
-            self._step(rows, count)
-            return [count]
-        sizes = [min(limit, count - begin) for begin in range(0, count, limit)]
-        for index, size in enumerate(sizes):
-            begin = index * limit
-            if isinstance(rows, slice):
-                self._step(slice(rows.start + begin, rows.start + begin + size), size)
-            else:
-                self._step(rows[begin : begin + size], size)
-        return sizes
+        rows = np.concatenate([np.arange(*client) for client in sorted(clients)])
+        limit = limit or len(rows)
+        parts = [rows[begin : begin + limit] for begin in range(0, len(rows), limit)]
+        for part in parts:
+            adjacent = part[-1] - part[0] == len(part) - 1
+            self._step(slice(part[0], part[-1] + 1) if adjacent else part, len(part))
+        return [len(part) for part in parts]
 
-    def _step(self, rows: Any, count: int) -> None:
-        """One step of the policy for `count` rows: a slice, or their indices."""
-        observation = self._build_observation([column[rows] for column in self.observations])
+    def _step(self, rows: slice | np.ndarray, count: int) -> None:
+        """Runs one step of the policy for `count` rows: a slice, or their indices."""
         state = [leaf[rows] for leaf in self._state]
         if state and self.first[rows].any():
             initial = [leaf[rows] for leaf in self._fresh]
             state = restart_envs(state, initial, np.flatnonzero(self.first[rows]))
-        action, extras, after = self.policy.step(observation, build_nest(self._state_nest, state))
-        self._store("action", self.actions, action, rows, count)
-        self._store("extras", self.extras, extras, rows, count)
+        action, extras, after = self.policy.step(self.observations.read(rows), self._pack_state(state))
+        self.actions.write(rows, action, count)
+        self.extras.write(rows, extras, count)
         # Last, because extras may be views of the state before the step, which is in these rows.
         for column, leaf in zip(self._state, tree.flatten(after), strict=True):
             column[rows] = leaf
 
-    def _store(self, field: str, columns: list[np.ndarray], nest: Nest, rows: Any, count: int) -> None:
-        leaves = [nest] if isinstance(nest, np.ndarray) else tree.flatten(nest)
-        if len(leaves) != len(columns):
-            raise ValueError(
-                f"{field}: got {len(leaves)} arrays from the policy, expected {len(columns)} as at its first "
-                "step. Return the same structure at every step."
-            )
-        for column, leaf in zip(columns, leaves, strict=True):
-            leaf = np.asarray(leaf)
-            if leaf.shape != (count, *column.shape[1:]) or leaf.dtype != column.dtype:
-                raise ValueError(
-                    f"{field}: got shape {leaf.shape} and dtype {leaf.dtype} from the policy for {count} "
-                    f"envs, expected {(count, *column.shape[1:])} and {column.dtype}. Return one row per env."
-                )
-            column[rows] = leaf
 
-
-def write_observation(
-    columns: Sequence[np.ndarray], paths: Sequence[specs.Path], rows: Any, observation: Nest
-) -> None:
-    """Copies a nest of `[envs, ...]` into `rows` of one column per leaf."""
-    for column, path in zip(columns, paths, strict=True):
-        leaf = specs.pick(observation, path) if path else observation
-        into = column[rows]
-        if np.shape(leaf) != into.shape:
-            raise ValueError(
-                f"{specs.path_name('observation', path)}: got shape {np.shape(leaf)}, expected {into.shape}, "
-                "one row for each env of the client."
-            )
-        np.copyto(into, leaf, casting="same_kind")
-
-
-def build_nest(numbered: Nest, leaves: Sequence[Any]) -> Nest:
-    """A nest like `numbered`, whose leaves are indices, with `leaves` in place of the indices."""
-    if isinstance(numbered, int):
-        return leaves[numbered]
-    return tree.map_structure(lambda index: leaves[index], numbered)
-
-
-def _numbered(nest: Nest) -> Nest:
-    """The same structure with leaf i replaced by i: small and without arrays, for messages."""
-    return tree.unflatten_as(nest, list(range(len(tree.flatten(nest)))))
-
-
-def _columns(field: str, nest: Nest, capacity: int, allocate: Allocate) -> list[np.ndarray]:
-    columns = []
-    for index, leaf in enumerate(tree.flatten(nest)):
-        leaf = np.asarray(leaf)
-        if leaf.ndim == 0 or leaf.shape[0] != 1:
-            raise ValueError(
-                f"{field}: got shape {leaf.shape} from the policy for 1 env, expected a leading axis of 1."
-            )
-        columns.append(allocate(f"{field}/{index}", (capacity, *leaf.shape[1:]), leaf.dtype))
-    return columns
-
-
-def _empty_like(leaf: Any, capacity: int) -> Any:
-    """Zeros `[capacity, ...]` of a leaf's kind: numpy, or torch on its device."""
-    shape = (capacity, *leaf.shape[1:])
-    return leaf.new_zeros(shape) if hasattr(leaf, "new_zeros") else np.zeros(shape, leaf.dtype)
-
-
-def _join(clients: Sequence[Rows]) -> tuple[Any, int]:
-    """One index for the rows of all clients: a slice where they are next to each other."""
-    ordered = sorted(clients)
-    count = sum(rows.envs for rows in ordered)
-    if ordered[-1].end - ordered[0].begin == count:
-        return slice(ordered[0].begin, ordered[-1].end), count
-    return np.concatenate([np.arange(rows.begin, rows.end) for rows in ordered]), count
+def column_names(field: str, structure: nests.Structure) -> list[str]:
+    """Returns the name of each leaf of a nest, such as `observation/x`."""
+    return [field if path == nests.ROOT else f"{field}/{path}" for path in nests.paths(structure)]

@@ -1,23 +1,43 @@
-"""The recurrent state of envs that begin an episode."""
+"""The recurrent state of envs that begin an episode, and nests of arrays or tensors in checkpoints."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 import tree
 
+from framework import nest as nests
 from framework.types import Nest
 
 
+def copied(leaf: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
+    """Returns a copy of an array, or of a tensor on its device."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else np.array(leaf)
+
+
 def restart_envs(state: Nest, initial: Nest, envs: np.ndarray) -> Nest:
-    """`state` (leaves `[B, ...]`) with the rows `envs` (int64[k]) taken from `initial`.
+    """Returns `state` (leaves `[B, ...]`) with the rows `envs` (int64 `[k]`) taken from `initial`.
 
     The leaves are copied, not written in place, because the extras of an action may refer to the old ones.
     """
 
     def restart(old: np.ndarray | torch.Tensor, new: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
-        copy = old.clone() if isinstance(old, torch.Tensor) else old.copy()
+        copy = copied(old)
         copy[envs] = new[envs]
         return copy
 
     return tree.map_structure(restart, state, initial) if len(envs) else state
+
+
+def save_nest(nest: Nest) -> dict[str, Any]:
+    """Returns copies of the leaves, and the structure, of a nest of arrays and tensors."""
+    leaves, structure = nests.flatten(nest)
+    return {"structure": structure, "leaves": [copied(leaf) for leaf in leaves]}
+
+
+def load_nest(saved: Mapping[str, Any]) -> Nest:
+    """Returns the nest of which `save_nest` returned the copies."""
+    return nests.packer(saved["structure"])([copied(leaf) for leaf in saved["leaves"]])

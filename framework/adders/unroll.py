@@ -36,6 +36,7 @@ class UnrollAdder(SequenceAdder):
     """
 
     _writes_early = False
+    _saved = (*SequenceAdder._saved, "_made")
 
     def __init__(
         self,

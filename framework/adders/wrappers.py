@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.adders.base import Adder
@@ -33,6 +33,13 @@ class ForkingAdder(Adder):
     def ready(self) -> bool:
         return all(adder.ready() for adder in self._adders)
 
+    def state(self) -> dict[str, Any]:
+        return {"adders": [adder.state() for adder in self._adders]}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        for adder, each in zip(self._adders, state["adders"], strict=True):
+            adder.set_state(each)
+
     def flush(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         for adder in self._adders:
@@ -60,6 +67,12 @@ class IgnoreExtrasAdder(Adder):
 
     def ready(self) -> bool:
         return self._adder.ready()
+
+    def state(self) -> dict[str, Any]:
+        return self._adder.state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._adder.set_state(state)
 
     def flush(self, timeout: float | None = None) -> None:
         self._adder.flush(timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -10,7 +11,7 @@ import shutil
 import socket
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
@@ -24,7 +25,7 @@ from framework.checkpoints.folder import DONE, MANIFEST, CheckpointError, Part
 from framework.checkpoints.state import load_state
 
 _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
-_ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)$")  # the host and process that write it
+_ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)$")  # The host and process that write it.
 _PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _PACKAGES = ("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb")
 
@@ -80,7 +81,7 @@ class Checkpointer:
             raise ValueError(f"keep: got {keep}, expected at least 1.")
         self.directory = Path(directory)
         self._keep = keep
-        self._saving = threading.Lock()  # one save at a time: each takes the next number
+        self._saving = threading.Lock()  # Each save takes the next number.
 
     def save(
         self, step: int | None, parts: Mapping[str, Part], note: Mapping[str, Any] | None = None
@@ -105,33 +106,33 @@ class Checkpointer:
                     f"letter or digit, and not {MANIFEST!r} or {DONE!r}."
                 )
         with self._saving:
-            return self._save(step, parts, note)
-
-    def _save(self, step: int | None, parts: Mapping[str, Part], note: Mapping[str, Any] | None) -> Path:
-        existing = self.checkpoints()
-        number = 1 + max((_number(path) for path in existing), default=0)
-        final = self.directory / (f"checkpoint-{number:06d}" + ("" if step is None else f"-step-{int(step)}"))
-        aside = self.directory / (
-            f".writing-{final.name}-{secrets.token_hex(4)}--{socket.gethostname()}--{os.getpid()}"
-        )
-        about = {
-            "step": None if step is None else int(step),
-            "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "versions": package_versions(),
-            "note": dict(note or {}),
-        }
-        try:
-            self._remove_unfinished()
-            folder.write(aside, final, parts, about)
-        except OSError as error:
-            safe = f"The newest intact one is {existing[-1]}" if existing else "There was none before it"
-            raise CheckpointError(
-                f"Checkpoint {final} was not saved: could not write {folder.explain(error)}. Nothing saved "
-                f"before was touched. {safe}. Free some space there, or give the run another folder with "
-                "--directory."
-            ) from error
-        self._prune()
-        return final
+            existing = self.checkpoints()
+            number = 1 + max((_number(path) for path in existing), default=0)
+            at_step = "" if step is None else f"-step-{int(step)}"
+            final = self.directory / f"checkpoint-{number:06d}{at_step}"
+            writer = f"{secrets.token_hex(4)}--{socket.gethostname()}--{os.getpid()}"
+            about = {
+                "step": None if step is None else int(step),
+                "saved_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "versions": package_versions(),
+                "note": dict(note or {}),
+            }
+            try:
+                self._remove_unfinished()
+                folder.write(self.directory / f".writing-{final.name}-{writer}", final, parts, about)
+            except OSError as error:
+                safe = f"The newest intact one is {existing[-1]}" if existing else "There was none before it"
+                raise CheckpointError(
+                    f"Checkpoint {final} was not saved: could not write {folder.explain(error)}. Nothing "
+                    f"saved before was touched. {safe}. Free some space there, or give the run another "
+                    "folder with --directory."
+                ) from error
+            for path in self.checkpoints()[: -self._keep]:
+                try:
+                    folder.delete(path)
+                except (OSError, CheckpointError) as error:  # The new one is saved, so this is no failure.
+                    warnings.warn(f"Could not delete the old checkpoint {path}: {error}")
+            return final
 
     def checkpoints(self) -> list[Path]:
         """Returns the folders of all checkpoints, oldest first, without verifying their files."""
@@ -157,17 +158,13 @@ class Checkpointer:
             do.
         """
         found = self.checkpoints()
-        if which not in (None, "latest"):
-            return open_checkpoint(self._find(which, found))
-        if not found:
-            raise CheckpointError(
-                f"There is no checkpoint in {self.directory}: its run ended before the first one. Check the "
-                "folder, or start a new run in another."
-            )
+        path = self._find("latest" if which is None else which, found)
         try:
-            return open_checkpoint(found[-1])
+            return open_checkpoint(path)
         except CheckpointError as error:
-            older = f" The one before it is {found[-2].name}; ask for 'previous'." if found[1:] else ""
+            older = ""
+            if path == found[-1] and found[1:]:
+                older = f" The one before it is {found[-2].name}; ask for 'previous'."
             raise CheckpointError(f"{error}{older}") from error
 
     def newest_intact(self) -> CheckpointReader | None:
@@ -191,30 +188,29 @@ class Checkpointer:
             raise CheckpointError(f"No checkpoint in {self.directory} is intact. {' '.join(reasons)}")
         return None
 
-    def _find(self, which: str | int | os.PathLike[str] | None, found: list[Path]) -> Path:
+    def _find(self, which: str | int | os.PathLike[str], found: list[Path]) -> Path:
         names = ", ".join(path.name for path in found) or "none"
+        if which == "latest":
+            if found:
+                return found[-1]
+            raise CheckpointError(
+                f"There is no checkpoint in {self.directory}. Check the folder, or start a new run."
+            )
         if which == "previous":
-            if len(found) < 2:
-                raise CheckpointError(f"There is no previous checkpoint in {self.directory}; it has {names}.")
-            return found[-2]
+            if found[1:]:
+                return found[-2]
+            raise CheckpointError(f"There is no previous checkpoint in {self.directory}; it has {names}.")
         if isinstance(which, int) or (isinstance(which, str) and which.isdigit()):
             at_step = [path for path in found if path.name.endswith(f"-step-{int(which)}")]
-            if not at_step:
-                raise CheckpointError(f"No checkpoint of step {which} in {self.directory}; it has {names}.")
-            return at_step[-1]
-        for path in (Path(os.fspath(which)), self.directory / os.fspath(which)):  # type: ignore[arg-type]
+            if at_step:
+                return at_step[-1]
+            raise CheckpointError(f"No checkpoint of step {which} in {self.directory}; it has {names}.")
+        for path in (Path(which), self.directory / which):
             if (path / MANIFEST).exists():
                 return path
         raise CheckpointError(
             f"checkpoint: got {which!r}, expected 'latest', 'previous', a step, or one of: {names}."
         )
-
-    def _prune(self) -> None:
-        for path in self.checkpoints()[: -self._keep]:
-            try:
-                folder.delete(path)
-            except (OSError, CheckpointError) as error:  # the new one is saved, so this is not a failure
-                warnings.warn(f"Could not delete the old checkpoint {path}: {error}")
 
     def _remove_unfinished(self) -> None:
         """Removes unfinished checkpoints of killed processes of this machine."""
@@ -231,15 +227,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
 
 def package_versions() -> dict[str, str]:
     """Returns the versions of the packages that a run depends on, without importing them."""
-    return {"python": platform.python_version(), "platform": platform.platform(), **dict(_versions())}
-
-
-def _versions() -> Iterator[tuple[str, str]]:
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _number(path: Path) -> int:

@@ -13,13 +13,13 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 FORMAT = 2
 MANIFEST, DONE = "manifest.json", "DONE"
-_BLOCK = 1 << 20  # bytes read at a time
+_BLOCK = 1 << 20  # Bytes read at a time.
 # Messages for the usual errors, by errno.
 REASONS = {
     errno.ENOSPC: "no space is left on the device",
@@ -50,7 +50,7 @@ def write(aside: Path, final: Path, parts: Mapping[str, Part], about: Mapping[st
       OSError: A file cannot be written; the error has its name.
     """
     files: dict[str, list[int]] = {}
-    aside.mkdir(parents=True)  # outside of the `try`: a folder that another process made stays
+    aside.mkdir(parents=True)  # Outside of the `try`: a folder of another process stays.
     try:
         for name, part in parts.items():
             files.update(_write_part(aside, aside / name, part))
@@ -82,7 +82,7 @@ def verify(path: Path) -> dict[str, Any]:
         if found != size:
             kind = "truncated" if found < size else "longer than written"
             raise damaged(path, f"{name} is {kind}: it has {found} bytes, expected {size}")
-        if _crc(_blocks(file)) != checksum:
+        if _crc(file) != checksum:
             raise damaged(path, f"{name} has been altered: its checksum is not that of the manifest")
     for name in manifest["parts"]:
         if f"{name}/{MANIFEST}" in manifest["files"]:
@@ -159,13 +159,13 @@ def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     if not path.exists():
         raise CheckpointError(f"The writer of part {path.name!r} made neither a file nor a folder at {path}.")
-    if (path / MANIFEST).exists():  # itself a checkpoint, already synced and with its own checksums
+    if (path / MANIFEST).exists():  # A checkpoint, synced and with its own checksums.
         found = [path / MANIFEST, path / DONE]
     else:
         found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
         for file in found:
             sync(file)
-    return {file.relative_to(root).as_posix(): [file.stat().st_size, _crc(_blocks(file))] for file in found}
+    return {file.relative_to(root).as_posix(): [file.stat().st_size, _crc(file)] for file in found}
 
 
 def _write_file(path: Path, blocks: Iterable[Any]) -> list[int]:
@@ -184,16 +184,11 @@ def _write_file(path: Path, blocks: Iterable[Any]) -> list[int]:
     return [size, checksum]
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _crc(path: Path) -> int:
+    checksum = 0
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
-            yield block
-
-
-def _crc(blocks: Iterable[bytes]) -> int:
-    checksum = 0
-    for block in blocks:
-        checksum = zlib.crc32(block, checksum)
+            checksum = zlib.crc32(block, checksum)
     return checksum
 
 

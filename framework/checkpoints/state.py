@@ -21,29 +21,28 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def torch_part(state: Any) -> Callable[[Path], None]:
-    """Returns a part with `state`: nested dicts, lists and tuples of tensors, arrays and scalars."""
-    return lambda path: save_state(state, path)
+    """Returns a part with `state`: nested dicts, lists and tuples of tensors, arrays and scalars.
 
-
-def save_state(state: Any, path: str | Path) -> None:
-    """Writes `state` to the file `path`.
-
-    Raises:
-      TypeError: It contains something other than tensors, arrays, numbers, strings and plain containers. The
-        message names it.
+    Writing it raises TypeError if `state` contains something else. The message names it.
     """
-    import torch
 
-    try:
-        torch.save(pack(state), path)
-    except RuntimeError as error:
-        # torch reports a failed write without its errno; a second write gets the system's error.
-        _raise_if_full(path, error)
-        raise
+    def write(path: Path) -> None:
+        import torch
+
+        try:
+            torch.save(pack(state), path)
+        except RuntimeError:
+            # Torch reports a failed write without its errno. A write of what it could not write raises the
+            # system's OSError.
+            with open(path, "ab") as probe:
+                probe.write(bytes(1 << 20))
+            raise
+
+    return write
 
 
 def load_state(path: str | Path) -> Any:
-    """Returns a state that `save_state` wrote, on the CPU."""
+    """Returns a state that `torch_part` wrote, on the CPU."""
     import torch
 
     return unpack(torch.load(path, map_location="cpu", weights_only=True))
@@ -89,13 +88,3 @@ def unpack(state: Any) -> Any:
     if isinstance(state, list | tuple):
         return type(state)(unpack(value) for value in state)
     return state
-
-
-def _raise_if_full(path: str | Path, error: RuntimeError) -> None:
-    """Tries to append as much as torch could not write; raises the system's `OSError` if that fails."""
-    with open(path, "ab") as probe:
-        try:
-            probe.write(bytes(1 << 20))
-            probe.flush()
-        except OSError as reason:
-            raise reason from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +10,28 @@ import numpy as np
 import tree
 
 from framework import core, specs
-from framework.commands.errors import CommandError, UsageError
+from framework.commands.options import CommandError, UsageError
 from framework.programs import make
 from framework.programs.run_config import RunConfig
 from launch import Program
 from launch.engines.base import engine_names
+
+# Engines, replay back ends and suites that need a package: its module, and how to install it.
+_PACKAGES = {
+    "ray": ("ray", 'pip install "repertory[ray]"'),
+    "launchpad": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
+    "launchpad_mt": ("launchpad", 'pip install "repertory[deepmind]", on Python 3.10'),
+    "reverb": ("reverb", 'pip install "repertory[reverb]", on Python 3.11 or older'),
+    "atari": ("ale_py", 'pip install "repertory[atari]"'),
+    "dm_control": ("dm_control", 'pip install "repertory[dm-control]"'),
+    "minatar": ("minatar", 'pip install "repertory[minatar]"'),
+}
+
+
+def missing(name: str) -> str | None:
+    """How to install the package that the engine, back end or suite `name` lacks; None if it lacks none."""
+    module, advice = _PACKAGES.get(name, ("framework", ""))
+    return advice if importlib.util.find_spec(module) is None else None
 
 
 def check_installed(engine: str, config: RunConfig) -> None:
@@ -27,13 +43,10 @@ def check_installed(engine: str, config: RunConfig) -> None:
             f"--num-learners {config.num_learners} requires one process per learner; --engine {engine} has "
             "one for all nodes. Use --engine processes."
         )
-    if engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise CommandError('--engine ray requires Ray: pip install "repertory[ray]"')
-    if config.replay_backend == "reverb" and importlib.util.find_spec("reverb") is None:
-        raise CommandError(
-            "--replay-backend reverb requires dm-reverb, on Python 3.11 or older: "
-            'pip install "repertory[reverb]"'
-        )
+    for flag, value in (("--engine", engine), ("--replay-backend", config.replay_backend)):
+        advice = missing(value)
+        if advice is not None:
+            raise CommandError(f"{flag} {value} requires a package that is not installed: {advice}")
 
 
 def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.EnvironmentSpec:
@@ -51,22 +64,18 @@ def environment_spec(agent: core.Agent, name: str, config: RunConfig) -> specs.E
 
 
 def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
-    """Makes the agent act once on zeros.
-
-    Raises:
-      CommandError: The agent fails, or its action does not fit the spec.
-    """
+    """Raises `UsageError` if the agent cannot act on zeros, or gives an action that does not fit the spec."""
     envs = 2
     try:
         policy = agent.make_policy(agent.make_networks(spec))
-        observation = tree.map_structure(
-            lambda leaf: np.zeros((envs, *leaf.shape), leaf.dtype), spec.observations
-        )
+        zeros = [np.zeros((envs, *leaf.shape), leaf.dtype) for leaf in tree.flatten(spec.observations)]
+        observation = tree.unflatten_as(spec.observations, zeros)
         action, _, _ = policy.step(observation, policy.initial_state(envs))
-    except (ValueError, TypeError, RuntimeError) as error:
+        for leaf, values in zip(tree.flatten(spec.actions), tree.flatten(action), strict=True):
+            for env in range(envs):
+                leaf.validate(values[env])
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
         raise UsageError(f"{type(agent).__name__} cannot act in this environment: {error}") from error
-    fits = functools.partial(_check_action, type(agent).__name__, envs)
-    tree.map_structure_up_to(spec.actions, fits, spec.actions, action)
 
 
 def build_program(agent: core.Agent, environment: str | Callable[..., Any], config: RunConfig) -> Program:
@@ -75,18 +84,3 @@ def build_program(agent: core.Agent, environment: str | Callable[..., Any], conf
         return make.make_program(agent, environment, config)
     except (ValueError, TypeError, ImportError) as error:
         raise UsageError(f"This run cannot be built: {error}") from error
-
-
-def _check_action(agent: str, envs: int, spec: Any, action: Any) -> None:
-    shape, dtype = getattr(action, "shape", None), getattr(action, "dtype", None)
-    wanted = (envs, *spec.shape)
-    if shape != wanted or dtype != spec.dtype:
-        raise CommandError(
-            f"{agent}: got actions {spec.name!r} of shape {shape} and dtype {dtype} for {envs} envs, "
-            f"expected {wanted} and {spec.dtype}. Make the network's output fit the action spec."
-        )
-    for env in action:
-        try:
-            spec.validate(env)
-        except ValueError as error:
-            raise CommandError(f"{agent} gives an action that the environment forbids: {error}") from error

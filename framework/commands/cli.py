@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from framework.commands.errors import UsageError
+from framework.commands.options import UsageError
 from framework.programs.run_folder import RunError
 
 # By command, its module in framework.commands and its description.
@@ -72,7 +72,3 @@ def usage() -> str:
 
 def _complain(text: str) -> None:
     print(f"error: {text}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

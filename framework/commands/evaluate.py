@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tyro
-
-from framework.commands.errors import UsageError
-from framework.commands.options import parse
+from framework.commands.options import Checkpoint, Run, UsageError, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
 
@@ -19,11 +16,11 @@ from framework.programs.run_folder import RunFolder
 class EvalOptions:
     """Plays episodes greedily with the policy of a run and prints their returns."""
 
-    run: tyro.conf.Positional[str]  # Folder of the run.
+    run: Run  # Folder of the run.
     episodes: int = 100  # Number of episodes.
     envs: int = 20  # Number of episodes at the same time.
     seed: int = 0  # Seed of the environments and of the policy.
-    checkpoint: str = "latest"  # "latest", "best" (as evaluated during the run), "previous", or a step.
+    checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from framework.commands.building import missing
 from framework.commands.options import parse
 from framework.environments import suites
 from framework.programs.presets import presets_of
@@ -14,7 +15,7 @@ from launch.engines.base import engine_names
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Lists agents, environments, engines and presets."""
+    """Lists agents, environments, engines and presets, and says which of them lack a package."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,13 +26,23 @@ def main(arguments: Sequence[str]) -> int:
 
 def text() -> str:
     """Returns the output of `repertory list`."""
-    agents = [find_agent(name) for name in agent_names()]
-    width = max((len(agent.name) for agent in agents), default=0)
-    lines = ["agents"]
-    lines += [f"  {agent.name:<{width}}  {agent.summary()}" for agent in agents]
-    lines += ["", "environments"]
-    lines += [f"  {suite}:NAME  such as {suite}:{example}" for suite, (_, example) in suites.SUITES.items()]
-    lines += ["", "engines", *(f"  {name}" for name in engine_names()), "", "presets"]
-    for agent in agents:
-        lines += [f"  repertory train {agent.name} --environment {name}" for name in presets_of(agent.load())]
-    return "\n".join(lines)
+    width = max(map(len, agent_names()), default=0)
+    agents, presets = ["agents"], ["presets"]
+    for name in agent_names():
+        try:
+            agent = find_agent(name)
+            agents.append(f"  {name:<{width}}  {agent.summary()}")
+        except ValueError as error:
+            agents.append(f"  {name:<{width}}  cannot be used: {error}")
+            continue
+        presets += [f"  repertory train {name} --environment {of}" for of in presets_of(agent.load())]
+    environments = ["environments"]
+    for suite, (_, example) in suites.SUITES.items():
+        environments.append(f"  {suite}:NAME  such as {suite}:{example}{_lacks(suite)}")
+    engines = ["engines", *(f"  {name}{_lacks(name)}" for name in engine_names())]
+    return "\n\n".join("\n".join(part) for part in (agents, environments, engines, presets))
+
+
+def _lacks(name: str) -> str:
+    advice = missing(name)
+    return "" if advice is None else f"  (not installed: {advice})"

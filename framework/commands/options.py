@@ -1,4 +1,4 @@
-"""Dataclasses as flags, with tyro: each field is a flag, and the comment after it is its help."""
+"""Flags from dataclasses, with tyro: each field is a flag, and the comment after it is its help."""
 
 from __future__ import annotations
 
@@ -10,16 +10,29 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from framework.programs.run_config import RunConfig
+from framework.programs.run_folder import RunError
 
 T = TypeVar("T")
+Run = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+Checkpoint = Annotated[str, tyro.conf.arg(metavar="latest|best|previous|STEP")]
+
+
+class CommandError(RunError):
+    """An error of a command, which the command line prints without a traceback."""
+
+
+class UsageError(CommandError):
+    """An invalid command line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
     """The environment and the engine of `repertory train`."""
 
-    environment: str = "gymnasium:CartPole-v1"  # Or dm_control:DOMAIN/TASK, atari:GAME, minatar:GAME.
-    engine: str = "processes"  # Engine of the program: serial, threads, processes, ray, launchpad.
+    # `repertory list` shows examples of all suites.
+    environment: Annotated[str, tyro.conf.arg(metavar="SUITE:NAME")] = "gymnasium:CartPole-v1"
+    # serial, threads, processes, ray or launchpad.
+    engine: Annotated[str, tyro.conf.arg(metavar="ENGINE")] = "processes"
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.
 
     def __post_init__(self) -> None:
@@ -48,11 +61,11 @@ def parse_train(
       prog: the command, for the help.
       description: description of the command, for the help.
     """
-    groups = {"options": TrainOptions(), "run": RunConfig(**{**DEFAULTS, **run}), "agent": agent_config}
-    annotated: Any = Annotated  # these annotations are values
+    groups = {"program": TrainOptions(), "run": RunConfig(**{**DEFAULTS, **run}), "agent": agent_config}
+    annotated: Any = Annotated  # These annotations are values.
     members: list[Any] = [
         (name, annotated[type(group), tyro.conf.OmitArgPrefixes], group) for name, group in groups.items()
     ]
     flags = dataclasses.make_dataclass("Flags", members, frozen=True)
     parsed: Any = tyro.cli(flags, args=list(arguments), prog=prog, description=description)
-    return parsed.options, parsed.run, parsed.agent
+    return parsed.program, parsed.run, parsed.agent

@@ -6,35 +6,29 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import tyro
 
-from framework.commands.errors import CommandError, UsageError
-from framework.commands.options import parse
-from framework.loggers.jsonl import read_jsonl
+from framework.commands.options import CommandError, UsageError, parse
+from framework.loggers.files import read_jsonl
 from framework.programs.run_folder import RunFolder
 
-_GRID = 200  # points on the x axis at which the curves of several seeds are averaged
+_GRID = 200  # Points on the x axis at which the curves of several seeds are averaged.
 # Settings in which runs of one experiment may differ.
-_NOT_COMPARED = (
-    "seed",
-    "directory",
-    "keep_checkpoints",
-    "checkpoint_period",
-    "checkpoint_minutes",
-    "csv",
-    "tensorboard",
-)
+_NOT_COMPARED = {"seed", "directory", "keep_checkpoints", "checkpoint_period", "checkpoint_minutes"}
+_NOT_COMPARED |= {"csv", "tensorboard", "config"}
 
 
 @dataclass(frozen=True)
 class PlotOptions:
     """Draws the learning curves of runs; runs that differ only in their seed become a mean with a band."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]  # Folders of runs.
-    output: str = "curves.png"  # The picture: png, svg or pdf.
+    # Folders of runs.
+    runs: tyro.conf.Positional[tuple[Annotated[str, tyro.conf.arg(metavar="RUN")], ...]]
+    # The picture: png, svg or pdf. An existing file is replaced.
+    output: Annotated[str, tyro.conf.arg(metavar="FILE")] = "curves.png"
     metric: str = "episode_return"  # The metric, drawn against env steps.
     label: str = "evaluator"  # Label of the rows: evaluator, learner, actor.
 
@@ -56,14 +50,23 @@ def main(arguments: Sequence[str]) -> int:
         folder = RunFolder.open(path)
         curve = read_curve(folder, options.label, options.metric)
         if not len(curve.x):
+            rows = read_jsonl(folder.metrics) if folder.metrics.exists() else ()
+            labels = sorted({str(row.get("label")).partition("-")[0] for row in rows})
             raise CommandError(
                 f"{path} has no {options.metric!r} of {options.label!r} in metrics.jsonl yet; it has "
-                f"{_what_there_is(folder)}."
+                f"{'rows of ' + ', '.join(labels) if labels else 'no rows at all'}."
             )
-        groups.setdefault(_experiment(folder), []).append((folder, curve))
-    curves = {_name(members, groups): [curve for _, curve in members] for members in groups.values()}
-    draw(curves, options.metric, Path(options.output))
-    print(f"{len(options.runs)} runs in {options.output}")
+        # Equal for runs that differ only in settings irrelevant to learning.
+        settings = {**asdict(folder), **asdict(folder.config)}
+        experiment = {name: value for name, value in settings.items() if name not in _NOT_COMPARED}
+        groups.setdefault(json.dumps(experiment), []).append((folder, curve))
+    curves = {
+        _name(members[0][0], len(groups)): [curve for _, curve in members] for members in groups.values()
+    }
+    output = Path(options.output)
+    done = "replaced" if output.exists() else "written"
+    draw(curves, options.metric, output)
+    print(f"{len(options.runs)} runs in {output}, which was {done}")
     return 0
 
 
@@ -74,31 +77,19 @@ def draw_run(folder: RunFolder) -> Path | None:
         curve = read_curve(folder, label, "episode_return")
         if len(curve.x):
             curves[name] = [smooth(curve)]
-    if not curves:
-        return None
-    return draw(
-        curves,
-        "episode_return",
-        folder.path / "curve.png",
-        title=f"{folder.agent} in {folder.environment_name}",
-    )
+    title = f"{folder.agent} in {folder.environment_name}"
+    return draw(curves, "episode_return", folder.path / "curve.png", title) if curves else None
 
 
 def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
-    """Reads a metric of a label's rows against env steps; `actor` means all actors together."""
+    """Reads a metric of a label's rows against env steps; `actor` means all actors."""
     points: dict[float, float] = {}
-    made: dict[str, int] = {}  # env steps of each actor in its newest row
-    if folder.metrics.exists():
-        for row in read_jsonl(folder.metrics):
-            of = str(row.get("label", ""))
-            if of.rpartition("-")[0] != label and of != label:
-                continue
-            value, steps, own = row.get(metric), row.get("env_steps"), row.get("steps")
-            if steps is None and isinstance(own, int):  # an actor counts its own steps only
-                made[of] = own
-                steps = sum(made.values())
-            if isinstance(steps, int | float) and isinstance(value, int | float):
-                points[steps] = value  # a resumed run may have evaluated this step before
+    for row in read_jsonl(folder.metrics) if folder.metrics.exists() else ():
+        of = str(row.get("label", ""))
+        value, steps = row.get(metric), row.get("env_steps")
+        fits = of == label or of.rpartition("-")[0] == label
+        if fits and isinstance(steps, int | float) and isinstance(value, int | float):
+            points[steps] = value  # A resumed run may have evaluated this step before.
     array = np.array(sorted(points.items()), dtype=np.float64).reshape(-1, 2)
     return Curve(array[:, 0], array[:, 1])
 
@@ -129,7 +120,7 @@ def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str =
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a window, whatever the user's settings
+    FigureCanvasAgg(figure)  # Draws without a window.
     axes = figure.add_subplot()
     for name, members in curves.items():
         if len(members) == 1:
@@ -152,21 +143,6 @@ def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str =
     return output
 
 
-def _experiment(folder: RunFolder) -> str:
-    """Returns a key that is equal for runs that differ only in settings irrelevant to learning."""
-    settings = {**asdict(folder), **asdict(folder.config)}
-    del settings["config"]
-    return json.dumps({name: value for name, value in settings.items() if name not in _NOT_COMPARED})
-
-
-def _name(members: list[tuple[RunFolder, Curve]], groups: dict[str, Any]) -> str:
-    folder = members[0][0]
+def _name(folder: RunFolder, experiments: int) -> str:
     name = f"{folder.agent}, {folder.environment_name}"
-    return name if len(groups) == 1 else f"{name}, {folder.path.name}"
-
-
-def _what_there_is(folder: RunFolder) -> str:
-    labels = set()
-    if folder.metrics.exists():
-        labels = {str(row.get("label")).partition("-")[0] for row in read_jsonl(folder.metrics)}
-    return f"rows of {', '.join(sorted(labels))}" if labels else "no rows at all"
+    return name if experiments == 1 else f"{name}, {folder.path.name}"

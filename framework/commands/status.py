@@ -8,22 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tyro
-
-from framework.commands.options import parse
+from framework.commands.options import Run, parse
+from framework.loggers import ProgressDisplay, read_jsonl
 from framework.loggers.base import format_value
-from framework.loggers.jsonl import read_jsonl
 from framework.programs.run_folder import RunFolder
 from launch.view import NodesView
 
-_ALIVE = ("starting", "running", "restarting", "closing", "stopping")  # states that need a launcher
+_ALIVE = ("starting", "running", "restarting", "closing", "stopping")  # States that need a launcher.
+_RATES = ("env steps/s", "learner steps/s", "time to go")  # Not known from a folder.
 
 
 @dataclass(frozen=True)
 class StatusOptions:
     """Shows whether a run is running, its nodes and its newest numbers."""
 
-    run: tyro.conf.Positional[str]  # Folder of the run.
+    run: Run  # Folder of the run.
     watch: bool = False  # Show the table of nodes, every second, until the run ends.
 
 
@@ -61,21 +60,24 @@ def watch(folder: RunFolder, console: Any = None, interval: float = 1.0) -> None
 
 
 def text(folder: RunFolder) -> str:
-    """Returns the output of `repertory status`."""
+    """Returns the output of `repertory status`: at most a screen, with the numbers that `train` shows."""
     pid = folder.running_pid()
     state = f"running as process {pid}" if pid is not None else "not running"
     lines = [f"{folder.path}: {folder.agent} in {folder.environment_name}, {state}"]
-    lines += [_node(node) for node in _status(folder).get("nodes", [])]
-    newest: dict[str, dict[str, Any]] = {}
-    if folder.metrics.exists():
-        for row in read_jsonl(folder.metrics):
-            newest.setdefault(str(row.pop("label", "")), {}).update(row)
-    for label, row in newest.items():
-        lines += [f"{label}:"]
-        lines += [f"  {name} = {format_value(value)}" for name, value in row.items()]
+    labels: dict[str, dict[str, Any]] = {}
+    counts: dict[str, Any] = {}
+    for row in read_jsonl(folder.metrics) if folder.metrics.exists() else ():
+        labels.setdefault(str(row.get("label", "")), {}).update(row)
+    counts["env_steps"] = max((row.get("env_steps", 0) for row in labels.values()), default=0)
+    if "learner" in labels:
+        counts["learner_steps"] = labels["learner"].get("steps", 0)
+    display = ProgressDisplay(folder.config.max_env_steps, folder.config.target_return)
+    numbers = display.numbers({"counts": counts, "labels": labels})
+    lines += [f"  {name:<20}{value}" for name, value in numbers.items() if name not in _RATES]
     latest = folder.checkpointer.latest()
-    lines += [f"newest checkpoint: {latest.name if latest else 'none yet'}"]
-    return "\n".join(lines)
+    lines += [f"  {'newest checkpoint':<20}{latest.name if latest else 'none yet'}"]
+    lines += [_node(node) for node in _status(folder).get("nodes", [])]
+    return "\n".join([*lines, f"All metrics are in {folder.metrics}."])
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:

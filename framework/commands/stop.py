@@ -7,10 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tyro
-
-from framework.commands.errors import CommandError
-from framework.commands.options import parse
+from framework.commands.options import CommandError, Run, parse
 from framework.programs.run_folder import RunFolder
 
 
@@ -18,7 +15,7 @@ from framework.programs.run_folder import RunFolder
 class StopOptions:
     """Stops a run on this machine; it saves a checkpoint first and can be resumed."""
 
-    run: tyro.conf.Positional[str]  # Folder of the run.
+    run: Run  # Folder of the run.
     timeout: float = 60.0  # Seconds to wait for its end.
 
 

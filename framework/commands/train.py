@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import datetime
@@ -10,13 +11,14 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 import launch
-from framework.checkpoints import Checkpointer, CheckpointError
+from framework.checkpoints import CheckpointError
 from framework.commands import building
-from framework.commands.errors import CommandError, UsageError
-from framework.commands.options import TrainOptions, parse, parse_train
+from framework.commands.options import CommandError, TrainOptions, UsageError, parse, parse_train
 from framework.commands.plot import draw_run
 from framework.loggers import ProgressDisplay
 from framework.loggers.files import explained
@@ -26,20 +28,22 @@ from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
 from launch.view import NodesView
 
-_POLL_S = 0.5  # seconds between two updates of the display
+_POLL_S = 0.5  # Seconds between two updates of the display.
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumeOptions:
     """Resumes a run from its checkpoint. Settings without a flag stay as they were."""
 
-    resume: str  # Folder of the run.
-    checkpoint: str = "latest"  # "latest", "previous", or a step; newer ones are then set aside.
-    engine: str | None = None  # Engine of the program.
+    resume: Annotated[str, tyro.conf.arg(metavar="RUN")]  # Folder of the run.
+    # Newer checkpoints than the chosen one are set aside.
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|previous|STEP")] = "latest"
+    engine: Annotated[str | None, tyro.conf.arg(metavar="ENGINE")] = None  # Engine of the program.
     restarts: int | None = None  # How often each node may fail and be restarted.
     max_env_steps: int | None = None  # New limit of env steps, counted from the start of the run.
     target_return: float | None = None  # New target return.
-    environment: str | None = None  # Only checked: a run keeps its environment.
+    # Only checked: a run keeps its environment.
+    environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,20 +77,24 @@ def start(name: str, arguments: Sequence[str]) -> int:
     config = dataclasses.replace(config, directory=str(path))
     spec = building.environment_spec(agent, options.environment, config)
     building.check_agent(agent, spec)
-    _check_new(path)
-    program = building.build_program(
-        agent, options.environment, config
-    )  # may fail, so it comes before the folder is created
     folder = RunFolder.describe(agent, options.environment, config, spec)
     folder = dataclasses.replace(folder, engine=options.engine, restarts=options.restarts)
-    folder.save()
-    return run(folder, program)
+    if (path / "config.json").exists():
+        raise CommandError(f"{path} holds a run already. {_advice(folder)} another folder with --directory.")
+    program = building.build_program(agent, options.environment, config)
+    folder.save()  # The first file. What fails before this leaves no folder.
+    with _writing(path), folder.locked():
+        return run(folder, program)
 
 
 def parse_new(name: str, arguments: Sequence[str]) -> tuple[AgentEntry, TrainOptions, RunConfig, Any]:
     """Returns the agent's entry, the options, the run's config and the agent's; presets give defaults."""
     entry = find(name)
-    preset = presets_of(entry.load()).get(_environment_of(arguments), Preset())
+    # The preset depends on the environment, and the help of the other flags on the preset.
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--environment", nargs="?", default=TrainOptions.environment)
+    environment = parser.parse_known_args(arguments)[0].environment
+    preset = presets_of(entry.load()).get(environment, Preset())
     parsed = parse_train(
         entry.make_config(**preset.agent),
         dict(preset.run),
@@ -122,20 +130,23 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     folder = dataclasses.replace(folder, config=config, **_given(given, "engine", "restarts"))
     building.check_installed(folder.engine, config)
     program = building.build_program(folder.make_agent(), folder.environment_factory(), config)
-    with _writing(folder.path), chosen_checkpoint(folder, given.checkpoint):
+    with _writing(folder.path), folder.locked(), chosen_checkpoint(folder, given.checkpoint):
         folder.save()
         return run(folder, program)
 
 
-def _check_new(path: Path) -> None:
-    """Raises `CommandError` if the folder holds a run."""
-    if not (path / "config.json").exists():
-        return
-    if Checkpointer(path / "checkpoints").checkpoints():
-        advice = f"Go on with it: repertory train --resume {path}; or give"
-    else:
-        advice = "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
-    raise CommandError(f"{path} holds a run already. {advice} another folder with --directory.")
+def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def _advice(folder: RunFolder) -> str:
+    """What to do with a folder that holds a run, before "another folder"."""
+    pid = folder.running_pid()
+    if pid is not None:
+        return f"Process {pid} trains in it. Give"
+    if folder.checkpointer.latest() is not None:
+        return f"Go on with it: repertory train --resume {folder.path}; or give"
+    return "It ended before its first checkpoint, so that it cannot go on. Remove it, or give"
 
 
 def _default_path(agent: str, environment: str, seed: int) -> Path:
@@ -145,24 +156,13 @@ def _default_path(agent: str, environment: str, seed: int) -> Path:
     return Path("runs") / f"{agent.rpartition(':')[2]}-{place}-seed{seed}-{now}"
 
 
-def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
-
-
 @contextlib.contextmanager
 def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
     """Makes `which` the newest checkpoint of the run by renaming later ones; refuses a damaged one.
 
     They get their names back if the block fails before it has saved a checkpoint.
     """
-    checkpointer = folder.checkpointer
-    try:
-        reader = checkpointer.restore(None if which == "latest" else which)
-    except CheckpointError as error:
-        advice = (
-            f" Choose another with --checkpoint: {', '.join(p.name for p in checkpointer.checkpoints())}."
-        )
-        raise CommandError(f"{error}{advice if checkpointer.checkpoints() else ''}") from error
+    reader = folder.restore(which)
     limit = folder.config.max_env_steps
     # A run without a result was interrupted in its last evaluation, which it repeats now.
     if limit is not None and reader.step >= limit and (folder.path / "result.json").exists():
@@ -170,6 +170,7 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
             f"{folder.path} has made {reader.step:,} env steps, and its limit is {limit:,}. Give it more: "
             f"--max-env-steps {2 * reader.step}"
         )
+    checkpointer = folder.checkpointer
     paths = checkpointer.checkpoints()
     aside = {}
     for newer in paths[paths.index(reader.path) + 1 :] if reader.path in paths else ():
@@ -185,69 +186,12 @@ def chosen_checkpoint(folder: RunFolder, which: str) -> Iterator[None]:
 
 
 def run(folder: RunFolder, program: launch.Program) -> int:
-    """Runs the program of `folder` to its end and reports it; returns the exit code."""
+    """Runs the program of `folder`, which is locked, and reports its end; returns the exit code."""
     print(f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}")
-    with _writing(folder.path), folder.locked():
-        try:
-            result, stopped_by = _run(program, folder)
-        except launch.LaunchError as error:
-            raise CommandError(_explain(error, folder.path)) from error
-        return _report(folder, result, stopped_by)
-
-
-def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
-    """Returns the result, and the signal that ended the run or None."""
-    restarts = dict.fromkeys(program.groups, folder.restarts) if folder.restarts else None
-    with (
-        launch.start(program, folder.engine, directory=folder.path, restarts=restarts) as job,
-        _stopping(job) as received,
-        ProgressDisplay(
-            folder.config.max_env_steps, folder.config.target_return, below=NodesView(job.status)
-        ) as display,
-    ):
-        try:
-            while not job.over:
-                try:
-                    job.wait(timeout=_POLL_S)
-                except TimeoutError:
-                    if job.over:
-                        raise
-                    display.update(None if received else _snapshot(job))
-        finally:
-            display.update(None)  # shows how the nodes ended
-        return job.result, (received[0] if received else None)
-
-
-def _snapshot(job: Any) -> Any:
-    """Returns the monitor's newest numbers; None while the program starts or ends."""
     try:
-        return job.client("monitor").with_timeout(5.0).snapshot()
-    except (launch.LaunchError, ValueError):  # ValueError: its sockets are closed; wait() raises its error
-        return None
-
-
-@contextlib.contextmanager
-def _stopping(job: Any) -> Iterator[list[int]]:
-    """Makes the first signal stop the job cleanly and a second one kill it; the list holds both."""
-    received: list[int] = []
-
-    def handler(number: int, frame: Any) -> None:
-        received.append(number)
-        # On a separate thread, because the interrupted code may hold a lock that the stop needs.
-        threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
+        result, stopped_by = _run(program, folder)
+    except launch.LaunchError as error:
+        raise CommandError(_explain(error, folder.path)) from error
     draw_run(folder)
     if stopped_by is not None:
         latest = folder.checkpointer.latest()
@@ -264,23 +208,91 @@ def _report(folder: RunFolder, result: Any, stopped_by: int | None) -> int:
     return 0
 
 
+def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
+    """Returns the result, and the signal that ended the run or None."""
+    restarts = dict.fromkeys(program.groups, folder.restarts) if folder.restarts else None
+    target, limit = folder.config.target_return, folder.config.max_env_steps
+    shown: dict[str, Any] = {"counts": {}, "labels": {}}
+    with (
+        launch.start(program, folder.engine, directory=folder.path, restarts=restarts) as job,
+        _stopping(job) as received,
+        ProgressDisplay(limit, target, below=NodesView(job.status)) as display,
+    ):
+        try:
+            while not job.over:
+                try:
+                    job.wait(timeout=_POLL_S)
+                except TimeoutError:
+                    if job.over:
+                        raise
+                    newest = None if received else _snapshot(job)
+                    shown = newest or shown
+                    display.update(newest)
+        finally:
+            # Shows how the nodes ended, and the last numbers, which the result has.
+            display.update(None if received else _at_the_end(shown, job.result))
+        return job.result, (received[0] if received else None)
+
+
+def _snapshot(job: Any) -> Any:
+    """Returns the monitor's newest numbers; None while the program starts or ends."""
+    try:
+        return job.client("monitor").with_timeout(5.0).snapshot()
+    except (launch.LaunchError, ValueError):  # ValueError: its sockets are closed; wait() raises its error.
+        return None
+
+
+def _at_the_end(snapshot: dict[str, Any], result: Any) -> dict[str, Any] | None:
+    """Returns the last snapshot with the newer numbers of the result; None without a result."""
+    if not isinstance(result, dict):
+        return None
+    counts, labels = dict(snapshot["counts"]), dict(snapshot["labels"])
+    for name in ("env_steps", "learner_steps"):
+        if name in result:
+            counts[name] = max(counts.get(name, 0), result[name])
+    if "episode_return" in result:
+        labels["evaluator"] = result
+    return {**snapshot, "counts": counts, "labels": labels}
+
+
+@contextlib.contextmanager
+def _stopping(job: Any) -> Iterator[list[int]]:
+    """Makes the first signal stop the job cleanly and a second one kill it; the list holds both."""
+    received: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        received.append(number)
+        # On a separate thread, because the interrupted code may hold a lock that the stop needs.
+        threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # As nohup sets it.
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 def describe_result(result: dict[str, Any], config: RunConfig) -> str:
     """Returns a sentence on why the run ended and what it reached."""
-    steps = result.get("env_steps")
+    reason, steps, reached = (result.get(name) for name in ("reason", "env_steps", "episode_return"))
     after = f" after {steps:,} env steps" if steps is not None else ""
-    reached = result.get("episode_return")
-    mean = (
-        "" if reached is None else f"greedy mean return over {result.get('episodes')} episodes: {reached:.1f}"
-    )
-    reason = result.get("reason")
+    mean = ""
+    if reached is not None:
+        # The learner goes on while an evaluation is played, so these may not be the last parameters.
+        version = result.get("variables_version")
+        of = f" (parameters of learner step {version:,})" if version else ""
+        mean = f"; greedy mean return over {result.get('episodes')} episodes{of}: {reached:.1f}"
     if reason == "target_return":
-        return f"Reached the target return of {config.target_return:g}{after}; {mean}."
+        return f"Reached the target return of {config.target_return:g}{after}{mean}."
     if reason == "max_env_steps":
-        short = ""
-        if config.target_return is not None and (reached is None or reached < config.target_return):
-            short = f" The target return of {config.target_return:g} was not reached."
-        spent = f"The budget of {config.max_env_steps:,} env steps is spent"
-        return f"{spent}{mean and '; '}{mean}.{short}"
+        target = config.target_return
+        missed = target is not None and (reached is None or reached < target)
+        short = f" The target return of {target:g} was not reached." if missed else ""
+        return f"The budget of {config.max_env_steps:,} env steps is spent{mean}.{short}"
     if reason == "max_learner_steps":
         return f"The budget of {config.max_learner_steps:,} learner steps is spent{after}."
     return f"The program ended{after}{f' ({reason})' if reason else ''}."
@@ -290,12 +302,12 @@ def _explain(error: Exception, path: Path) -> str:
     cause = error.__cause__
     node = getattr(error, "node", None)
     if isinstance(cause, CheckpointError):
-        return str(cause)  # names the file; the node that asked for the checkpoint did not fail
+        return str(cause)  # Names the file; the node that asked for the checkpoint did not fail.
     if node is not None and isinstance(cause, OSError):
-        return f"node {node!r}: {cause.strerror or cause}"  # an error of the disk
+        return f"node {node!r}: {cause.strerror or cause}"  # An error of the disk.
     reason, _, traceback = str(error).partition("\n\n")
     if traceback:
-        print(traceback, file=sys.stderr)  # first, so that the reason is at the bottom of the screen
+        print(traceback, file=sys.stderr)  # First, so that the reason is at the bottom.
     logs = f"; logs of its nodes are in {path / 'logs'}" if (path / "logs").is_dir() else ""
     return f"{reason}\nThe run ended in {path}{logs}."
 
@@ -312,12 +324,3 @@ def _writing(path: Path) -> Iterator[None]:
             raise
         told = error if str(error.strerror).startswith("could not") else explained(error, path)
         raise CommandError(str(told.strerror)) from error
-
-
-def _environment_of(arguments: Sequence[str]) -> str:
-    """Returns the value of `--environment` before the other flags are parsed."""
-    for index, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if flag == "--environment":
-            return value if equals else "".join(arguments[index + 1 : index + 2])
-    return TrainOptions().environment

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from framework.commands.errors import CommandError, UsageError
-from framework.commands.options import parse
+from framework.commands.options import Checkpoint, CommandError, Run, UsageError, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 
 _FORMATS = (".mp4", ".gif")
@@ -21,13 +18,13 @@ _FORMATS = (".mp4", ".gif")
 class VideoOptions:
     """Records episodes played greedily with the policy of a run."""
 
-    run: tyro.conf.Positional[str]  # Folder of the run.
+    run: Run  # Folder of the run.
     output: str | None = None  # An .mp4 or .gif file; by default video.mp4 in the run's folder.
     episodes: int = 1  # Number of episodes.
     max_steps: int = 5_000  # The video ends after this number of steps at the latest.
     fps: int = 30  # Frames per second.
     seed: int = 0  # Seed of the environment and of the policy.
-    checkpoint: str = "latest"  # "latest", "best" (as evaluated during the run), "previous", or a step.
+    checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     output = Path(options.output) if options.output else Path(options.run) / "video.mp4"
     if output.suffix not in _FORMATS:
         raise UsageError(f"--output: got {output}, expected a name that ends in {' or '.join(_FORMATS)}.")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory; it needs no display
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pygame draws into memory and needs no display.
     policy = load_policy(options.run, options.checkpoint)
     count = write_video(
         output, frames(policy, options.episodes, options.max_steps, options.seed), options.fps
@@ -46,20 +43,21 @@ def main(arguments: Sequence[str]) -> int:
 
 def frames(policy: LoadedPolicy, episodes: int, max_steps: int, seed: int) -> Iterator[Any]:
     """Yields the frames uint8 `[height, width, 3]` of whole episodes, including the first and the last."""
-    environment = policy.make_environment(1, seed, render_mode="rgb_array")
-    actor = policy.make_actor(1, seed)
+    environment, actor = policy.make_environment(1, seed, render_mode="rgb_array"), policy.make_actor(1, seed)
     try:
         timestep = environment.reset()
         actor.observe_first(timestep)
-        yield _picture(environment)
+        yield environment.render()
         for _ in range(max_steps):
             action = actor.select_action(timestep.observation)
             timestep = environment.step(action)
             actor.observe(action, timestep)
-            yield _picture(environment)
-            episodes -= int(timestep.step_type[0] == 2)
+            yield environment.render()
+            episodes -= int(timestep.last()[0])
             if episodes == 0:
                 return
+    except NotImplementedError as error:
+        raise CommandError(f"This environment cannot be filmed: {error}") from error
     finally:
         environment.close()
 
@@ -79,10 +77,3 @@ def write_video(output: Path, pictures: Iterator[Any], fps: int) -> int:
             writer.append_data(picture)
             count += 1
     return count
-
-
-def _picture(environment: Any) -> Any:
-    try:
-        return environment.render()
-    except NotImplementedError as error:
-        raise CommandError(f"This environment cannot be filmed: {error}") from error

@@ -7,8 +7,8 @@ for sample in dataset:                       # ReplaySample of torch tensors, [N
     dataset.update_priorities(sample.info.key, result.priorities)
 ```
 
-The dataset gathers rows straight into its batches (pinned memory if the device is a GPU), prefetches in a
-thread where the program has threads; see `Dataset` for every argument.
+The dataset gathers rows directly into its batches, in pinned memory if the device is a GPU. It prefetches in
+a thread where the program has threads.
 """
 
 from framework.datasets.dataset import Dataset

@@ -11,7 +11,7 @@ from framework.replay.batches import join
 from framework.replay.contracts import Client, Source
 from framework.replay.types import PaddedSample, ReplaySample
 
-# The number of the table in the keys of mixed batches: bits 56 to 60 belong to shards.
+# First bit of the table's number in the keys of mixed batches. Bits 56 to 60 belong to shards.
 _TABLE_SHIFT = 61
 MAX_TABLES = 8
 
@@ -19,18 +19,18 @@ MAX_TABLES = 8
 class Mixture(Source):
     """Draws batches from several tables; see `framework.replay.contracts.Source`.
 
-    The shares of a batch are the weights', rounded so that they hold exactly in the long run. The items of
-    the first table come first.
+    Each table contributes the share of a batch that its weight gives. Shares are rounded so that they are
+    exact over many batches. The items of the first table come first.
 
     Args:
-      client: of the tables.
-      weights: `{table: weight > 0}`, of at most 8 tables.
+      client: client of the tables.
+      weights: `{table: weight > 0}` of at most 8 tables.
     """
 
     def __init__(self, client: Client, weights: Mapping[str, float]) -> None:
         if not 1 <= len(weights) <= MAX_TABLES or not all(0 < v < float("inf") for v in weights.values()):
             raise ValueError(
-                f"table: got {dict(weights)}, expected a name or 1 to {MAX_TABLES} names with weights > 0"
+                f"table: got {dict(weights)}, expected a name or 1 to {MAX_TABLES} names with weights > 0."
             )
         self._client = client
         self._source: Source = client.source()
@@ -62,7 +62,7 @@ class Mixture(Source):
         return batch, drawn
 
     def _counts(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """How many items of each table make the next batch, the largest debts first; what is owed then."""
+        """Returns the number of items of each table in the next batch, and what is owed after it."""
         owed = self._owed + self._shares * n
         counts = np.maximum(np.floor(owed), 0).astype(np.int64)
         missing = n - int(counts.sum())
@@ -86,7 +86,7 @@ class Mixture(Source):
         )
 
     def update_priorities(self, keys: Any, priorities: Any) -> None:
-        """New priorities for items of mixed batches; keys and priorities `[N]`."""
+        """Sets the priorities `[N]` of items of mixed batches by their keys `[N]`."""
         keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
         numbers = keys >> np.uint64(_TABLE_SHIFT)
         plain = keys & np.uint64((1 << _TABLE_SHIFT) - 1)

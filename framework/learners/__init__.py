@@ -2,9 +2,8 @@
 
 from framework.learners.distributed import LearnerGroup
 from framework.learners.minibatches import MinibatchLearner, Prepared
-from framework.learners.optimizers import Adam
 from framework.learners.schedules import linear, linear_decay
-from framework.learners.sgd import LossContext, LossOutput, SGDLearner
+from framework.learners.sgd import Adam, LossContext, LossOutput, SGDLearner
 
 __all__ = [
     "Adam",

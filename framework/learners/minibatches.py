@@ -12,7 +12,7 @@ from torch import nn
 from framework import nest as nests
 from framework.learners.sgd import LossContext, LossFn, LossOutput, SGDLearner
 from framework.replay.types import ReplaySample
-from framework.types import Nest, StepResult
+from framework.types import Nest
 
 
 class Prepared(NamedTuple):
@@ -43,8 +43,10 @@ class MinibatchLearner(SGDLearner):
     metrics = finish_fn(networks, batch, prepared, context) # statistics, coefficients; no gradient
     ```
 
-    Every row is used once per epoch. Metrics of the loss function are means over the last epoch, the only
-    epoch with `context.wants_metrics`. A learner step is one batch.
+    Every row is used once per epoch. A learner step is one batch. It returns no priorities. Its metrics are
+    those of the three functions, `rows`, `learning_rate`, and `loss` and `gradient_norm` (before clipping) of
+    the last minibatch. Metrics of the loss function are means over the last epoch, the only epoch with
+    `context.wants_metrics`.
 
     Args:
       networks: as in `SGDLearner`.
@@ -95,13 +97,8 @@ class MinibatchLearner(SGDLearner):
             compile_loss=compile_loss,
         )
 
-    def step(self, batch: ReplaySample) -> StepResult:
-        """All epochs over `batch`, whose data are tensors on the learner's device. Returns no priorities.
-
-        Metrics are those of the three functions, `loss` and `gradient_norm` (before clipping) of the last
-        minibatch, `learning_rate` and `rows`.
-        """
-        context = self._begin_step()
+    def _minimize(self, batch: ReplaySample, context: LossContext) -> tuple[LossOutput, torch.Tensor]:
+        """All epochs over `batch`. Metrics are those of the three functions, and `rows`; no priorities."""
         with torch.no_grad():
             prepared = self._prepare_fn(self.networks, batch, context)
         rows, count, before = prepared.rows, len(tree.flatten(prepared.data)[0]), 0
@@ -110,32 +107,23 @@ class MinibatchLearner(SGDLearner):
             rows, count = (sum(column) for column in zip(*counts, strict=True))
             before = sum(others for _, others in counts[: self._group.rank])
         parts = min(max(1, round(rows / self._minibatch_size)), count)
-        each: list[LossOutput] = []
-        sizes: list[int] = []
-        norm = torch.zeros((), device=self.device)
         for epoch in range(self._epochs):
-            last = epoch == self._epochs - 1
-            in_epoch = context._replace(wants_metrics=last)
+            in_epoch = context._replace(wants_metrics=epoch == self._epochs - 1)
+            each: list[LossOutput] = []
+            telling: list[LossOutput] = []  # Without those of minibatches without rows of this learner.
             for size, minibatch in self._shuffled(prepared.data, parts, count, before):
-                with self._precision():
-                    output = self._loss_fn(self.networks, minibatch, in_epoch)
-                norm = self._descend(output)
-                if last:
-                    each.append(output)
-                    sizes.append(size)
+                output, norm = super()._minimize(minibatch, in_epoch)
+                each.append(output)
+                if size:
+                    telling.append(output)
         metrics = dict(prepared.metrics)
-        # Means exclude minibatches without rows of this learner.
-        telling = [output for output, size in zip(each, sizes, strict=True) if size] or each
         for name in each[0].metrics:
-            metrics[name] = torch.stack([output.metrics[name].detach() for output in telling]).mean()
+            metrics[name] = torch.stack([output.metrics[name].detach() for output in telling or each]).mean()
         if self._finish_fn is not None:
             with torch.no_grad():
                 metrics.update(self._finish_fn(self.networks, batch, prepared, context))
-        self._finish_step()
-        metrics["loss"], metrics["gradient_norm"] = each[-1].loss.detach(), norm
-        metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
         metrics["rows"] = torch.tensor(rows)
-        return StepResult(metrics)
+        return LossOutput(each[-1].loss, metrics), norm
 
     def _shuffled(self, data: Nest, parts: int, count: int, before: int) -> Any:
         """Sizes and minibatches: `count` elements in random order, in `parts` whose sizes differ by at most

@@ -2,16 +2,22 @@
 
 ```python
 with JSONLLogger("run/metrics.jsonl") as log:
-    log.write({"label": "learner", "learner_steps": 100, "loss": 0.25, "time/steps_per_second": 812.0})
+    log.write({"label": "learner", "steps": 100, "loss": 0.25, "time/learner_steps_per_s": 812.0})
 ```
 """
 
-from framework.loggers.base import TIME_PREFIX, Dispatcher, InMemoryLogger, Logger, to_scalars, without_times
-from framework.loggers.csv import CSVLogger
-from framework.loggers.jsonl import JSONLLogger, read_jsonl
+from framework.loggers.base import (
+    TIME_PREFIX,
+    Dispatcher,
+    InMemoryLogger,
+    Logger,
+    TerminalLogger,
+    to_scalars,
+    without_times,
+)
+from framework.loggers.files import CSVLogger, JSONLLogger, read_jsonl
 from framework.loggers.progress import ProgressDisplay
 from framework.loggers.tensorboard import TensorBoardLogger
-from framework.loggers.terminal import TerminalLogger
 
 __all__ = [
     "TIME_PREFIX",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 TIME_PREFIX = "time/"
@@ -74,6 +74,22 @@ class InMemoryLogger(Logger):
         self.rows.append(to_scalars(row))
 
 
+class TerminalLogger(Logger):
+    """Prints each row as `[label] A = 1337 | B = 42.000 | C = foo`, for logs of nodes and plain terminals.
+
+    Args:
+      label: printed before every line, in brackets.
+      print_fn: prints a line.
+    """
+
+    def __init__(self, label: str = "", print_fn: Callable[[str], object] = print):
+        self._label, self._print = label, print_fn
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        text = " | ".join(f"{name} = {format_value(value)}" for name, value in to_scalars(row).items())
+        self._print(f"[{self._label}] {text}" if self._label else text)
+
+
 def to_scalars(row: Mapping[str, Any]) -> Row:
     """Returns the row with plain Python values; raises `ValueError` for an entry that is not a scalar."""
     return {name: _to_scalar(name, value) for name, value in row.items()}
@@ -86,9 +102,7 @@ def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def format_value(value: Scalar) -> str:
     """Formats a value as a short text: `1337`, `42.000`, `1.2e-05`, `foo`."""
-    if isinstance(value, bool) or not isinstance(value, float):
-        return str(value)
-    if not math.isfinite(value):
+    if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
     if value != 0 and not 1e-3 <= abs(value) < 1e7:
         return f"{value:.3g}"
@@ -98,14 +112,9 @@ def format_value(value: Scalar) -> str:
 def _to_scalar(name: str, value: Any) -> Scalar:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    item = getattr(value, "item", None)  # numpy and torch scalars, 0-d arrays, one-element tensors
-    if item is None or getattr(value, "size", 1) == 0 or getattr(value, "ndim", 0) > 0:
-        shape = getattr(value, "shape", None)
-        what = (
-            f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else type(value).__name__
-        )
-        raise ValueError(f"Metric {name!r}: got a {what}, expected a scalar. Log its mean or norm instead.")
-    plain = item()
+    shape = getattr(value, "shape", None)
+    plain = value.item() if shape == () else value  # Numpy scalars, 0-d arrays and tensors.
     if not isinstance(plain, bool | int | float | str):
-        raise ValueError(f"Metric {name!r}: got a {type(plain).__name__}, expected a number, string or bool.")
+        what = type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+        raise ValueError(f"Metric {name!r}: got a {what}, expected a scalar. Log its mean or norm instead.")
     return plain

@@ -1,12 +1,25 @@
-"""Appends to a file so that a full disk loses only the current row."""
+"""Rows in files: one JSON object per line, or a table for spreadsheets.
+
+Every row reaches the operating system before `write` returns, and a full disk loses only the current row.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import json
+import math
 import os
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from framework.checkpoints.folder import REASONS
+from framework.loggers.base import Logger, Row, to_scalars
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class AppendFile:
@@ -25,13 +38,12 @@ class AppendFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 - closed by close()
-            self._end_cut_line()
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                if self._file.read(1) != b"\n":
+                    self._file.write(b"\n")
         except OSError as error:
             raise explained(error, self.path) from error
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
 
     def append(self, text: str) -> None:
         """Appends `text`; if that fails, removes the part that was written."""
@@ -43,18 +55,103 @@ class AppendFile:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            with contextlib.suppress(OSError):  # the first error is the one to report
+            with contextlib.suppress(OSError):  # The first error is the one to report.
                 self._file.truncate(size)
             raise explained(error, self.path) from error
 
     def close(self) -> None:
         self._file.close()
 
-    def _end_cut_line(self) -> None:
-        if self._file.seek(0, os.SEEK_END):
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
+
+class JSONLLogger(Logger):
+    """Appends rows to `path` as JSON lines. Columns may appear at any time.
+
+    NaN and infinities become the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, so that every line is valid
+    JSON; `read_jsonl` converts them back.
+
+    Args:
+      path: the file; its folder is created. An existing file is continued.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._file = AppendFile(path)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        plain = to_scalars(row)
+        for name, value in plain.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                plain[name] = "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        self._file.append(json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: str | os.PathLike) -> Iterator[Row]:
+    """Yields the rows of a file. Skips invalid lines with a warning that gives the line number."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                warnings.warn(f"{path}:{number}: left out a line that is not JSON ({error}).")
+                continue
+            for name, value in row.items():
+                if isinstance(value, str):
+                    row[name] = _NOT_FINITE.get(value, value)
+            yield row
+
+
+class CSVLogger(Logger):
+    """Appends rows to the table in `path`; a column that appears later is added to the whole table.
+
+    A row with new columns writes a new file with the longer header and then replaces the old file atomically,
+    so that a crash leaves one of them intact. Missing values are empty fields.
+
+    Args:
+      path: the file; its folder is created. An existing file is continued, with its columns.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._file = AppendFile(path)
+        with open(self._file.path, newline="", encoding="utf-8") as file:
+            self._columns = next(csv.reader(file), [])
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        plain = to_scalars(row)
+        new = [name for name in plain if name not in self._columns]
+        line = io.StringIO()
+        csv.DictWriter(line, self._columns + new, restval="", lineterminator="\n").writerow(plain)
+        if new:
+            self._add_columns(new)
+        self._file.append(line.getvalue())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add_columns(self, new: list[str]) -> None:
+        self._file.append("")  # Raises if the logger is closed.
+        path, columns = self._file.path, self._columns + new
+        beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+        try:
+            with (
+                open(path, newline="", encoding="utf-8") as old,
+                open(beside, "w", newline="", encoding="utf-8") as file,
+            ):
+                writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(csv.DictReader(old))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError as error:
+            raise explained(error, path) from error
+        finally:
+            beside.unlink(missing_ok=True)
+        self._file.close()  # The old table, which was replaced.
+        self._file, self._columns = AppendFile(path), columns
 
 
 def explained(error: OSError, path: str | os.PathLike) -> OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from framework.loggers.base import format_value
 
 _BAR_WIDTH = 40
+_WINDOW_S = 10.0  # Rates are those of about this time.
 
 
 class ProgressDisplay:
@@ -40,14 +42,11 @@ class ProgressDisplay:
     ):
         from rich.console import Console
 
-        self._max_steps = max_env_steps
-        self._target = target_return
+        self._max_steps, self._target = max_env_steps, target_return
         self._console = console or Console()
-        self._line_every = line_every
-        self._clock = clock
-        self._below = below
-        self._meter = _Meter(clock)
-        self._last_line: float | None = None
+        self._line_every, self._clock, self._below = line_every, clock, below
+        self._seen: collections.deque[tuple[float, Mapping[str, Any]]] = collections.deque()  # Time, counts.
+        self._last_line: tuple[float, str] | None = None  # Time and text.
         self._shown: Mapping[str, Any] | None = None
         self._live: Any = None
 
@@ -57,14 +56,19 @@ class ProgressDisplay:
         None means that there is no new snapshot, as while the program starts; then only `below` is updated.
         """
         if snapshot is not None:
+            now = self._clock()
             self._shown = snapshot
-            self._meter.update(snapshot.get("counts", {}))
+            self._seen.append((now, dict(snapshot.get("counts", {}))))
+            while len(self._seen) > 2 and self._seen[1][0] <= now - _WINDOW_S:
+                self._seen.popleft()
         if self._console.is_terminal:
             if snapshot is not None or self._below is not None:
-                self._live_view().update(self.render(), refresh=True)
-        elif snapshot is not None and self._is_due(snapshot):
-            self._last_line = self._clock()
-            self._console.print(self.line(), highlight=False, soft_wrap=True, markup=False)
+                self._show()
+        elif snapshot is not None:
+            # The first line is due with the first env steps.
+            begun = bool(snapshot.get("counts", {}).get("env_steps"))
+            if begun if self._last_line is None else now - self._last_line[0] >= self._line_every:
+                self._print_line()
 
     def close(self) -> None:
         """Leaves the last state on the terminal."""
@@ -72,7 +76,7 @@ class ProgressDisplay:
             self._live.stop()
             self._live = None
         elif self._shown is not None and not self._console.is_terminal:
-            self._console.print(self.line(), highlight=False, soft_wrap=True, markup=False)
+            self._print_line()
         self._shown = None
 
     def __enter__(self) -> ProgressDisplay:
@@ -81,20 +85,19 @@ class ProgressDisplay:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def numbers(self) -> dict[str, str]:
-        """Returns the texts to show by heading."""
-        snapshot = self._shown or {}
-        counts = snapshot.get("counts", {})
-        labels = snapshot.get("labels", {})
-        learner = labels.get("learner", {})
-        steps = counts.get("env_steps", 0)
+    def numbers(self, snapshot: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Returns the texts to show by heading: of `snapshot`, or of the newest that `update` took."""
+        snapshot = snapshot or self._shown or {}
+        counts, labels = (snapshot.get(name, {}) for name in ("counts", "labels"))
+        steps, rate = counts.get("env_steps", 0), self._rate("env_steps")
         result = {"env steps": f"{steps:,}" + (f" / {self._max_steps:,}" if self._max_steps else "")}
-        result["env steps/s"] = _rate(self._meter.rate("env_steps"))
+        result["env steps/s"] = "?" if rate is None else f"{rate:,.0f}"
         if "learner_steps" in counts:
+            learner_rate = self._rate("learner_steps")
             result["learner steps"] = f"{counts['learner_steps']:,}"
-            result["learner steps/s"] = _rate(self._meter.rate("learner_steps"))
-        returns = [row["episode_return"] for label, row in labels.items()
-                   if label.startswith("actor") and "episode_return" in row]  # fmt: skip
+            result["learner steps/s"] = "?" if learner_rate is None else f"{learner_rate:,.0f}"
+        actors = [row for label, row in labels.items() if label.startswith("actor")]
+        returns = [row["episode_return"] for row in actors if "episode_return" in row]
         if returns:
             result["return, acting"] = f"{sum(returns) / len(returns):.1f}"
         evaluated = labels.get("evaluator", {})
@@ -102,12 +105,16 @@ class ProgressDisplay:
             goal = f" (goal {self._target:g})" if self._target is not None else ""
             at = f" at step {evaluated['env_steps']:,}" if "env_steps" in evaluated else ""
             result["return, greedy"] = f"{evaluated['episode_return']:.1f}{goal}{at}"
+        learner = labels.get("learner", {})
         for name, value in learner.items():
             if name.startswith("replay") and name.endswith("/samples_per_insert"):
                 result["samples per insert"] = f"{value:.2f}"
         if "loss" in learner:
             result["loss"] = format_value(learner["loss"])
-        result["time to go"] = self._time_to_go(steps)
+        result["time to go"] = "?"
+        if self._max_steps and (rate or steps >= self._max_steps):
+            seconds = max(0, round((self._max_steps - steps) / rate)) if rate else 0
+            result["time to go"] = f"{seconds // 3600}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
         return result
 
     def line(self) -> str:
@@ -117,74 +124,45 @@ class ProgressDisplay:
     def render(self) -> Any:
         """Returns the bar, the table and `below`, for rich."""
         from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
 
-        parts = [] if self._shown is None else [self._render_numbers()]
+        parts: list[Any] = []
+        if self._shown is not None and self._max_steps:
+            steps = self._shown.get("counts", {}).get("env_steps", 0)
+            bar = Table.grid()  # On a line of its own.
+            bar.add_row(ProgressBar(self._max_steps, steps, width=_BAR_WIDTH))
+            parts.append(bar)
+        if self._shown is not None:
+            table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(no_wrap=True)
+            for name, text in self.numbers().items():
+                table.add_row(name, text)
+            parts.append(table)
         if self._below is not None:
             parts.append(self._below())
         return Group(*parts)
 
-    def _render_numbers(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
-        numbers = self.numbers()
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(no_wrap=True)
-        for name, text in numbers.items():
-            table.add_row(name, text)
-        if not self._max_steps:
-            return table
-        counts = (self._shown or {}).get("counts", {})
-        bar = ProgressBar(self._max_steps, counts.get("env_steps", 0), width=_BAR_WIDTH)
-        view = Table.grid()
-        view.add_row(bar)
-        view.add_row(table)
-        return view
-
-    def _is_due(self, snapshot: Mapping[str, Any]) -> bool:
-        """Returns whether a line is due; the first one is due with the first env steps."""
-        if self._last_line is None:
-            return bool(snapshot.get("counts", {}).get("env_steps"))
-        return self._clock() - self._last_line >= self._line_every
-
-    def _live_view(self) -> Any:
+    def _show(self) -> None:
         if self._live is None:
             from rich.live import Live
 
             # Redrawn at every update, so that no thread is needed.
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
             self._live.start()
-        return self._live
+        self._live.update(self.render(), refresh=True)
 
-    def _time_to_go(self, steps: int) -> str:
-        rate = self._meter.rate("env_steps")
-        if not self._max_steps or not rate:
-            return "?"
-        seconds = max(0, round((self._max_steps - steps) / rate))
-        return f"{seconds // 3600}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
+    def _print_line(self) -> None:
+        """Prints the numbers, unless the last line has the same."""
+        line = self.line()
+        if self._last_line is None or line != self._last_line[1]:
+            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+        self._last_line = (self._clock(), line)
 
-
-class _Meter:
-    """Growth of counts per second over about the last ten seconds."""
-
-    def __init__(self, clock: Callable[[], float], window: float = 10.0):
-        self._clock = clock
-        self._window = window
-        self._seen: list[tuple[float, dict[str, float]]] = []
-
-    def update(self, counts: Mapping[str, Any]) -> None:
-        now = self._clock()
-        self._seen.append((now, dict(counts)))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - self._window:
-            self._seen.pop(0)
-
-    def rate(self, name: str) -> float | None:
+    def _rate(self, name: str) -> float | None:
+        """Growth of a count per second over about the last ten seconds."""
         if len(self._seen) < 2:
             return None
         (start, first), (end, last) = self._seen[0], self._seen[-1]
         return (last.get(name, 0) - first.get(name, 0)) / (end - start) if end > start else None
-
-
-def _rate(value: float | None) -> str:
-    return "?" if value is None else f"{value:,.0f}"

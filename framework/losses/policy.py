@@ -8,7 +8,7 @@ Arguments of one value per element must have one shape; ValueError if they do no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -100,45 +100,15 @@ def clipped_surrogate(
     """
     check_alike(mask, log_probs=log_probs, old_log_probs=old_log_probs, advantages=advantages)
     log_ratios = where_counted(log_probs - old_log_probs.detach(), mask)
-    advantages = where_counted(advantages, mask)
-    loss = masked_mean(_ClippedLosses.apply(log_ratios, advantages, epsilon), mask)
+    ratios, advantages = log_ratios.exp(), where_counted(advantages.detach(), mask)
+    clipped = ratios.clamp(1.0 - epsilon, 1.0 + epsilon)
+    loss = masked_mean(-torch.minimum(ratios * advantages, clipped * advantages), mask)
     if not statistics:
         return Surrogate(loss, _UNKNOWN, _UNKNOWN)
     with torch.no_grad():
-        ratios = log_ratios.exp()
         kl = masked_mean(ratios - 1.0 - log_ratios, mask)
         clip_fraction = masked_mean(((ratios - 1.0).abs() > epsilon).float(), mask)
     return Surrogate(loss, kl, clip_fraction)
-
-
-class _ClippedLosses(torch.autograd.Function):
-    """-min(ratio A, clip(ratio) A), elementwise: one node where autograd would make six.
-
-    On small minibatches a node costs more than what it computes.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, log_ratios: torch.Tensor, advantages: torch.Tensor, epsilon: float) -> torch.Tensor:
-        free, clipped = _gains(log_ratios, advantages, epsilon)
-        ctx.save_for_backward(log_ratios, advantages, free, clipped)
-        ctx.epsilon = epsilon
-        return torch.minimum(free, clipped).neg_()
-
-    @staticmethod
-    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        log_ratios, advantages, free, clipped = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative: what forward() computed has no graph
-            free, clipped = _gains(log_ratios, advantages, ctx.epsilon)
-        # Of exp() the derivative is the ratio itself; where the clip is the smaller one there is none.
-        return torch.where(free <= clipped, -free * gradients, 0.0), None, None
-
-
-def _gains(
-    log_ratios: torch.Tensor, advantages: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a step is worth without the clip, and with it."""
-    ratios = log_ratios.exp()
-    return ratios * advantages, ratios.clamp(1.0 - epsilon, 1.0 + epsilon) * advantages
 
 
 def kl_penalty_surrogate(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from framework.losses.masking import check_alike, discounted
+from framework.losses.masking import check_alike
 
 
 def q_learning_errors(
@@ -22,8 +22,8 @@ def q_learning_errors(
       values: `[N, A]` values of the actions in the first state.
       actions: `[N]` integers, the actions that were taken.
       rewards: `[N]` sums of discounted rewards up to the next state.
-      discounts: `[N]` what the value of the next state counts: 0 after a termination, where that value
-        may be anything, even NaN.
+      discounts: `[N]` factors of the value of the next state: 0 after a termination, where that value may be
+        anything, even NaN.
       next_values: `[N, A]` values of the actions in the next state, usually of a target network.
     """
     return double_q_errors(values, actions, rewards, discounts, next_values, next_values)
@@ -39,21 +39,27 @@ def double_q_errors(
 ) -> torch.Tensor:
     """Double Q-learning (van Hasselt et al., 2016): one network chooses the next action, another rates it.
 
-    `r + d * q'(argmax_a selector(a)) - q(action)`, `[N]`. Arguments as in `q_learning_errors`, and
+    `r + d * q'(argmax_a selector(a)) - q(action)`, `[N]`, no gradient in the target.
 
+    Args:
       next_selector: `[N, A]` values of the online network in the next state, which choose the action.
+
+    Other arguments as in `q_learning_errors`.
+
+    Raises:
+      ValueError: The shapes do not fit each other.
     """
-    check_alike(actions=actions, rewards=rewards, discounts=discounts)
-    check_alike(values=values, next_values=next_values, next_selector=next_selector)
-    # gather() takes rows and columns too many without a word.
-    if values.shape[:-1] != actions.shape:
-        raise ValueError(
-            f"values: got shape {tuple(values.shape)}, expected [*actions, A], where actions has "
-            f"{tuple(actions.shape)}."
-        )
+    # gather() and broadcasting accept most other shapes silently.
+    per_item = actions.shape == rewards.shape == discounts.shape == values.shape[:-1]
+    if not per_item or not values.shape == next_values.shape == next_selector.shape:
+        shapes = {"actions": actions, "rewards": rewards, "discounts": discounts}
+        shapes |= {"values": values, "next_values": next_values, "next_selector": next_selector}
+        got = {name: tuple(tensor.shape) for name, tensor in shapes.items()}
+        raise ValueError(f"shapes: got {got}, expected [N] for the first three and [N, A] for the others.")
     best = next_selector.argmax(-1, keepdim=True)
     next_value = next_values.gather(-1, best).squeeze(-1)
-    target = rewards + discounted(discounts, next_value)
+    # A product with the discount would pass on NaN and inf from behind a termination.
+    target = rewards + torch.where(discounts == 0, 0.0, discounts * next_value)
     return target.detach() - values.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
 

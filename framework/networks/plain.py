@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from framework.networks.distributions import Categorical
-from framework.networks.encoders import ObservationEncoder
 from framework.networks.heads import CategoricalHead
-from framework.networks.mlp import MLP
+from framework.networks.torsos import MLP, ObservationEncoder
 
 _FUNCTIONS: dict[type[nn.Module], Callable[[Any], Any]] = {
     nn.Tanh: torch.tanh,

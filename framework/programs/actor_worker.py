@@ -1,20 +1,38 @@
-"""The worker of an actor node, which steps one batched environment with one actor."""
+"""The worker of an actor node: all envs as one batch, or two halves that alternate.
+
+```text
+half 0     |env|adder|  ....  |env|adder|  ....  |env|adder|        ....  waits for its turn
+half 1        ....  |env|adder|  ....  |env|adder|
+inference  |--1--|  |--0--|   |--1--|  |--0--|                      always of the half that does not step
+```
+
+Each half has its own environment, adder and loop, like a smaller actor. The halves share the source of their
+actions. Halves are faster where inference can overlap stepping: with an inference server, a GPU, environments
+in processes, or networks so large that torch releases the interpreter's lock.
+"""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+import operator
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import tree
+
+import launch
 from framework import core, specs
-from framework.programs.acting import make_acting
-from framework.programs.limiter_state import describe_room
-from framework.programs.lockstep import Lockstep
+from framework.actors import PolicyActor
+from framework.actors.environment_loop import EnvironmentLoop
+from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
+from framework.environments.base import BatchedEnvironment
+from framework.programs.policy_lag import Lockstep
+from framework.programs.replay_state import describe_room
 from framework.programs.run_config import RunConfig
-from framework.programs.seeding import prepare_process
-from framework.programs.statistics import summarize
-from framework.programs.worker import ProgramWorker
+from framework.programs.worker import ProgramWorker, derive_seed, prepare_process, summarize
 from framework.replay.errors import ServerClosed, ServerLost
+from framework.variables import VariableClient
 
 # Batched steps that a worker requests from the counter at a time. The first grants are small, so that all
 # actors take part in a short program. Later grants are a share of the steps made, because each request costs
@@ -22,11 +40,35 @@ from framework.replay.errors import ServerClosed, ServerLost
 _FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 64
 
 
-class ActorWorker(ProgramWorker):
-    """Acts for the B envs of one environment until the budget of env steps is spent.
+@dataclasses.dataclass
+class Half:
+    """All envs of an actor or half of them, with the actor and the loop that step them.
 
-    One `step()` is one step of all envs. The counter grants steps to all actors of a program in small
-    portions, so that the program makes exactly `max_env_steps` steps.
+    Attributes:
+      environment: the batched environment of these envs.
+      actor: chooses their actions and owns the adder.
+      should_update: whether the actor requests newer parameters at each step.
+      loop: drives the environment with the actor.
+    """
+
+    environment: BatchedEnvironment
+    actor: PolicyActor | InferenceActor
+    should_update: bool
+    loop: EnvironmentLoop = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Makes a new loop, which resets all envs at its first step."""
+        self.loop = EnvironmentLoop(self.environment, self.actor, should_update=self.should_update)
+
+
+class ActorWorker(ProgramWorker):
+    """Acts for the B envs of one actor until the budget of env steps is spent.
+
+    One `step()` is one step of all envs, or of the half whose turn it is. The counter grants steps to all
+    actors of a program in small portions, so that the program makes exactly `max_env_steps` steps.
 
     Args:
       agent: makes the networks, the policy and the adder.
@@ -46,7 +88,7 @@ class ActorWorker(ProgramWorker):
     def __init__(
         self,
         agent: core.Agent,
-        make_environment: Callable[[int, int], Any],
+        make_environment: Callable[[int, int], BatchedEnvironment],
         spec: specs.EnvironmentSpec,
         config: RunConfig,
         *,
@@ -63,22 +105,15 @@ class ActorWorker(ProgramWorker):
         self._name = f"actor-{index}"
         self._config, self._replay = config, replay
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
-        self._make_adder = functools.partial(agent.make_adder, replay, spec) if replay is not None else _none
-        self._acting = make_acting(
-            agent,
-            make_environment,
-            spec,
-            config,
-            learner=learner,
-            inference=inference,
-            name=self._name,
-            seed=seed,
-            make_adder=self._make_adder,
-        )
+        self._make_adder = lambda: None if replay is None else agent.make_adder(replay, spec)
+        self._versioned: VariableClient | Port | None = None  # Has the version of the acting parameters.
+        self._pool: ThreadPoolExecutor | None = None  # Computes the actions of the half that does not step.
+        self._halves = self._make_halves(agent, make_environment, spec, learner, inference, seed)
+        self._half = self._halves[0]  # Whose turn it is.
         self._lockstep: Lockstep | None = None
         self._largest_grant = _LARGEST_GRANT
         if agent.max_policy_lag is not None and learner is not None:
-            length = len(self._acting.halves) * agent.unroll_length
+            length = len(self._halves) * agent.unroll_length
             self._lockstep = Lockstep(self._name, learner, counter, length, agent.max_policy_lag)
             # Never enough for a whole unroll, half of whose steps may be resets, which cost nothing.
             self._largest_grant = max(1, min(_LARGEST_GRANT, (agent.unroll_length - 2) // 2))
@@ -94,16 +129,66 @@ class ActorWorker(ProgramWorker):
         state = None if checkpointer is None else checkpointer.get(self._name)
         if state is not None:
             self._steps = self._logged_at = int(state["steps"])
-            self._acting.restore(state["actor"])
+            self._halves[0].actor.restore(state["actor"])
+
+    def _make_halves(
+        self,
+        agent: core.Agent,
+        make_environment: Callable[[int, int], BatchedEnvironment],
+        spec: specs.EnvironmentSpec,
+        learner: Any,
+        inference: Any,
+        seed: int,
+    ) -> list[Half]:
+        """Makes one half with all envs, or two, with the source of actions that `config.inference` names."""
+        config, envs = self._config, self._config.envs_per_actor
+        alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
+        sizes = [envs - envs // 2, envs // 2] if alternates else [envs]
+        ports: list[Port] = []
+        variables = None
+        if not served:
+            networks = agent.make_networks(spec)
+            policy = agent.make_policy(networks)
+            if learner is not None:
+                variables = VariableClient(learner, networks, policy, config.update_period)
+        if alternates and not served:
+            policy.seed(seed)
+            states = policy.initial_state(envs)
+            if launch.get_node_context().engine != "serial":
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-inference")
+        halves: list[Half] = []
+        for index, size in enumerate(sizes):
+            environment = make_environment(size, derive_seed(seed, f"half-{index}") if alternates else seed)
+            offset = sum(sizes[:index])
+            actor: PolicyActor | InferenceActor
+            if served:
+                name = f"{self._name}.{index}"
+                port = connect(inference, name, size, offset, envs, config.inference_messages)
+                ports.append(port)
+            elif alternates:
+                state = tree.map_structure(operator.itemgetter(slice(offset, offset + size)), states)
+                submit = None if self._pool is None else self._pool.submit
+                ports.append(LocalPort(policy, state, variables, submit))
+            if ports:
+                actor = InferenceActor(ports[index], self._make_adder(), size)
+            else:
+                actor = PolicyActor(policy, self._make_adder(), variables, envs, seed)
+            # Actors with a limited policy lag pull parameters only at the start of an unroll. Halves share
+            # their parameters, so only one half requests newer ones, once per step of all envs.
+            halves.append(Half(environment, actor, agent.max_policy_lag is None and index == 0))
+        if learner is not None:
+            self._versioned = ports[0] if ports else variables
+        return halves
 
     def ready(self) -> bool:
-        if self._finished or not self._acting.ready():
+        adder = self._half.actor.adder
+        if self._finished or not (adder is None or adder.ready()):
             return False
         return self._lockstep is None or self._lockstep.may_step(self._batched_steps, self._version())
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
-        if not self._acting.ready():
+        if not self._half.actor.adder.ready():
             return (
                 "its adder waits until replay accepts the items of a step of its "
                 f"{self._config.envs_per_actor} envs: {describe_room(self._replay)}. Use fewer envs, or a "
@@ -114,19 +199,32 @@ class ActorWorker(ProgramWorker):
 
     def step(self) -> None:
         if not self._started:  # Not in the constructor: the learner may not have started yet.
-            self._start()
+            self._started = True
+            self._update()
+            if self._lockstep is not None:
+                self._lockstep.start(self._version())
         if self._lockstep is not None and not self._begin_unroll(self._lockstep):
             return  # The caller checks for a stop of the program, and calls again.
         # Ask before the grant is too small for a step of all envs, which would cut episodes short.
         if self._granted - self._spent < self._config.envs_per_actor:
-            self._report(ask=True)
+            self._granted, self._spent = self._counter.grant(self._name, self._wanted(), self._spent), 0
             if self._granted == 0:
                 self._finish()
                 return
-        made, finished = self._acting.step(self._granted - self._spent)
+        half, steps = self._half, self._batched_steps + 1
+        following = self._halves[steps % len(self._halves)]
+        if half is not following and isinstance(half.actor, InferenceActor):
+            half.actor.request()  # Does nothing if the request was made ahead.
+            # Not ahead of a step that begins an unroll, which may need newer parameters.
+            if self._lockstep is None or self._lockstep.needed_version(steps) is None:
+                assert isinstance(following.actor, InferenceActor)
+                following.actor.request()  # Computed while this half steps.
+        before = half.loop.num_steps
+        finished = half.loop.step(self._granted - self._spent)
+        made = half.loop.num_steps - before
+        self._half, self._batched_steps = following, steps
         self._spent += made
         self._steps += made
-        self._batched_steps += 1
         if finished is not None:
             self._ended.append(finished)
             self._episodes += len(finished["episode_length"])
@@ -134,65 +232,73 @@ class ActorWorker(ProgramWorker):
             self._log()
 
     def recover(self, error: ServerClosed) -> bool:
-        """Continues with new adders; False if the server did not restart, or was stopped."""
+        """Continues with new adders and episodes; False if the server did not restart, or was stopped."""
         if not isinstance(error, ServerLost) or self._steps == self._replaced_at:
             return False
         self._replaced_at = self._steps
-        self._lost += self._acting.replace_adders(self._make_adder)
+        self._lost += self._close_adders(timeout=0.0)
+        for half in self._halves:
+            half.actor.adder = self._make_adder()
+            half.start()
         return True
 
     def close(self) -> None:
-        """Reports the last counts, saves the state for the last checkpoint, and closes the environment."""
+        """Reports the last counts, saves the state for the last checkpoint, and closes the environments."""
         if not self._finished:
             self._finish()
-        self._acting.close()
+        for half in self._halves:
+            if isinstance(half.actor, InferenceActor):
+                half.actor.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        for half in self._halves:
+            half.environment.close()
 
     def save(self) -> dict[str, Any]:
         """The state of the policy's random numbers."""
-        return {"actor": self._acting.save(), "steps": self._steps}
-
-    def _start(self) -> None:
-        self._acting.update()
-        self._started = True
-        if self._lockstep is not None:
-            self._lockstep.start(self._version())
+        return {"actor": self._halves[0].actor.save(), "steps": self._steps}
 
     def _version(self) -> int:
-        return -1 if self._acting.versioned is None else self._acting.versioned.version
+        return -1 if self._versioned is None else self._versioned.version
+
+    def _update(self) -> None:
+        for half in self._halves:
+            half.actor.update(wait=True)
+
+    def _close_adders(self, timeout: float) -> int:
+        """Closes the adders; returns how many items were dropped."""
+        adders = [half.actor.adder for half in self._halves if half.actor.adder is not None]
+        return sum(adder.close(timeout=timeout) for adder in adders)
 
     def _begin_unroll(self, lockstep: Lockstep) -> bool:
         """Pulls the newest parameters where an unroll begins; False if the required version is not there."""
         needed = lockstep.needed_version(self._batched_steps)
         if needed is None:
             return True
-        if not lockstep.wait(needed, self._version(), lambda: self._acting.flush(timeout=0)):
+        if not lockstep.wait(needed, self._version(), [half.actor.adder for half in self._halves]):
             return False
-        self._acting.update()
+        self._update()
         return True
 
-    def _report(self, ask: bool) -> None:
-        """Reports the steps made of the last grant and, if `ask`, requests the next grant."""
-        envs, wanted = self._config.envs_per_actor, 0
-        if ask:
-            wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs
-        if ask and self._lockstep is not None:
-            # At most the rest of the unroll: a larger grant could take steps that other actors need to
-            # complete their unrolls at the end of the budget.
-            left = self._lockstep.steps_left(self._batched_steps) * envs // len(self._acting.halves)
-            wanted = min(wanted, max(1, left))
-        episodes = self._episodes - self._counted_episodes
-        counts = {"actor_episodes": episodes} if episodes else {}
-        self._granted = self._counter.grant(self._name, wanted, spent=self._spent, **counts)
-        self._spent = 0
-        self._counted_episodes = self._episodes
+    def _wanted(self) -> int:
+        """The number of env steps to request."""
+        envs = self._config.envs_per_actor
+        wanted = min(max(_FIRST_GRANT, self._batched_steps // _GRANT_SHARE), self._largest_grant) * envs
+        if self._lockstep is None:
+            return wanted
+        # At most the rest of the unroll: a larger grant could take steps that other actors need to complete
+        # their unrolls at the end of the budget.
+        left = self._lockstep.steps_left(self._batched_steps) * envs // len(self._halves)
+        return min(wanted, max(1, left))
 
     def _finish(self) -> None:
         self._finished = True
         # Items that a rate limiter refuses now stay out: no learner samples any more.
-        self._dropped = self._acting.close_adders(timeout=0.2)
+        self._dropped = self._close_adders(timeout=0.2)
         if self._lockstep is not None:
             self._lockstep.wait_for_last(self._batched_steps)
-        self._report(ask=False)
+        self._counter.grant(self._name, 0, self._spent)
+        self._spent = 0
         self._log()
         ends_program = self._config.evaluate_period is None  # Otherwise the evaluator does.
         if ends_program and self._counter.remaining() == 0:
@@ -204,10 +310,11 @@ class ActorWorker(ProgramWorker):
             self._checkpointer.put(self._name, self.save())
         if self._steps == self._logged_at:
             return
-        self._logged_at = self._steps
+        counts = self._counter.increment(actor_episodes=self._episodes - self._counted_episodes)
+        self._logged_at, self._counted_episodes = self._steps, self._episodes
         row: dict[str, Any] = {
             "steps": self._steps,
-            "env_steps": self._counter.get_counts().get("env_steps", 0) + self._spent,
+            "env_steps": counts.get("env_steps", 0) + self._spent,
             "episodes": self._episodes,
             **summarize(self._ended),
         }
@@ -215,12 +322,12 @@ class ActorWorker(ProgramWorker):
             row["dropped_items"] = self._dropped
         if self._lost:
             row["lost_items"] = self._lost
-        if self._acting.versioned is not None:
-            row["variables_version"] = self._acting.versioned.version
-        row.update({f"time/{name}_s": seconds for name, seconds in self._acting.take_seconds().items()})
+        if self._versioned is not None:
+            row["variables_version"] = self._versioned.version
+        # With two halves, select_action is time spent waiting.
+        for half in self._halves:
+            for name, seconds in half.loop.seconds.items():
+                row[f"time/{name}_s"] = row.get(f"time/{name}_s", 0.0) + seconds
+                half.loop.seconds[name] = 0.0
         self._ended.clear()
         self._monitor.write(self._name, row)
-
-
-def _none() -> None:
-    """The adder of an agent that stores nothing."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from framework import core
 from framework.actors import PolicyActor
 from framework.actors.environment_loop import EnvironmentLoop
+from framework.environments.base import BatchedEnvironment
 from framework.programs.run_config import RunConfig
-from framework.programs.seeding import prepare_process
-from framework.programs.statistics import summarize
-from framework.programs.worker import ProgramWorker
+from framework.programs.worker import ProgramWorker, prepare_process, summarize
+from framework.specs import EnvironmentSpec
 from framework.variables import VariableClient
 
 
@@ -28,15 +31,15 @@ class Evaluator(ProgramWorker):
       learner: the variable source.
       counter: counts the env steps of the program.
       monitor: takes the rows of metrics and ends the program.
-      checkpointer: keeps the parameters of the best evaluation and the step of the last one. None keeps
-        nothing.
+      checkpointer: keeps the policy's parameters of the best evaluation, as part `best`, and the step of the
+        last one. None keeps nothing.
     """
 
     def __init__(
         self,
         agent: core.Agent,
-        make_environment: Any,
-        spec: Any,
+        make_environment: Callable[[int, int], BatchedEnvironment],
+        spec: EnvironmentSpec,
         config: RunConfig,
         *,
         learner: Any,
@@ -46,26 +49,22 @@ class Evaluator(ProgramWorker):
         seed: int = 0,
     ):
         prepare_process(seed)
-        num_episodes = config.num_evaluation_episodes
+        self._config = config
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        num_episodes = config.num_evaluation_episodes
         self._environment = make_environment(num_episodes, seed)
-        networks = agent.make_networks(spec)
-        # All variables, not only those that the policy names, because `best` holds the whole networks.
-        self._variables = VariableClient(learner, networks) if learner is not None else None
-        self._actor = PolicyActor(
-            agent.make_policy(networks, evaluation=True),
-            variable_client=self._variables,
-            num_envs=num_episodes,
-        )
+        self._networks = networks = agent.make_networks(spec)
+        policy = agent.make_policy(networks, evaluation=True)
+        self._variables = VariableClient(learner, networks, policy) if learner is not None else None
+        self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
         self._loop = EnvironmentLoop(self._environment, self._actor, should_update=False)
-        self._num_episodes = num_episodes
-        self._networks = networks
-        self._best: float | None = None  # The highest mean return so far; None before it is read.
-        assert config.evaluate_period is not None
-        self._period, self._max_env_steps = config.evaluate_period, config.max_env_steps
-        self._target_return = config.target_return
-        state = None if checkpointer is None else checkpointer.get("evaluator")
-        self._next = self._after(0 if state is None else state["env_steps"])
+        self._best = float("-inf")  # The highest mean return so far.
+        evaluated = 0  # Env step of the last evaluation.
+        if checkpointer is not None:
+            best, last = checkpointer.get("best"), checkpointer.get("evaluator")
+            self._best = self._best if best is None else float(best["row"]["episode_return"])
+            evaluated = 0 if last is None else last["env_steps"]
+        self._next = self._after(evaluated)
 
     def ready(self) -> bool:
         return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
@@ -84,7 +83,7 @@ class Evaluator(ProgramWorker):
         """Plays the episodes now, writes a row, and ends the program at its goal or its last step."""
         counts = self._counter.get_counts()
         self._actor.update(wait=True)
-        played = self._loop.run_episodes(self._num_episodes)
+        played = self._loop.run_episodes(self._config.num_evaluation_episodes)
         row = {
             "env_steps": counts.get("env_steps", 0),
             "learner_steps": counts.get("learner_steps", 0),
@@ -93,33 +92,34 @@ class Evaluator(ProgramWorker):
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
         self._monitor.write("evaluator", row)
-        self._keep_if_best(row)
         if self._checkpointer is not None:
+            if self._variables is not None and row["episode_return"] >= self._best:
+                self._best = row["episode_return"]
+                self._checkpointer.put("best", {"row": row, "networks": self._acting_parameters()})
             self._checkpointer.put("evaluator", {"env_steps": row["env_steps"]})
         self._next = self._after(row["env_steps"])
-        reached = self._target_return is not None and row["episode_return"] >= self._target_return
-        spent = self._max_env_steps is not None and row["env_steps"] >= self._max_env_steps
-        if reached or spent:
+        target, limit = self._config.target_return, self._config.max_env_steps
+        reached = target is not None and row["episode_return"] >= target
+        if reached or (limit is not None and row["env_steps"] >= limit):
             self._finished = True
             self._monitor.finish("target_return" if reached else "max_env_steps", row)
         return row
 
+    def _acting_parameters(self) -> dict[str, torch.Tensor]:
+        """A copy of the parameters that the policy acts with, as entries of the networks' state dict."""
+        names = self._actor.policy.variables
+        return {
+            key: value.cpu().clone()
+            for key, value in self._networks.state_dict().items()
+            if not names or key.partition(".")[0] in names
+        }
+
     def _after(self, env_steps: int) -> int:
         """The env step of the next evaluation."""
-        due = (env_steps // self._period + 1) * self._period
-        return due if self._max_env_steps is None else min(due, self._max_env_steps)
-
-    def _keep_if_best(self, row: dict[str, Any]) -> None:
-        """Saves the parameters of the best evaluation so far as part `best` of the run's checkpoints."""
-        if self._checkpointer is None or self._variables is None:
-            return
-        if self._best is None:
-            kept = self._checkpointer.get("best")
-            self._best = float("-inf") if kept is None else float(kept["row"]["episode_return"])
-        if row["episode_return"] >= self._best:
-            self._best = row["episode_return"]
-            networks = {name: value.cpu().clone() for name, value in self._networks.state_dict().items()}
-            self._checkpointer.put("best", {"row": row, "networks": networks})
+        period, limit = self._config.evaluate_period, self._config.max_env_steps
+        assert period is not None
+        due = (env_steps // period + 1) * period
+        return due if limit is None else min(due, limit)
 
     def close(self) -> None:
         """Closes the environment."""

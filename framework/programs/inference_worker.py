@@ -9,7 +9,8 @@ import launch
 from framework import core
 from framework.actors.inference_server import InferenceServer
 from framework.programs.run_config import RunConfig
-from framework.programs.seeding import prepare_process
+from framework.programs.worker import prepare_process
+from framework.specs import EnvironmentSpec
 from framework.variables import VariableClient
 
 _SAVE_EVERY = 1000  # Batches between two saves of the random state.
@@ -32,7 +33,7 @@ class InferenceWorker(InferenceServer):
     def __init__(
         self,
         agent: core.Agent,
-        spec: Any,
+        spec: EnvironmentSpec,
         config: RunConfig,
         *,
         learner: Any,
@@ -44,7 +45,6 @@ class InferenceWorker(InferenceServer):
         networks = agent.make_networks(spec).to(config.inference_device)
         policy = agent.make_policy(networks)
         engine = launch.get_node_context().engine
-        follows = agent.max_policy_lag is not None
         variables = None
         if learner is not None:
             variables = VariableClient(learner, networks, policy, config.update_period)
@@ -53,7 +53,7 @@ class InferenceWorker(InferenceServer):
             spec,
             config.num_envs,
             variables=variables,
-            updates=not follows,
+            updates=agent.max_policy_lag is None,
             min_batch=config.inference_min_batch,
             max_batch=config.inference_max_batch,
             timeout=config.inference_timeout,
@@ -65,12 +65,11 @@ class InferenceWorker(InferenceServer):
         self._policy, self._monitor, self._checkpointer = policy, monitor, checkpointer
         self._log_period = config.log_period
         self._rows = self._batches = 0
-        self._logged = (0, 0, time.perf_counter())
         state = checkpointer.get("inference") if checkpointer is not None else None
         if state is not None:
             self._rows, self._batches = int(state["rows"]), int(state["batches"])
-            self._logged = (self._rows, self._batches, time.perf_counter())
             policy.restore(state["policy"])
+        self._logged = (self._rows, self._batches, time.perf_counter())
         launch.register_stop_handler(self.stop_waiting)
 
     def save(self) -> dict[str, Any]:

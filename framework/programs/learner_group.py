@@ -9,9 +9,10 @@ import numpy as np
 
 import launch
 from framework import core
+from framework.learners import LearnerGroup, distributed
 from framework.programs.run_config import RunConfig
-from framework.programs.seeding import prepare_process
-from framework.programs.worker import ProgramWorker
+from framework.programs.worker import ProgramWorker, prepare_process
+from framework.specs import EnvironmentSpec
 
 
 class Barrier:
@@ -67,17 +68,31 @@ class FirstLearner:
     """
 
     def __init__(self, learner: Any, size: int):
-        from framework.learners import distributed
-
-        check_engine(size)
+        engine = launch.get_node_context().engine
+        if engine in ("serial", "threads"):
+            raise ValueError(
+                f"num_learners: got {size} on engine {engine!r}, which has one process for all nodes, "
+                "expected 1. Use engine 'processes'."
+            )
         self._learner, self._size = learner, size
         self._store = distributed.host_store(size)
-        self._group: Any = None
+        self._group: LearnerGroup | None = None
         self.barrier = Barrier(size)
         launch.register_stop_handler(self.barrier.close)
 
-    def meeting(self) -> tuple[int, dict[str, Any]]:
-        """`(port of the store, initial state)` for a learner that joins."""
+    def meeting(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
+        """`(port of the store, initial state)` for the learner of the node `label`, which joins.
+
+        Raises:
+          ValueError: The learner is on another host. It could not reach the store.
+        """
+        here = launch.get_node_context()
+        if host != here.host:
+            raise ValueError(
+                f"num_learners: got learners on the hosts {here.host!r} ({here.label}) and {host!r} "
+                f"({label}), expected one host. Give the group 'learner' the strategy STRICT_PACK, or use "
+                "one learner."
+            )
         if self.barrier.started:
             raise RuntimeError(
                 "One of several learners was restarted after the first step. It cannot rejoin the others. "
@@ -115,7 +130,7 @@ class LearnerReplica(ProgramWorker):
     def __init__(
         self,
         agent: core.Agent,
-        spec: Any,
+        spec: EnvironmentSpec,
         config: RunConfig,
         *,
         replay: Any,
@@ -124,16 +139,16 @@ class LearnerReplica(ProgramWorker):
         seed: int = 0,
     ):
         prepare_process(seed)
-        check_engine(config.num_learners)
         self._first, self._rank, self._size = first, rank, config.num_learners
         agent = agent.for_program(config.num_envs, config.num_learners, rank)
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
         self._dataset = agent.make_dataset(replay)
-        self._group: Any = None
+        self._group: LearnerGroup | None = None
 
     def step(self) -> None:
         if self._group is None:
-            port, state = self._first.meet_learners()
+            here = launch.get_node_context()
+            port, state = self._first.meet_learners(here.label, here.host)
             self._learner.restore(state)
             if self._first.arrive(self._rank) is None:
                 self._finished = True
@@ -157,20 +172,8 @@ class LearnerReplica(ProgramWorker):
         self._dataset.close()
 
 
-def join(learner: Any, rank: int, size: int, port: int) -> Any:
+def join(learner: Any, rank: int, size: int, port: int) -> LearnerGroup:
     """Joins `learner` to a group of `size` learners, and returns the group."""
-    from framework.learners import LearnerGroup
-
     group = LearnerGroup(rank, size, port, learner.device)
     learner.distribute(group)
     return group
-
-
-def check_engine(num_learners: int) -> None:
-    """Raises ValueError with several learners on an engine that runs all nodes in one process."""
-    context = launch.get_node_context()
-    if context.engine in ("serial", "threads"):
-        raise ValueError(
-            f"num_learners: got {num_learners} on engine {context.engine!r}, which has one process for all "
-            "nodes, expected 1. Use engine 'processes'."
-        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,13 +14,14 @@ import numpy as np
 
 from framework import core
 from framework.programs.learner_group import FirstLearner
-from framework.programs.limiter_state import describe_stock
+from framework.programs.policy_lag import StallDetector
+from framework.programs.replay_state import describe_stock, replay_numbers
 from framework.programs.run_config import RunConfig
-from framework.programs.seeding import keep_freed_memory, prepare_process
-from framework.programs.stall_detector import StallDetector
-from framework.programs.worker import ProgramWorker
+from framework.programs.worker import ProgramWorker, prepare_process
+from framework.specs import EnvironmentSpec
 from framework.variables import VariableBlock, Variables, shared_path
 
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # Of malloc.h.
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,7 +45,7 @@ class LearnerWorker(ProgramWorker):
     def __init__(
         self,
         agent: core.Agent,
-        spec: Any,
+        spec: EnvironmentSpec,
         config: RunConfig,
         *,
         replay: Any,
@@ -65,14 +68,14 @@ class LearnerWorker(ProgramWorker):
         self._waited_s = 0.0  # For the dataset, since the last row.
         self._times_sampled = 0.0
         self._metrics: Mapping[str, SupportsFloat] | None = None  # Of the last step.
-        self._checkpointed = (0, time.monotonic())  # Env steps and time of the last checkpoint.
         self._published = threading.Condition()
         self._waits_for_data = False
         self._stall_detector = StallDetector(config.num_actors) if agent.max_policy_lag is not None else None
         self._block = VariableBlock(self._learner.parameters(), shared_path())
         self._restore()
         self._others = FirstLearner(self._learner, config.num_learners) if config.num_learners > 1 else None
-        self._publish()
+        if self._block.version < self._steps:
+            self._publish()
 
     def variable_block(self) -> VariableBlock:
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
@@ -113,9 +116,9 @@ class LearnerWorker(ProgramWorker):
         with self._published:
             return not self._waits_for_data
 
-    def meet_learners(self) -> tuple[int, dict[str, Any]]:
+    def meet_learners(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
         """For the other learners: see `FirstLearner.meeting`."""
-        return self._together().meeting()
+        return self._together().meeting(label, host)
 
     def arrive(self, rank: int) -> int | None:
         """For the learner of `rank`: waits until all have data for the next step.
@@ -189,14 +192,19 @@ class LearnerWorker(ProgramWorker):
             self._learner.restore(state["learner"])
             self._steps = int(state["steps"])
         counts = self._counter.get_counts()
-        if state is not None:
-            self._checkpointed = (counts.get("env_steps", 0), time.monotonic())
+        made, env_steps = counts.get("learner_steps", 0), counts.get("env_steps", 0)
         # A learner that restarts from an older checkpoint, or from none, continues with versions above those
-        # of the actors.
-        made = counts.get("learner_steps", 0)
-        self._steps = max(self._steps, self._block.version + 1, made + 1 if made > self._steps else 0)
+        # of the actors. Version 0, which tells policies that no step was made, stays, unless actors wait for
+        # the next version.
+        if made > self._steps:
+            self._steps = made + 1
+        if self._block.version >= (1 if self._stall_detector is None else 0):
+            self._steps = max(self._steps, self._block.version + 1)
         self._uncounted = self._steps - made
-        self._logged = (self._steps, time.perf_counter())
+        self._learner.env_steps = env_steps
+        # Env steps and time of the last checkpoint; steps, env steps and time of the last row.
+        self._checkpointed = (0 if state is None else env_steps, time.monotonic())
+        self._logged = (self._steps, env_steps, time.perf_counter())
 
     def _publish(self) -> dict[str, int]:
         """Counts the steps, then publishes, so that the steps of a published version are always counted."""
@@ -220,13 +228,29 @@ class LearnerWorker(ProgramWorker):
             self._checkpointer.commit("periodic")
 
     def _log(self, metrics: Mapping[str, SupportsFloat]) -> None:
-        steps, now = self._steps, time.perf_counter()
-        made, seconds = steps - self._logged[0], max(now - self._logged[1], 1e-9)
-        row: dict[str, Any] = {"steps": steps, "version": self._block.version}
-        row.update({k: float(v) for k, v in metrics.items()})
+        steps, env_steps, now = self._steps, self._learner.env_steps, time.perf_counter()
+        made, seconds = steps - self._logged[0], max(now - self._logged[2], 1e-9)
+        row: dict[str, Any] = {"steps": steps, "version": self._block.version, "env_steps": env_steps}
+        row.update({name: float(value) for name, value in metrics.items()})
         row["times_sampled"] = self._times_sampled / made
         row["time/learner_steps_per_s"] = made / seconds
+        row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
         row["time/waited_for_data_fraction"] = self._waited_s / seconds
-        self._logged = (steps, now)
+        row.update(replay_numbers(self._replay.server_info(timeout=5)))
+        self._logged = (steps, env_steps, now)
         self._waited_s = self._times_sampled = 0.0
         self._monitor.write("learner", row)
+
+
+def keep_freed_memory() -> None:
+    """Keeps freed blocks of memory of up to 32 MB in this process, instead of returning them to the system.
+
+    A learner on the CPU allocates the same large arrays at each step. By default each is mapped again, and
+    clearing its pages took a fifth of a step with images. Only for glibc; has no effect elsewhere.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is None:  # Another C library.
+        return
+    mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # The largest value that it accepts.
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_M_TOP_PAD, 64 << 20)

@@ -43,10 +43,7 @@ class LoadedPolicy:
         RunFolder.describe(self.agent, self._factory, folder.config, self.spec).check_same()
         self.networks = self.agent.make_networks(self.spec)
         self.step, self.checkpoint = reader.step, reader.path
-        if best:
-            self._load_best(reader)
-        else:
-            self._load(reader)
+        self._load(reader, best)
         if isinstance(self.networks, torch.nn.Module):
             self.networks.eval()
         self._policy = self.agent.make_policy(self.networks, evaluation=True)
@@ -78,22 +75,22 @@ class LoadedPolicy:
         """The run's environment."""
         return make_environment(self.agent, self._factory, self._config, num_envs, seed, render_mode)
 
-    def _load(self, reader: CheckpointReader) -> None:
-        if "learner" in reader.names:
-            learner = self.agent.make_learner(self.networks, self.spec)
-            learner.restore(reader.state("learner")["learner"])
-            for name, state in learner.parameters().items():
-                getattr(self.networks, name).load_state_dict(state)
-
-    def _load_best(self, reader: CheckpointReader) -> None:
-        if "best" not in reader.names:
+    def _load(self, reader: CheckpointReader, best: bool) -> None:
+        if best and "best" not in reader.names:
             raise RunError(
                 f"{reader.path}: got no best parameters, because it was saved before the first evaluation. "
                 "Omit --checkpoint to use the newest parameters."
             )
-        best = reader.state("best")
-        self.networks.load_state_dict(best["networks"])
-        self.step = int(best["row"]["env_steps"])
+        if best:
+            kept = reader.state("best")
+            # It has the variables that the policy names; the others keep their initial values.
+            self.networks.load_state_dict({**self.networks.state_dict(), **kept["networks"]})
+            self.step = int(kept["row"]["env_steps"])
+        elif "learner" in reader.names:
+            learner = self.agent.make_learner(self.networks, self.spec)
+            learner.restore(reader.state("learner")["learner"])
+            for name, state in learner.parameters().items():
+                getattr(self.networks, name).load_state_dict(state)
 
 
 def _envs(observation: Any, observation_spec: Any) -> int:
@@ -101,22 +98,18 @@ def _envs(observation: Any, observation_spec: Any) -> int:
     shapes = [tuple(np.shape(leaf)) for leaf in tree.flatten(observation)]
     expected = [tuple(spec.shape) for spec in tree.flatten(observation_spec)]
     envs = {shape[:1] for shape in shapes}
-    if [shape[1:] for shape in shapes] != expected or len(envs) != 1 or () in envs:
-        came = tree.map_structure(lambda leaf: str(list(np.shape(leaf))), observation)
-        wanted = tree.map_structure(
-            lambda spec: f"[{', '.join(map(str, ('B', *spec.shape)))}]", observation_spec
+    if [shape[1:] for shape in shapes] == expected and len(envs) == 1 and () not in envs:
+        return shapes[0][0]
+    came = tree.map_structure(lambda leaf: str(list(np.shape(leaf))), observation)
+    wanted = tree.map_structure(lambda spec: f"[{', '.join(map(str, ('B', *spec.shape)))}]", observation_spec)
+    advice = ""
+    if shapes == expected:
+        advice = (
+            " Add a batch dimension to a single observation: observation[None], for each array of a nest."
         )
-        single = (
-            ""
-            if shapes != expected
-            else (
-                " Add a batch dimension to a single observation: observation[None], for each array of a nest."
-            )
-        )
-        raise ValueError(
-            f"observation: got shape {came}, expected {wanted} for B envs, the same B everywhere.{single}"
-        )
-    return shapes[0][0]
+    raise ValueError(
+        f"observation: got shape {came}, expected {wanted} for B envs, the same B everywhere.{advice}"
+    )
 
 
 def load_policy(
@@ -133,10 +126,9 @@ def load_policy(
       RunError: The run or its checkpoint cannot be read.
     """
     folder = RunFolder.open(run)
+    best = checkpoint == "best"
+    reader = folder.restore(None if best else checkpoint)
     try:
-        best = checkpoint == "best"
-        reader = folder.checkpointer.restore(None if best else checkpoint)
         return LoadedPolicy(folder, reader, best)
     except CheckpointError as error:
-        advice = " Choose another with --checkpoint." if folder.checkpointer.checkpoints() else ""
-        raise RunError(f"{error}{advice}") from error
+        raise RunError(str(error)) from error

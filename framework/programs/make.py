@@ -1,17 +1,31 @@
-"""Makes the program graph of an agent."""
+"""Makes the program graph of an agent: the nodes, and their handles to each other."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
 import launch
 from framework import core, environments, specs
-from framework.loggers import Logger
-from framework.programs.graph import Graph
+from framework.environments import BatchedEnvironment
+from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
+from framework.programs.actor_worker import ActorWorker
+from framework.programs.evaluator import Evaluator
+from framework.programs.inference_worker import InferenceWorker
+from framework.programs.learner_group import LearnerReplica
+from framework.programs.learner_worker import LearnerWorker
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
+from framework.programs.services import Monitor, RunCheckpointer, make_counter, replay_checkpointer
+from framework.programs.worker import derive_seed
+from framework.replay import Table
+
+# For nodes whose methods may run twice: a call that a restart of the node interrupted is repeated, so that
+# its caller does not fail.
+_REPEAT = {"repeat_lost": True}
+_REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 
 
 def make_program(
@@ -40,7 +54,7 @@ def make_program(
       config: the settings of the program. None is `RunConfig()`.
       logger_factory: returns the logger of all rows. None writes to the directory of `config`.
       on_write: called with the monitor's snapshot after every row, in the monitor's process. An exception
-        from it ends the program and is the `__cause__` of the `launch.NodeError`.
+        from it ends the program, and `launch.launch` raises it.
       name: name of the program. None is the agent's class name.
 
     Raises:
@@ -72,6 +86,114 @@ def make_program(
     return program
 
 
+class Graph:
+    """Adds nodes to `program`. Each node gets handles to nodes that were added before it.
+
+    Args:
+      program: the program that gets the nodes.
+      agent: makes the parts in the nodes.
+      make_environment: `(num_envs, seed) -> BatchedEnvironment`.
+      spec: the `EnvironmentSpec` of one env.
+      config: the run's settings, which every worker gets.
+    """
+
+    def __init__(
+        self,
+        program: launch.Program,
+        agent: core.Agent,
+        make_environment: Callable[[int, int], BatchedEnvironment],
+        spec: specs.EnvironmentSpec,
+        config: RunConfig,
+    ):
+        self.program = program
+        self._agent, self._make_environment, self._spec, self._config = agent, make_environment, spec, config
+        self._replay: Any = None
+        self._services: dict[str, Any] = dict.fromkeys(("counter", "monitor", "checkpointer"))
+        self._learner: Any = None
+        self._inference: Any = None
+
+    def add_replay(self) -> None:
+        make_tables = functools.partial(_make_tables, self._agent, self._spec, self._seed_of("replay"))
+        checkpointer_fn = None
+        if self._config.directory is not None:
+            checkpointer_fn = functools.partial(replay_checkpointer, self._config)
+        backend = _REPLAY_MODULES[self._config.replay_backend]
+        node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
+        self._replay = self.program.add_node(node, label="replay")
+
+    def add_services(
+        self,
+        run: RunFolder | None,
+        logger_factory: Callable[[], Logger | None] | None = None,
+        on_write: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Adds the counter, the monitor (which records `run`) and, with a directory, the checkpointer."""
+        services, make_rows = self._services, logger_factory or functools.partial(make_logger, self._config)
+        services["counter"] = self._add("counter", make_counter, self._config)
+        services["monitor"] = self._add(
+            "monitor", _make_monitor, run, make_rows, on_write, counter=services["counter"]
+        )
+        if self._config.directory is not None:
+            services["checkpointer"] = self._add(
+                "checkpointer",
+                RunCheckpointer,
+                self._config,
+                counter=services["counter"],
+                replay=self._replay,
+            )
+
+    def add_learners(self) -> None:
+        parts, seed = (self._agent, self._spec, self._config), self._seed_of("learner")
+        self._learner = self._add(
+            "learner", LearnerWorker, *parts, replay=self._replay, seed=seed, **self._services
+        )
+        for rank in range(1, self._config.num_learners):
+            of_rank = {"first": self._learner, "rank": rank, "seed": self._seed_of(f"learner-{rank}")}
+            self._add("learner", LearnerReplica, *parts, replay=self._replay, **of_rank, repeat=False)
+
+    def add_inference(self) -> None:
+        self._inference = self._add(
+            "inference",
+            InferenceWorker,
+            self._agent,
+            self._spec,
+            self._config,
+            learner=self._learner,
+            monitor=self._services["monitor"],
+            checkpointer=self._services["checkpointer"],
+            seed=self._seed_of("actor-0"),  # The same random choices as one actor with the policy.
+            repeat=False,
+        )
+
+    def add_actors(self) -> None:
+        for index in range(self._config.num_actors):
+            self._add_acting(
+                "actor",
+                ActorWorker,
+                replay=self._replay,
+                index=index,
+                seed=self._seed_of(f"actor-{index}"),
+                inference=self._inference,
+            )
+
+    def add_evaluator(self) -> None:
+        self._add_acting("evaluator", Evaluator, seed=self._seed_of("evaluator"))
+
+    def _add_acting(self, label: str, worker: Callable[..., Any], **kwargs: Any) -> None:
+        parts = (self._agent, self._make_environment, self._spec, self._config)
+        self._add(label, worker, *parts, learner=self._learner, repeat=False, **self._services, **kwargs)
+
+    def _add(
+        self, label: str, constructor: Callable[..., Any], *args: Any, repeat: bool = True, **kwargs: Any
+    ) -> Any:
+        if repeat:
+            kwargs["courier_client_kwargs"] = _REPEAT
+        return self.program.add_node(launch.CourierNode(constructor, *args, **kwargs), label=label)
+
+    def _seed_of(self, name: str) -> int:
+        return derive_seed(self._config.seed, name)
+
+
 def environment_spec(
     agent: core.Agent, factory: str | Callable[..., Any], config: RunConfig
 ) -> specs.EnvironmentSpec:
@@ -90,7 +212,7 @@ def make_environment(
     num_envs: int,
     seed: int,
     render_mode: str | None = None,
-) -> Any:
+) -> BatchedEnvironment:
     """Makes an environment of `num_envs` envs with the agent's wrappers."""
     return environments.make(
         factory,
@@ -100,3 +222,28 @@ def make_environment(
         render_mode=render_mode,
         wrappers=agent.environment_wrappers(),
     )
+
+
+def make_logger(config: RunConfig) -> Logger | None:
+    """The logger that writes a run's rows to its directory; None without a directory."""
+    if config.directory is None:
+        return None
+    made: list[Logger] = [JSONLLogger(os.path.join(config.directory, "metrics.jsonl"))]
+    if config.csv:
+        made.append(CSVLogger(os.path.join(config.directory, "metrics.csv")))
+    if config.tensorboard:
+        made.append(TensorBoardLogger(os.path.join(config.directory, "tensorboard")))
+    return Dispatcher(made)
+
+
+def _make_tables(agent: core.Agent, spec: specs.EnvironmentSpec, seed: int) -> list[Table]:
+    tables = agent.make_tables(spec)
+    for table in tables:
+        table.set_seed(derive_seed(seed, table.name))
+    return tables
+
+
+def _make_monitor(run: RunFolder | None, logger_factory: Any, on_write: Any, *, counter: Any) -> Monitor:
+    if run is not None:
+        run.record()
+    return Monitor(logger_factory(), on_write=on_write, counter=counter)

@@ -52,15 +52,21 @@ class AgentEntry:
 
     def make_config(self, **fields: Any) -> Any:
         """The agent's config with these fields. Raises ValueError for an unknown field."""
-        config_class = type(_config_of(self.load()()))
-        known = [field.name for field in dataclasses.fields(config_class)]
+        agent_class: Any = self.load()
+        config: Any = getattr(agent_class(), "config", None)
+        if not _is_config(config):
+            raise ValueError(
+                f"{agent_class.__name__} has no settings: got {config!r} as its attribute config, expected a "
+                "dataclass."
+            )
+        known = [field.name for field in dataclasses.fields(config)]
         for field in fields:
             if field not in known:
                 raise ValueError(
-                    f"{config_class.__name__} has no field {field!r}; it has {', '.join(known)}."
+                    f"{type(config).__name__} has no field {field!r}; it has {', '.join(known)}."
                     f"{_hint(field, known)}"
                 )
-        return config_class(**fields)
+        return type(config)(**fields)
 
 
 def agent_names() -> list[str]:
@@ -100,25 +106,12 @@ def make_agent(name: str, /, **fields: Any) -> core.Agent:
 
 def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any] | None]:
     """The name of the agent's class for `find_agent`, and the fields of its config (or None)."""
-    cls = type(agent)
-    target = f"{_module_of(cls)}:{cls.__qualname__}"
-    names = [name for name, other in _entry_points().items() if other == target]
+    target = f"{_module_of(type(agent))}:{type(agent).__qualname__}"
+    name = next((name for name, other in _entry_points().items() if other == target), target)
     config: Any = getattr(agent, "config", None)
     if not _is_config(config):
-        return (names or [target])[0], None
-    return (names or [target])[0], {
-        each.name: getattr(config, each.name) for each in dataclasses.fields(config)
-    }
-
-
-def _config_of(agent: core.Agent) -> Any:
-    config = getattr(agent, "config", None)
-    if not _is_config(config):
-        raise ValueError(
-            f"{type(agent).__name__} has no settings: got {config!r} as its attribute config, expected a "
-            "dataclass."
-        )
-    return config
+        return name, None
+    return name, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
 def _is_config(config: Any) -> bool:

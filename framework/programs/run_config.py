@@ -16,6 +16,12 @@ Inference = Literal["local", "server", "alternating", "alternating+server"]
 ReplayBackend = Literal["repertory", "reverb"]
 Stepping = Literal["auto", "inline", "vector", "processes"]
 
+_AT_LEAST_1 = (
+    *("num_actors", "envs_per_actor", "num_learners", "inference_min_batch", "inference_max_batch"),
+    *("max_env_steps", "max_learner_steps", "evaluate_period", "num_evaluation_episodes", "publish_period"),
+    *("update_period", "log_period", "learner_log_period", "checkpoint_period", "keep_checkpoints"),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
@@ -64,25 +70,7 @@ class RunConfig:
         if self.directory is not None:
             object.__setattr__(self, "directory", os.path.abspath(self.directory))
         config_checks.types(self)
-        config_checks.at_least(
-            self,
-            1,
-            "num_actors",
-            "envs_per_actor",
-            "num_learners",
-            "inference_min_batch",
-            "inference_max_batch",
-            "max_env_steps",
-            "max_learner_steps",
-            "evaluate_period",
-            "num_evaluation_episodes",
-            "publish_period",
-            "update_period",
-            "log_period",
-            "learner_log_period",
-            "checkpoint_period",
-            "keep_checkpoints",
-        )
+        config_checks.at_least(self, 1, *_AT_LEAST_1)
         config_checks.at_least(self, 0, "seed", "inference_timeout")
         config_checks.above(self, 0, "checkpoint_minutes")
         config_checks.device(self, "inference_device")

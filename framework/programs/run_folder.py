@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 import framework
+import launch
 from framework import core, specs
-from framework.checkpoints import Checkpointer, package_versions
+from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
 from framework.loggers.files import explained
 from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
@@ -68,21 +69,23 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
-        """The folder, as given by whoever uses it."""
+        """The folder."""
         assert self.config.directory is not None
         return Path(self.config.directory)
 
     @property
     def environment_name(self) -> str:
-        """For people."""
+        """The environment's name, for output."""
         return self.environment or "an environment of its own"
 
     @property
     def metrics(self) -> Path:
+        """The file with the rows of metrics."""
         return self.path / "metrics.jsonl"
 
     @property
     def checkpointer(self) -> Checkpointer:
+        """The checkpoints of the run."""
         return Checkpointer(self.path / "checkpoints", keep=self.config.keep_checkpoints)
 
     @classmethod
@@ -122,28 +125,52 @@ class RunFolder:
         config = from_plain(RunConfig, {**values["config"], "directory": os.fspath(path)}, str(file))
         return cls(**{**values, "config": config})
 
+    def restore(self, which: str | int | os.PathLike[str] | None = None) -> CheckpointReader:
+        """Opens a checkpoint, as `Checkpointer.restore` does. Raises RunError with the run's own advice."""
+        try:
+            return self.checkpointer.restore(which)
+        except CheckpointError as error:
+            names = ", ".join(path.name for path in self.checkpointer.checkpoints())
+            if names:
+                raise RunError(f"{error} Choose another with --checkpoint: {names}.") from error
+            pid = self.running_pid()
+            if pid not in (None, os.getpid()):
+                raise RunError(
+                    f"{self.path} has no checkpoint yet, and process {pid} trains in it. Wait for the first "
+                    f"one, or stop the run, which writes one: repertory stop {self.path}"
+                ) from error
+            raise RunError(str(error)) from error
+
     def record(self) -> None:
-        """Writes `config.json` unless its settings are equal. Keeps the recorded engine and restarts."""
-        known = RunFolder.open(self.path) if (self.path / "config.json").exists() else self
-        new = dataclasses.replace(self, engine=known.engine, restarts=known.restarts)
-        if known is self or json.dumps(dataclasses.asdict(new)) != json.dumps(dataclasses.asdict(known)):
-            new.save()
+        """Writes `config.json` with the node's engine unless it is equal. Keeps the recorded restarts."""
+        new, engine = self, launch.get_node_context().engine
+        if (self.path / "config.json").exists():
+            known = RunFolder.open(self.path)
+            new = dataclasses.replace(self, engine=engine, restarts=known.restarts)
+            if json.dumps(dataclasses.asdict(new)) == json.dumps(dataclasses.asdict(known)):
+                return
+        dataclasses.replace(new, engine=engine).save()
 
     def save(self) -> None:
-        """Makes the folder and writes `config.json`. Raises RunError if it cannot be written."""
-        content = {
-            "format": FORMAT,
-            **dataclasses.asdict(self),
+        """Makes the folder and writes `config.json`. Raises RunError if it cannot be written.
+
+        The command, time and versions of the first start stay; those of later starts follow in `resumed`.
+        """
+        start: dict[str, Any] = {
             "command": " ".join(sys.argv),
             "started_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "versions": package_versions(),
             "git_commit": git_commits(),
         }
+        file = self.path / "config.json"
+        if file.exists():
+            before = json.loads(file.read_text(encoding="utf-8"))
+            start = {**{name: before[name] for name in start}, "resumed": [*before.get("resumed", []), start]}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_json("config.json", content)
+            self.write_json("config.json", {"format": FORMAT, **dataclasses.asdict(self), **start})
         except OSError as error:
-            raise RunError(str(explained(error, self.path / "config.json").strerror)) from error
+            raise RunError(str(explained(error, file).strerror)) from error
 
     def check_same(self) -> None:
         """Raises RunError if the folder holds a run of another agent or in another environment."""
@@ -171,7 +198,7 @@ class RunFolder:
             beside.unlink(missing_ok=True)
 
     def make_agent(self) -> core.Agent:
-        """The agent as configured in the run. Raises RunError if its class no longer exists."""
+        """The agent as configured in the run. Raises RunError if its class cannot be found."""
         try:
             entry = find_agent(self.agent)
             agent: Any = entry.load()
@@ -217,27 +244,24 @@ class RunFolder:
                     f"{self.path} is being trained by process {self.running_pid()}. Stop it first: "
                     f"repertory stop {self.path}"
                 ) from error
-            file.seek(0)
-            file.truncate()
+            os.ftruncate(file.fileno(), 0)
             file.write(f"{os.getpid()}\n")
             file.flush()
             try:
                 yield
             finally:
-                file.seek(0)
-                file.truncate()
+                os.ftruncate(file.fileno(), 0)
 
     def running_pid(self) -> int | None:
         """The process that currently trains in the folder, or None."""
         try:
             with open(self.path / "run.lock", encoding="utf-8") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    text = file.read().strip()
-                    return int(text) if text.isdigit() else None
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return None
+        except BlockingIOError:
+            text = (self.path / "run.lock").read_text(encoding="utf-8").strip()
+            return int(text) if text.isdigit() else None
         return None
 
     def wait_until_free(self, timeout: float | None) -> bool:

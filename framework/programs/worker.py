@@ -1,6 +1,15 @@
-"""The base class of the workers of programs, which step until they finish or the program is stopped."""
+"""What the workers of programs share: their base class, the setup of their process, and their statistics."""
 
 from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
 
 import launch
 from framework import core
@@ -31,3 +40,35 @@ class ProgramWorker(core.Worker):
     def recover(self, error: ServerClosed) -> bool:
         """Recovers from the loss of a replay server during a step; returns whether stepping can continue."""
         return False
+
+
+def derive_seed(seed: int, part: str) -> int:
+    """A seed for `part`, such as `"actor-3"`: independent of other parts, and equal on every engine."""
+    return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
+
+
+def prepare_process(seed: int) -> None:
+    """Seeds Python, NumPy and torch, and sets torch to one thread, or to `OMP_NUM_THREADS` if it is set.
+
+    More threads make small networks slower, and processes that share cores much slower. The engine sets the
+    variable for a group with more threads. With several nodes in one process, the last call determines the
+    result.
+    """
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended."""
+    if not ended:
+        return {}
+    returns = np.concatenate([episodes["episode_return"] for episodes in ended])
+    lengths = np.concatenate([episodes["episode_length"] for episodes in ended])
+    return {
+        "episode_return": float(np.mean(returns)),
+        "episode_return_min": float(np.min(returns)),
+        "episode_return_max": float(np.max(returns)),
+        "episode_length": float(np.mean(lengths)),
+    }

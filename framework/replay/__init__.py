@@ -24,8 +24,7 @@ from framework.replay.reverb_api.columns import TrajectoryColumn
 from framework.replay.reverb_api.sequence_writer import Writer
 from framework.replay.reverb_api.structured import StructuredWriter
 from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
-from framework.replay.server.node import connect_node, serve_node
-from framework.replay.server.server import Server
+from framework.replay.server.server import Server, connect_node, serve_node
 from framework.replay.sharded import ShardedClient
 from framework.replay.tables import rate_limiters, selectors
 from framework.replay.tables.table import Table

@@ -7,11 +7,11 @@ function `checkpointer()` that returns a checkpointer. The command executes it: 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,23 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    watch = threading.Thread(target=_end_with, args=(server, stop), name="replay-watch", daemon=True)
-    with server:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT
+    with server, contextlib.suppress(KeyboardInterrupt):
         print(f"serving {', '.join(sorted(server.tables))} at {server.address}", flush=True)
-        watch.start()
-        stop.wait()
-        server.wait(0)  # raises the error that ended the server, if there is one
-    return 0
-
-
-def _end_with(server: Server, stop: threading.Event) -> None:
-    try:
         server.wait()
-    finally:
-        stop.set()
+    return 0
 
 
 def read_keys(path: str) -> CurveKeys:

@@ -27,7 +27,7 @@ import numpy as np
 from framework.checkpoints import Checkpointer, CheckpointReader, Part
 from framework.replay.errors import CheckpointError, ReverbError, ServerClosed
 from framework.replay.rows.store import RowStore, span
-from framework.replay.tables import saving
+from framework.replay.tables.items import SavedPart
 from framework.replay.tables.table import Table
 
 _LOG = logging.getLogger(__name__)
@@ -86,16 +86,18 @@ class DefaultCheckpointer(CheckpointerBase):
 
     def save(self, tables: dict[str, Table], store: RowStore) -> str:
         ordered = [tables[name] for name in sorted(tables)]
-        with _locked(ordered):
-            snapshots = [saving.snapshot(table) for table in ordered]
-            pinned = []
-            for table, (_, arrays) in zip(ordered, snapshots, strict=True):
-                for part in saving.live_parts(table, arrays):
-                    part[0].acquire(part[2])
-                    pinned.append(part)
+        for table in ordered:
+            table.drain()
+        with contextlib.ExitStack() as locked:
+            for table in ordered:
+                locked.enter_context(table.lock)
+            saved = [table.save() for table in ordered]
+            pinned = [part for _, _, parts in saved for part in parts]
+            for binding, _, index in pinned:
+                binding.acquire(index)
         try:
-            parts, note = _parts(ordered, snapshots, _rows_of(pinned), store)
-            return os.fspath(self._checkpointer.save(None, parts, note))
+            files, note = _files(saved, store)
+            return os.fspath(self._checkpointer.save(None, files, note))
         finally:
             for binding, _, index in pinned:
                 binding.release(index)
@@ -175,59 +177,39 @@ def default_checkpointer() -> CheckpointerBase:
 # Writing.
 
 
-@contextlib.contextmanager
-def _locked(tables: list[Table]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for table in tables:
-            table._drain()
-        for table in tables:
-            stack.enter_context(table._lock)
-        yield
-
-
-def _parts(
-    tables: list[Table],
-    snapshots: list[tuple[dict[str, Any], dict[str, np.ndarray]]],
-    rows: dict[str, np.ndarray],
-    store: RowStore,
+def _files(
+    saved: list[tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]], store: RowStore
 ) -> tuple[dict[str, Part], dict[str, Any]]:
     """Returns the files of a checkpoint, read when they are written, and their entry in the manifest."""
-    parts: dict[str, Part] = {}
+    # The rows of each stream that items refer to, ascending.
+    lines: dict[str, list[np.ndarray]] = {}
+    for _, _, parts in saved:
+        for binding, _, index in parts:
+            for stream, begin, end in binding.parts:
+                lines.setdefault(stream.name, []).append(np.unique(index[:, begin:end]))
+    rows = {name: np.unique(np.concatenate(each)) for name, each in lines.items()}
+    files: dict[str, Part] = {}
     note: dict[str, Any] = {"tables": [], "streams": {}}
-    for at, (table, (meta, arrays)) in enumerate(zip(tables, snapshots, strict=True)):
-        _compact(table, arrays, rows)
+    for at, (meta, arrays, parts) in enumerate(saved):
+        # Each row number in the index becomes the row's place in the file.
+        arrays["index"][:] = 0
+        for binding, slots, index in parts:
+            for stream, begin, end in binding.parts:
+                arrays["index"][slots, begin:end] = rows[stream.name].searchsorted(index[:, begin:end])
         meta["arrays"] = {}
         for name, array in arrays.items():
             file = f"table-{at}-{name}"
             meta["arrays"][name] = [file, array.dtype.str, list(array.shape)]
-            parts[file] = iter([_bytes(array)])
+            files[file] = iter([_bytes(array)])
         note["tables"].append(meta)
     for at, (name, used) in enumerate(sorted(rows.items())):
         columns = {}
         for which, (column, array) in enumerate(sorted(store.streams[name].columns.items())):
             file = f"stream-{at}-{which}"
             columns[column] = [file, array.dtype.str, list(array.shape[1:])]
-            parts[file] = _blocks(array, used)
+            files[file] = _blocks(array, used)
         note["streams"][name] = {"rows": len(used), "columns": columns}
-    return parts, note
-
-
-def _rows_of(parts: list[Any]) -> dict[str, np.ndarray]:
-    """Returns, for each stream, the rows that items refer to, ascending."""
-    found: dict[str, list[np.ndarray]] = {}
-    for binding, _, index in parts:
-        for stream, begin, end in binding.parts:
-            found.setdefault(stream.name, []).append(np.unique(index[:, begin:end]))
-    return {name: np.unique(np.concatenate(each)) for name, each in found.items()}
-
-
-def _compact(table: Table, arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]) -> None:
-    """Replaces each row number in the index by the row's position in the file."""
-    index = np.zeros_like(arrays["index"])
-    for binding, slots, lines in saving.live_parts(table, arrays):
-        for stream, begin, end in binding.parts:
-            index[slots, begin:end] = rows[stream.name].searchsorted(lines[:, begin:end])
-    arrays["index"] = index
+    return files, note
 
 
 def _blocks(column: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -259,11 +241,11 @@ def _read(reader: CheckpointReader, tables: dict[str, Table], store: RowStore, f
         for name, stream in note["streams"].items():
             leased[name] = _read_stream(path, name, stream, store)
         for name, meta in saved.items():
-            arrays = {}
-            for array_name, (file, dtype, shape) in meta["arrays"].items():
-                array = np.fromfile(path / file, np.dtype(dtype)).reshape(shape)
-                arrays[array_name] = array
-            saving.restore(tables[name], meta, _expand(meta, arrays, leased), from_checkpoint)
+            arrays = {
+                name: np.fromfile(path / file, np.dtype(dtype)).reshape(shape)
+                for name, (file, dtype, shape) in meta["arrays"].items()
+            }
+            tables[name].restore(meta, arrays, leased, from_checkpoint)
     finally:
         for name, rows in leased.items():
             store.streams[name].release(rows)
@@ -285,19 +267,3 @@ def _read_stream(path: Path, name: str, saved: Mapping[str, Any], store: RowStor
                 block = np.fromfile(file, np.dtype(dtype), len(at) * size)
                 array[span(at)] = block.reshape(len(at), *shape)
     return rows
-
-
-def _expand(
-    meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Inverts `_compact`, with the rows of this store."""
-    index = np.zeros_like(arrays["index"])
-    for number, (groups, _, _) in enumerate(meta["layouts"]):
-        slots = np.flatnonzero((arrays["state"] != 0) & (arrays["layouts"] == number))
-        at = 0
-        for stream, length, _ in groups:
-            if len(slots):
-                places = arrays["index"][slots, at : at + length]
-                index[slots, at : at + length] = rows[stream][places]
-            at += length
-    return {**arrays, "index": index}

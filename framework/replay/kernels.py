@@ -1,9 +1,9 @@
-"""Loops over the items of a request: numpy calls, or loops that numba compiles (extra `fast`).
+"""The loops of the sum tree: numpy calls, or loops that numba compiles (extra `fast`).
 
-`load` gives the one set of `Kernels` of this process. What numpy does in ten calls over 256 numbers costs
-mostly the calls, so compiled loops pay where a table is the bottleneck. The results are the same but for the
-order in which sums of weights are added up, which is the rounding of the last digit. `REPERTORY_COMPILED=0`
-in the environment does without numba in any case.
+`load` returns the `Kernels` of this process. What numpy does in ten calls over 256 numbers costs mostly the
+calls, so compiled loops pay where a table is the bottleneck. The results are the same except for the order in
+which sums of weights are added, which is the rounding of the last digit. `REPERTORY_COMPILED=0` in the
+environment does without numba in any case.
 """
 
 from __future__ import annotations
@@ -78,20 +78,6 @@ class Kernels:
         leaves[order] = np.minimum(nodes, len(above) - 1, out=nodes)
         return leaves, above.take(leaves)
 
-    def count(self, times: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Adds 1 to `times` of each slot, one after another; what each addition came to, int32 `[n]`."""
-        counts = times.take(slots)
-        np.add.at(times, slots, np.int32(1))
-        counts += 1
-        repeated = (times.take(slots) != counts).nonzero()[0]
-        if not len(repeated):
-            return counts
-        seen: dict[int, int] = {}
-        for at, slot in zip(repeated.tolist(), slots[repeated].tolist(), strict=True):
-            seen[slot] = earlier = seen.get(slot, -1) + 1
-            counts[at] += earlier
-        return counts
-
 
 class CompiledKernels(Kernels):
     """Compiled by numba, for the types below only. Arguments may be read-only and of any stride, as what came
@@ -104,12 +90,11 @@ class CompiledKernels(Kernels):
         def own(kind: Any) -> Any:
             return types.Array(kind, 1, "C")
 
-        i4, i8, f8 = types.int32, types.int64, types.float64
+        i8, f8 = types.int64, types.float64
         self._tree_set = compile_function(types.void(own(f8), own(i8), given(i8), given(f8)), _tree_set)
         self._tree_descend = compile_function(
             types.void(own(f8), own(i8), own(f8), own(f8), own(i8), own(f8)), _tree_descend
         )
-        self._count = compile_function(types.void(own(i4), given(i8), own(i4)), _count)
 
     def tree_set(self, tree: Tree, leaves: np.ndarray, weights: np.ndarray) -> None:
         self._tree_set(tree.flat, tree.starts, leaves, weights)
@@ -118,11 +103,6 @@ class CompiledKernels(Kernels):
         leaves, weights = np.empty(len(mass), np.int64), np.empty(len(mass))
         self._tree_descend(tree.flat, tree.starts, sums, mass, leaves, weights)
         return leaves, weights
-
-    def count(self, times: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        counts = np.empty(len(slots), np.int32)
-        self._count(times, slots, counts)
-        return counts
 
 
 # What is compiled.
@@ -172,12 +152,6 @@ def _tree_descend(flat: Any, starts: Any, sums: Any, mass: Any, leaves: Any, wei
             leaves[at] = (node << SHIFT) + chosen
     for at in range(len(mass)):
         weights[at] = flat[leaves[at]]
-
-
-def _count(times: Any, slots: Any, counts: Any) -> None:
-    for at in range(len(slots)):
-        times[slots[at]] += 1
-        counts[at] = times[slots[at]]
 
 
 @functools.lru_cache(maxsize=1)

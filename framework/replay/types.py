@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from framework import nest as nests
 from framework.types import Nest
 
 
@@ -103,6 +105,29 @@ class TableInfo(NamedTuple):
     why_not_sample: str = ""
     why_not_insert: str = ""
     sampled_age: int = 0
+
+    def to_wire(self) -> TableInfo:
+        """Returns what a message can hold: the signature is described by lists; tuples travel as lists."""
+        if self.signature is None:
+            return self
+        leaves, structure = nests.flatten(self.signature)
+        specs = [TensorSpec.of(leaf) for leaf in leaves]
+        described = [[list(spec.shape), spec.dtype.str, spec.name] for spec in specs]
+        return self._replace(signature=[structure, described])
+
+    @classmethod
+    def from_wire(cls, value: Sequence[Any]) -> TableInfo:
+        """Inverts `to_wire`; the signature becomes a nest of `TensorSpec`."""
+        info = cls(*value)
+        ratio, low, high, size, inserts, samples = info.rate_limiter_info
+        limiter = RateLimiterInfo(ratio, low, high, size, CallStats(*inserts), CallStats(*samples))
+        signature = info.signature
+        if signature is not None:
+            structure, described = signature
+            specs = [TensorSpec(tuple(shape), np.dtype(kind), name) for shape, kind, name in described]
+            signature = nests.packer(structure)(specs)
+        times = TableWorkerTime(*info.table_worker_time)
+        return info._replace(rate_limiter_info=limiter, table_worker_time=times, signature=signature)
 
 
 @dataclasses.dataclass(frozen=True)

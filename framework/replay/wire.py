@@ -25,35 +25,22 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import zmq
 
 from framework.replay import errors
 
 PROTOCOL = 3  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
-_ZERO_COPY_BYTES = 65536  # below this, ZeroMQ is quicker if it copies
 _INLINE, _FRAME = 1, 2
 _DTYPE = re.compile(rb"[<>|=]?[biufcSUmMV?][0-9]{0,9}(\[[0-9A-Za-z]{1,8}\])?")
 
 _ERRORS: dict[str, type[BaseException]] = {
-    error.__name__: error
-    for error in (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        MemoryError,
-        NotImplementedError,
-        RuntimeError,
-        errors.CheckpointError,
-        errors.ReverbError,
-        errors.UnknownTableError,
-        errors.StoreFullError,
-        errors.DeadlineExceededError,
-        errors.ServerClosed,
-        errors.ServerLost,
+    kind.__name__: kind
+    for kind in (
+        *(ValueError, TypeError, KeyError, IndexError, MemoryError, NotImplementedError, RuntimeError),
+        *vars(errors).values(),
     )
+    if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 
 
@@ -97,34 +84,16 @@ def decode(frames: Sequence[Any]) -> dict[str, Any]:
     Raises:
       MalformedMessage: anything that `encode` cannot have written.
     """
-    if not 1 <= len(frames) <= MAX_ARRAYS + 1:
-        raise MalformedMessage(f"{len(frames)} frames; expected 1 to {MAX_ARRAYS + 1}")
-
-    unpack = functools.partial(_unpack_array, frames)
     try:
+        if not 1 <= len(frames) <= MAX_ARRAYS + 1:
+            raise ValueError(f"got {len(frames)} frames, expected 1 to {MAX_ARRAYS + 1}")
+        unpack = functools.partial(_unpack_array, frames)
         message = msgpack.unpackb(frames[0], ext_hook=unpack, raw=False)
-    except MalformedMessage:
-        raise
+        if not isinstance(message, dict):
+            raise TypeError(f"got {type(message).__name__}, expected a dict")
     except Exception as error:
-        raise MalformedMessage(f"not a message: {type(error).__name__}: {error}") from None
-    if not isinstance(message, dict):
-        raise MalformedMessage(f"a message is a dict, got {type(message).__name__}")
+        raise MalformedMessage(f"message: {type(error).__name__}: {error}") from None
     return message
-
-
-def send(
-    socket: zmq.Socket, message: dict[str, Any], flags: int = 0, identity: bytes | None = None
-) -> zmq.MessageTracker | None:
-    """Sends a message, on a ROUTER socket to the peer of that `identity`.
-
-    Large arrays are not copied: they must not change until the tracker that is returned is done, which it is
-    when the operating system has taken the message.
-    """
-    frames = encode(message) if identity is None else [identity, *encode(message)]
-    if all(len(frame) < _ZERO_COPY_BYTES for frame in frames):
-        socket.send_multipart(frames, flags)
-        return None
-    return socket.send_multipart(frames, flags, copy=False, track=True)
 
 
 def pack_error(error: BaseException) -> list[str]:
@@ -143,34 +112,22 @@ def unpack_error(packed: Any) -> BaseException:
 
 
 def _unpack_array(frames: Sequence[Any], code: int, data: bytes) -> np.ndarray:
-    if code not in (_INLINE, _FRAME):
-        raise MalformedMessage(f"unknown extension type {code}")
-    try:
-        end = 1 + data[0]
-        kind = data[1:end]
-        if not _DTYPE.fullmatch(kind):
-            raise MalformedMessage(f"dtype {kind!r} does not travel")
-        dtype = np.dtype(kind.decode())
-        rank = data[end]
-        shape = struct.unpack_from(f"<{rank}q", data, end + 1)
-        offset = end + 1 + 8 * rank
-        if rank > 32 or any(size < 0 for size in shape):
-            raise MalformedMessage(f"shape {shape} of an array")
-        buffer: Any
-        if code == _FRAME:
-            (number,) = struct.unpack_from("<I", data, offset)
-            if not 1 <= number < len(frames):
-                raise MalformedMessage(f"array in frame {number} of {len(frames)}")
-            buffer, offset = frames[number], 0
-        else:
-            buffer = data
-        count = math.prod(shape)
-        if memoryview(buffer).nbytes - offset != count * dtype.itemsize:
-            raise MalformedMessage(f"{memoryview(buffer).nbytes - offset} bytes for {shape} of {dtype}")
-        if count == 0 or dtype.itemsize == 0:
-            return np.zeros(shape, dtype)
-        return np.frombuffer(buffer, dtype, count, offset).reshape(shape)
-    except MalformedMessage:
-        raise
-    except (struct.error, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise MalformedMessage(f"not an array: {error}") from None
+    """The array of an extension; an error of any kind if it is malformed."""
+    end = 1 + data[0]
+    kind, rank = data[1:end], data[end]
+    shape = struct.unpack_from(f"<{rank}q", data, end + 1)
+    offset = end + 1 + 8 * rank
+    buffer: Any = data
+    if code == _FRAME:
+        (number,) = struct.unpack_from("<I", data, offset)
+        buffer, offset = frames[number], 0
+    if code not in (_INLINE, _FRAME) or buffer is frames[0] or not _DTYPE.fullmatch(kind):
+        raise ValueError(f"got an array of dtype {kind!r} in extension {code}, expected numbers or text")
+    dtype, count = np.dtype(kind.decode()), math.prod(shape)
+    num_bytes = memoryview(buffer).nbytes - offset
+    # Without a size of its items, an array of any length fits no bytes.
+    if any(size < 0 for size in shape) or num_bytes != count * dtype.itemsize or not dtype.itemsize:
+        raise ValueError(f"got {num_bytes} bytes for an array {shape} of {dtype}")
+    if num_bytes == 0:
+        return np.zeros(shape, dtype)
+    return np.frombuffer(buffer, dtype, count, offset).reshape(shape)

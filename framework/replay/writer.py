@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,8 +17,13 @@ from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
+from framework.replay.tables.items import NewItems, make_keys
 from framework.types import Nest
 
+# A client of several servers has the number of a server in bits 56 to 60 of the keys.
+SHARD_SHIFT = 56
+
+_Table = TypeVar("_Table")
 _Self = TypeVar("_Self", bound="BaseWriter")
 
 
@@ -54,6 +60,12 @@ class HeldRows:
         )
 
 
+def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, NewItems]]:
+    """Joins items of one kind and table that follow one another: many go in for hardly more than one."""
+    for (table, *_), run in itertools.groupby(items, lambda item: (item[0], *item[1].kind())):
+        yield table, NewItems.join([new for _, new in run])
+
+
 class BaseWriter(Writer):
     """A writer whose rows are in a `RowStore` of this process, unless a subclass says otherwise.
 
@@ -63,9 +75,13 @@ class BaseWriter(Writer):
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
       dropped: where a writer that is dropped without `close` puts itself, to be ended.
+
+    Attributes:
+      shard: the server's number, which the keys that `create_items` returns have; 0 for a single server.
     """
 
     num_pending: int = 0
+    shard: int = 0
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
 
@@ -82,13 +98,15 @@ class BaseWriter(Writer):
         self._streams: dict[str, HeldRows] = {}
         self._owned: dict[str, HeldRows] = {}  # by the store's names
         self._before_read: Callable[[], object] | None = None
-        #: The latest error of what this writer did between two calls; the next call raises it.
+        self._ended: ServerClosed | None = None  # every later call raises it
+        # The latest error of what this writer did between two calls; the next call raises it.
         self._errors: collections.deque[BaseException] = collections.deque(maxlen=1)
         self._late = LateFlush(self, self._errors)
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             held = self._streams.get(stream)
             specs = {} if held is None else held.specs
             count = -1 if rows is None else len(rows)
@@ -163,7 +181,8 @@ class BaseWriter(Writer):
         timeout: float | None = None,
     ) -> np.ndarray:
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             layout, index, lengths = self._builder.build(trajectory)
             for stream, begin, end in layout.parts:
                 held = self._owned.get(stream)
@@ -174,15 +193,17 @@ class BaseWriter(Writer):
             # Copies, because the items may wait.
             priorities = None if priorities is None else np.array(priorities, np.float64)
             episodes = None if episodes is None else np.array(episodes, np.uint64)
-            keys = self._put(table, layout, index, lengths, priorities, episodes)
+            items = NewItems(index, make_keys(len(index)), priorities, lengths, episodes)
+            self._put(table, layout, items)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
-        return keys
+        return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
 
     def release(self, stream: str, rows: Any) -> None:
         with self._lock:
-            self._check()
-            rows = np.array(rows, np.int64).ravel()  # a copy, because they may be released later
+            if self._ended or self._errors:
+                self._raise()
+            rows = np.array(rows, np.int64).ravel()  # a copy, because they may be sent later
             held = self._streams.get(stream)
             if held is None or not held.holds(rows):
                 raise ValueError(
@@ -192,8 +213,18 @@ class BaseWriter(Writer):
             held.held[rows] = False
             self._free(held.stream, rows)
 
+    def read(self, stream: str, rows: np.ndarray) -> dict[str, np.ndarray]:
+        with self._lock:
+            held = self._streams.get(stream)
+            if held is None or not held.holds(rows):
+                raise ValueError(f"read, stream {stream!r}: got rows that this writer does not hold.")
+            if not held.columns:
+                raise NotImplementedError(f"{type(self).__name__} cannot read rows of another machine.")
+            return {name: np.array(column[rows]) for name, column in held.columns.items()}
+
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
-        self._check()
+        if self._ended or self._errors:
+            self._raise()
         self._wait(timeout, keep)
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
@@ -215,28 +246,19 @@ class BaseWriter(Writer):
 
     # --- a subclass's part ---
 
-    def _put(
-        self,
-        table: str,
-        layout: Layout,
-        index: np.ndarray,
-        lengths: np.ndarray | None,
-        priorities: np.ndarray | None,
-        episodes: np.ndarray | None,
-    ) -> np.ndarray:
-        """Queues items of rows that the writer holds, without waiting; returns their keys."""
+    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
+        """Queues items of rows that the writer holds, and tries to insert them. Does not wait."""
         raise NotImplementedError
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""
         raise NotImplementedError
 
-    def _check(self) -> None:
-        """Raises the error of an earlier call that was late, and `ServerClosed` after `close`."""
-        if self._closed:
-            raise ServerClosed("the writer was closed")
-        if self._errors:
-            raise self._errors.popleft()
+    def _raise(self) -> None:
+        """Raises the error of an earlier call that was late, or that of a writer that has ended."""
+        if self._ended is not None:
+            raise type(self._ended)(*self._ended.args)
+        raise self._errors.popleft()
 
     def _declare(self, stream: str, held: HeldRows | None, columns: Mapping[str, ColumnSpec]) -> HeldRows:
         """Adds columns to a stream of this writer, which may be new: then `held` is None."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.context import NodeContext
+from launch.context import NodeContext, Runtime
 from launch.errors import LaunchError, NodeError, ProgramStopped, RemoteTraceback
 from launch.nodes import MultiProcessingColocation, Node
 from launch.program import Program
@@ -204,6 +204,9 @@ class Outcome:
         self.over = threading.Event()
 
     def offer_result(self, result: Any) -> None:
+        if isinstance(result, Exception):
+            self.fail(result)
+            return
         with self.changed:
             if self.result is None:
                 self.result = result
@@ -234,12 +237,14 @@ class Job(abc.ABC):
     ```
     """
 
-    def __init__(self, program: Program, engine: str, job: str, units: Sequence[Unit]) -> None:
+    _runtime: Runtime  # of the launching process
+
+    def __init__(self, program: Program, engine: str, options: Options) -> None:
         self.outcome = Outcome()
         self._program = program
         self._engine = engine
-        self._job = job
-        self._units = list(units)
+        self._options = options
+        self._job, self._units = plan(program, engine, options)
 
     @property
     def result(self) -> Any:
@@ -311,9 +316,16 @@ class Job(abc.ABC):
     def nodes(self) -> list[dict[str, Any]]:
         """Returns the states of the nodes, as in `status`."""
 
-    @abc.abstractmethod
     def client(self, label: str, index: int = 0) -> Any:
         """Returns a client of the node `index` of the group `label`, for the launching process."""
+        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+
+    def _begin_stop(self) -> None:
+        """Sets the stop event and calls the stop handlers of the launching process."""
+        try:
+            self._runtime.begin_stop()
+        except Exception as error:
+            self.outcome.fail(error)
 
     def __enter__(self) -> Job:
         return self

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from launch.context import Runtime, activate, deactivate, entered
+from launch.context import Runtime, activate, deactivate, entered, here
 from launch.engines.base import (
     BackOff,
     Job,
     Leaf,
     Options,
     Unit,
-    find_leaf,
     node_error,
     node_status,
-    plan,
     unknown_node,
     unserved,
 )
@@ -50,6 +49,9 @@ class Place:
         self.restarts = 0
         self.back_off = BackOff()
         self.error: str | None = None
+        if isinstance(leaf.node, CourierNode):
+            self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
+            self.pool = CallThreads(leaf.node.server_options["thread_pool_size"])
 
     @property
     def label(self) -> str:
@@ -95,23 +97,19 @@ class LocalRuntime(Runtime):
     Args:
       job: random name of the run.
       units: the program's units.
-      request_stop: is called with the result that a node gives to `stop`.
+      request_stop: see `Runtime`.
       concurrent: whether nodes run on several threads. If not, the first call to a node creates its object.
     """
 
     def __init__(
-        self, job: str, units: list[Unit], request_stop: Callable[[Any], None], *, concurrent: bool
+        self, job: str, units: list[Unit], request_stop: Callable[..., None], *, concurrent: bool
     ) -> None:
-        super().__init__(job)
+        super().__init__(job, request_stop)
         self.places = {leaf.node.node_id: Place(leaf, unit) for unit in units for leaf in unit.leaves}
-        self._request_stop = request_stop
         self._concurrent = concurrent
         self._changed = threading.Condition()
         self._building = threading.local()
         self._clients: dict[int, Any] = {}
-
-    def request_stop(self, result: Any = None) -> None:
-        self._request_stop(result)
 
     def begin_stop(self) -> None:
         super().begin_stop()
@@ -140,8 +138,6 @@ class LocalRuntime(Runtime):
 
     def _wait_until_built(self, place: Place) -> None:
         """Waits for the node's object; raises `LaunchError` if its constructor waits for this thread's."""
-        if place.built:
-            return
         caller: Place | None = getattr(self._building, "place", None)
         if caller is not None:
             with self._changed:
@@ -183,55 +179,58 @@ class LocalRuntime(Runtime):
             raise unknown_node(node_id)
         node = place.leaf.node
         if isinstance(node, ReplayNode):
-            self._wait_until_built(place)
+            if not place.built:
+                self._wait_until_built(place)
             return connect_replay(node.backend, place.object, None)
         if not isinstance(node, CourierNode):
             raise unserved(place.label, node.description)
-
-        room = threading.BoundedSemaphore(node.client_options["max_in_flight"])
-        pool = CallThreads(node.server_options["thread_pool_size"])
-
-        def call(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Any:
-            if timeout is not None and self._concurrent:
-                return begin(name, args, kwargs, timeout).result()
-            return self._invoke(place, name, args, kwargs)
-
-        def submit(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
-            if not room.acquire(timeout=timeout):
-                raise CallTimeout(
-                    f"{place.label}.{name} was not sent within {timeout} s: too many open futures."
-                )
-            future = begin(name, args, kwargs, timeout)
-            future.add_done_callback(lambda _: room.release())
-            return future
-
-        def begin(name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None) -> Future:
-            future: Future = Future()
-
-            def work() -> None:
-                try:
-                    result, error = self._invoke(place, name, args, kwargs), None
-                except BaseException as failure:
-                    result, error = None, failure
-                settle(future, result, error)
-
-            if self._concurrent:
-                pool.submit(work)
-            else:
-                work()
-            if timeout is not None:
-                text = f"{place.label}.{name} was not answered within {timeout} s."
-                expire(future, timeout, CallTimeout(text))
-            return future
-
+        call, submit = functools.partial(self._call, place), functools.partial(self._submit, place)
         return Client(node_id, call, submit, node.client_options["call_timeout"])
 
-    def _invoke(self, place: Place, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        self._wait_until_built(place)
+    def _call(
+        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+    ) -> Any:
+        """Calls a method on this thread, or on another one if the caller waits for a limited time only."""
+        if timeout is not None and self._concurrent:
+            return self._begin(place, name, args, kwargs, timeout).result()
+        if not place.built:
+            self._wait_until_built(place)
         assert place.target is not None
-        method = place.target.method(name)
-        with entered(self, place.leaf.context):
-            return method(*args, **kwargs)
+        before = here.runtime, here.context
+        here.runtime, here.context = self, place.leaf.context
+        try:
+            return place.target.method(name)(*args, **kwargs)
+        finally:
+            here.runtime, here.context = before
+
+    def _submit(
+        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+    ) -> Future:
+        if not place.room.acquire(timeout=timeout):
+            raise CallTimeout(f"{place.label}.{name} was not sent within {timeout} s: too many open futures.")
+        future = self._begin(place, name, args, kwargs, timeout)
+        future.add_done_callback(lambda _: place.room.release())
+        return future
+
+    def _begin(
+        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+    ) -> Future:
+        """Begins a call and returns its future; without threads, the call is then over."""
+        future: Future = Future()
+
+        def work() -> None:
+            try:
+                settle(future, self._call(place, name, args, kwargs, None))
+            except BaseException as error:
+                settle(future, error=error)
+
+        if self._concurrent:
+            place.pool.submit(work)
+        else:
+            work()
+        if timeout is not None:
+            expire(future, timeout, CallTimeout(f"{place.label}.{name} was not answered within {timeout} s."))
+        return future
 
     def close(self, place: Place) -> None:
         """Calls `close()` of the object (`stop()` of a replay server), if it has one."""
@@ -247,15 +246,20 @@ class LocalRuntime(Runtime):
 class LocalJob(Job):
     """A program in the launching process."""
 
+    _runtime: LocalRuntime
+
     def __init__(self, program: Program, engine: str, options: Options, *, concurrent: bool) -> None:
-        super().__init__(program, engine, *plan(program, engine, options))
-        self._options = options
+        super().__init__(program, engine, options)
         self._runtime = LocalRuntime(self._job, self._units, self.stop, concurrent=concurrent)
         self._places = list(self._runtime.places.values())
         activate(self._runtime)
 
-    def client(self, label: str, index: int = 0) -> Any:
-        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
+    def stop(self, result: Any = None) -> None:
+        self.outcome.offer_result(result)
+        try:
+            self._runtime.begin_stop()
+        finally:
+            self.outcome.notify()
 
     def state(self) -> str:
         return "stopping" if self._runtime.stopped.is_set() else "running"
@@ -284,12 +288,6 @@ class LocalJob(Job):
         self.outcome.fail(node_error(place.label, error))
         place.state = "failed"
         self.stop()
-
-    def _begin_stop(self) -> None:
-        try:
-            self._runtime.begin_stop()
-        except Exception as error:
-            self.outcome.fail(error)
 
     def _close(self, places: list[Place]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.context import entered
+from launch.context import entered, here
 from launch.engines.base import Options, ended_normally
 from launch.engines.in_process import LocalJob, Place
 from launch.errors import DeadlockError, LaunchError
@@ -37,10 +37,6 @@ class SerialJob(LocalJob):
         self._groups: list[str] = []  # the workers' groups
         self._started = False
 
-    def stop(self, result: Any = None) -> None:
-        self.outcome.offer_result(result)
-        self._runtime.begin_stop()
-
     def wait(self, labels: Sequence[str] | None = None, *, timeout: float | None = None) -> Any:
         """Runs the program. With `labels` or `timeout` it may return between passes; call it to continue."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -59,36 +55,48 @@ class SerialJob(LocalJob):
         if not self._started:
             self._started = True
             for place in self._places:
-                self._guard(place, self._begin)
+                self._begin(place)
             self._workers = [place for place in self._places if place.works and place.state == "running"]
             self._groups = list(dict.fromkeys(place.leaf.context.group for place in self._workers))
-        while not self._runtime.stopped.is_set():
-            if ended():
-                return
-            if not self._pass():
-                break
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError("The program is not over. Call wait() again to continue.")
+        with entered(None, None):  # a pass assigns this thread to one node after the other
+            while not self._runtime.stopped.is_set():
+                if ended():
+                    return
+                if not self._pass():
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError("The program is not over. Call wait() again to continue.")
         self._end()
 
-    def _begin(self, place: Place) -> bool:
-        if self._runtime.stopped.is_set():
-            return True
-        if not place.built:
-            self._runtime.build(place)
-        place.state = "running"
+    def _begin(self, place: Place) -> None:
+        """Creates a node's object, and calls it if it is a function; again after a failure, if it may."""
         node = place.leaf.node
-        if node.is_function:
-            with entered(self._runtime, place.leaf.context):
-                node.call()
+        while not self._runtime.stopped.is_set():
+            try:
+                if not place.built:
+                    self._runtime.build(place)
+                place.state = "running"
+                if node.is_function:
+                    with entered(self._runtime, place.leaf.context):
+                        node.call()
+                    place.state = "returned"
+                elif node.runs(place.object) and not callable(getattr(place.object, "step", None)):
+                    raise LaunchError(
+                        f"node {place.label!r}: {type(place.object).__name__} has run() but no step(), so "
+                        "one thread cannot alternate between it and other nodes. Add step() (one unit of "
+                        "work) and ready() (whether step() would not block), or use another engine."
+                    )
+                return
+            except (Exception, SystemExit) as error:
+                if not self._recovers(place, error):
+                    return
+
+    def _recovers(self, place: Place, error: BaseException) -> bool:
+        """Whether to restart a node that raised `error`; if not, it has returned or the program ends."""
+        if ended_normally(error, self._runtime.stopped.is_set()):
             place.state = "returned"
-        elif node.runs(place.object) and not callable(getattr(place.object, "step", None)):
-            raise LaunchError(
-                f"node {place.label!r}: {type(place.object).__name__} has run() but no step(), so one thread "
-                "cannot alternate between it and other nodes. Add step() (one unit of work) and ready() "
-                "(whether step() would not block), or use another engine."
-            )
-        return True
+            return False
+        return self._may_restart(place, error)
 
     def _pass(self) -> bool:
         """Gives each worker one turn; returns False if all have finished.
@@ -103,40 +111,27 @@ class SerialJob(LocalJob):
         for place in self._workers:
             if place.state != "running":
                 continue
-            finished = getattr(place.object, "finished", None)
-            if finished is not None and finished():
-                place.state = "returned"
+            worker = place.object
+            finished, ready = getattr(worker, "finished", None), getattr(worker, "ready", None)
+            here.runtime, here.context = self._runtime, place.leaf.context
+            try:
+                if finished is not None and finished():
+                    place.state, moved = "returned", True
+                    continue
+                working.append(place)
+                if ready is None or ready():
+                    worker.step()
+                    place.turns += 1
+                    moved = True
+            except (Exception, SystemExit) as error:
                 moved = True
-                continue
-            working.append(place)
-            moved |= bool(self._guard(place, self._turn))
+                if self._recovers(place, error):
+                    self._begin(place)
             if self._runtime.stopped.is_set():
                 return True
         if working and not moved:
             raise DeadlockError(self._deadlock(working))
         return bool(working)
-
-    def _turn(self, place: Place) -> bool:
-        with entered(self._runtime, place.leaf.context):
-            ready = getattr(place.object, "ready", None)
-            if ready is not None and not ready():
-                return False
-            place.object.step()
-            place.turns += 1
-            return True
-
-    def _guard(self, place: Place, action: Any) -> Any:
-        """Calls `action(place)`; restarts the node or ends the program if it raises."""
-        while True:
-            try:
-                return action(place)
-            except (Exception, SystemExit) as error:
-                if ended_normally(error, self._runtime.stopped.is_set()):
-                    place.state = "returned"
-                    return True
-                if not self._may_restart(place, error):
-                    return True
-                action = self._begin
 
     def _deadlock(self, working: list[Place]) -> str:
         reasons = []

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
 
 from launch.context import entered
 from launch.engines.base import Options, ended_normally
@@ -30,13 +29,6 @@ class ThreadsJob(LocalJob):
             for place in self._places
         }
         threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True).start()
-
-    def stop(self, result: Any = None) -> None:
-        self.outcome.offer_result(result)
-        try:
-            self._runtime.begin_stop()
-        finally:
-            self.outcome.notify()
 
     def _supervise(self) -> None:
         for thread in self._threads.values():

@@ -139,12 +139,15 @@ class Connection:
         data, buffers = wire.encode((method, args, kwargs))
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            full = not awaited and self._num_futures >= self._max_in_flight
-            if full and not self._wait_for_room(timeout):
+            # Calls that a thread waits for need no room.
+            if not (awaited or self._room.wait_for(self._has_room, timeout)):
                 raise CallTimeout(
                     f"{self._name}.{method} was not sent within {timeout} s: too many open futures."
                 )
-            self._check(method)
+            if self._closed:
+                raise ClientClosed(f"The client of node {self._name!r} is closed.")
+            if self._stopped.is_set() and not self._here:
+                raise self._gone(method)
             if not self._connected:
                 self._connect()
             number = next(self._numbers)
@@ -206,18 +209,10 @@ class Connection:
             error = f"The client of node {self._name!r} was closed during a call of {call.method!r}."
             settle(call.future, error=ClientClosed(error))
 
-    def _wait_for_room(self, timeout: float | None) -> bool:
-        def over() -> bool:
-            gone = self._stopped.is_set() and not self._here
-            return self._closed or gone or self._num_futures < self._max_in_flight
-
-        return self._room.wait_for(over, timeout)
-
-    def _check(self, method: str) -> None:
-        if self._closed:
-            raise ClientClosed(f"The client of node {self._name!r} is closed.")
-        if self._stopped.is_set() and not self._here:
-            raise self._gone(method)
+    def _has_room(self) -> bool:
+        """Whether `submit` need not wait; also once it must fail."""
+        gone = self._stopped.is_set() and not self._here
+        return self._closed or gone or self._num_futures < self._max_in_flight
 
     def _connect(self) -> None:
         if self._address is not None:
@@ -333,11 +328,12 @@ class Connection:
                     refused = True
             elif not asked:
                 self._silent_probes = 0
+            absent = self._silent_probes > _SILENT_PROBES_AFTER_STOP
             for call in self._open.values():
                 if call.deadline is not None and call.deadline <= now:
                     error = f"{self._name}.{call.method} was not answered in time."
                     failed.append((call, CallTimeout(error)))
-                elif self._is_gone(call):
+                elif self._stopped.is_set() and (absent if call.sent else not self._here):
                     failed.append((call, self._gone(call.method)))
                 elif refused or (self._here and not call.sent):
                     error = f"Node {self._name!r} refused this client: it belongs to another program."
@@ -346,10 +342,6 @@ class Connection:
             self._look_at = min([self._probe_at, *(deadline for deadline in deadlines if deadline > now)])
         for call, failure in failed:
             settle(call.future, error=failure)
-
-    def _is_gone(self, call: _Call) -> bool:
-        absent = self._silent_probes > _SILENT_PROBES_AFTER_STOP if call.sent else not self._here
-        return absent and self._stopped.is_set()
 
     def _lose(self, calls: Iterable[_Call]) -> list[_Call]:
         """Marks the calls that the node had to be sent again; returns those that must not be repeated."""

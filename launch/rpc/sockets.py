@@ -17,6 +17,8 @@ key is never parsed. One thread per process, the `Authenticator`, decides which 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import hmac
 import ipaddress
@@ -33,6 +35,7 @@ from zmq.utils import z85
 DEFAULT_MAX_FRAME_BYTES = 1 << 30
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _USER = b"launch"
+_OWNER = "owner"  # the file in a directory that its processes keep locked
 # Longest path of a unix socket that the kernel accepts (108 bytes with the terminating zero).
 MAX_IPC_PATH = 107
 
@@ -168,6 +171,37 @@ def make_private_directory(prefix: str = "lp-") -> str:
 def remove_private_directory(path: str) -> None:
     """Removes a directory of `make_private_directory`; does nothing if it no longer exists."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def lock_directory(path: str) -> int:
+    """Locks a directory until the descriptor that it returns, and copies in forked processes, are closed.
+
+    The kernel closes them when their processes end, however they end.
+    """
+    new = os.path.join(path, f".{_OWNER}")
+    owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    os.rename(new, os.path.join(path, _OWNER))  # only now, so that no other process removes it in between
+    return owner
+
+
+def remove_abandoned_directories(parent: str, prefix: str) -> list[str]:
+    """Removes this user's directories of a prefix whose lock is free; returns their paths."""
+    removed = []
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
+                continue
+            with contextlib.suppress(OSError):  # another user's, in use, being removed, or of something else
+                owner = os.open(os.path.join(entry.path, _OWNER), os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(owner).st_uid == os.getuid():
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                        removed.append(entry.path)
+                finally:
+                    os.close(owner)
+    return removed
 
 
 def make_server_socket(
@@ -310,4 +344,9 @@ def _set_common_options(socket: zmq.Socket) -> None:
     socket.rcvhwm = 0
     socket.ipv6 = False
     socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = 30
+    # The kernel notices within a minute that a peer's machine has vanished, whether data is in flight or not.
+    # Unlike ZeroMQ's heartbeats, it does not mistake a long frame or a paused process for that.
+    socket.tcp_keepalive_idle = 30  # seconds
+    socket.tcp_keepalive_intvl = 10
+    socket.tcp_keepalive_cnt = 3
+    socket.tcp_maxrt = 60_000  # milliseconds

@@ -51,7 +51,7 @@ def ports(kind, server, sizes, total=None):
     make = {
         "messages": lambda *a: ServerPort(server, *a),
         "shared memory": lambda name, envs, *a: SharedMemoryPort(
-            server, name, SPEC, server.connect(name, envs, *a)
+            server, name, server.connect(name, envs, *a)
         ),
     }[kind]
     offset, made = 0, []
@@ -382,8 +382,8 @@ class Elsewhere:
 
 def test_another_machine_is_served_by_messages():
     server = InferenceServer(CountingPolicy(), SPEC, 4, shared_memory=True)
-    here = connect_port(server, "here", SPEC, 2)
-    there = connect_port(Elsewhere(server), "there", SPEC, 2)
+    here = connect_port(server, "here", 2)
+    there = connect_port(Elsewhere(server), "there", 2)
     assert type(here) is SharedMemoryPort and type(there) is ServerPort
     for port in (here, there):
         ask(port)

@@ -96,7 +96,7 @@ def test_a_stacked_atari_transition_costs_a_tenth_more_than_a_frame():
     environment.close()
     adder.flush()
     stored = sum(stream.num_rows * stream.row_bytes for stream in client.store.streams.values())
-    items = client.table(TABLE)._contents.items
+    items = client.table(TABLE)._items
     books = sum(array.nbytes for array in vars(items).values() if isinstance(array, np.ndarray))
     number = len(client.table(TABLE))
     assert number > 2000

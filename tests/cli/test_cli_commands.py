@@ -116,6 +116,20 @@ class TestRunFolder:
         assert content["agent"] == "random_actions" and content["config"]["max_env_steps"] == 1000
         assert "started_at" in content and "command" in content and "git_commit" in content
 
+    def test_the_first_command_stays(self, make_run, monkeypatch):
+        folder = make_run()
+        first = json.loads((folder.path / "config.json").read_text())
+        for command in (["repertory", "train", "--resume"], ["repertory", "again"]):
+            monkeypatch.setattr(sys, "argv", command)
+            folder.save()
+        content = json.loads((folder.path / "config.json").read_text())
+        assert content["command"] == first["command"] and content["started_at"] == first["started_at"]
+        assert [start["command"] for start in content["resumed"]] == [
+            "repertory train --resume",
+            "repertory again",
+        ]
+        assert RunFolder.open(folder.path) == folder
+
     def test_one_process_at_a_time(self, make_run):
         folder = make_run()
         assert folder.running_pid() is None
@@ -168,8 +182,18 @@ class TestStatusAndStop:
         )
         code, out, _ = repertory("status", folder.path)
         assert code == 0
-        for text in ("not running", "actor-0: closed (pid 77)", "episode_return = 30.000", "step-10"):
+        for text in ("not running", "actor-0: closed (pid 77)", "30.0 at step 200", "step-10"):
             assert text in out
+
+    def test_status_is_a_screen_however_many_metrics_there_are(self, repertory, make_run):
+        folder = make_run(steps=[10], returns=[30.0])
+        with folder.metrics.open("a") as file:
+            row = {"label": "learner", "steps": 50, "env_steps": 250, "loss": 0.5}
+            file.write(json.dumps({**row, **{f"metric_{i}": i for i in range(100)}}) + "\n")
+        out = repertory("status", folder.path)[1]
+        assert len(out.splitlines()) < 20
+        for name, value in (("env steps", "250 / 1,000"), ("learner steps", "50"), ("loss", "0.500")):
+            assert re.search(rf"{name} +{value}\n", out), out
 
     def test_nodes_of_a_run_that_was_killed_are_not_called_running(self, repertory, make_run):
         folder = make_run(steps=[10])
@@ -263,6 +287,17 @@ RESULTS = {
         "The budget of 50,000 env steps is spent; greedy mean return over 20 episodes: 200.0. "
         "The target return of 475 was not reached.",
     ),
+    "not the last parameters": (
+        {
+            "reason": "max_env_steps",
+            "env_steps": 50000,
+            "episode_return": 500.0,
+            "episodes": 20,
+            "variables_version": 9870,
+        },
+        "The budget of 50,000 env steps is spent; "
+        "greedy mean return over 20 episodes (parameters of learner step 9,870): 500.0.",
+    ),
     "no evaluator": ({"reason": "max_learner_steps"}, "The budget of 70 learner steps is spent."),
     "nothing": ({}, "The program ended."),
 }
@@ -279,10 +314,10 @@ class TestPlot:
         folder = make_run(returns=[1.0, 2.0, 4.0], num_actors=2)
         with folder.metrics.open("a") as file:
             for row in (
-                {"label": "actor-0", "steps": 50, "episode_return": 9.0},
-                {"label": "actor-1", "steps": 10},
-                {"label": "actor-1", "steps": 30, "episode_return": 7.0},
-                {"label": "actor-0", "steps": 90, "episode_return": 8.0},
+                {"label": "actor-0", "steps": 50, "env_steps": 50, "episode_return": 9.0},
+                {"label": "actor-1", "steps": 10, "env_steps": 60},
+                {"label": "actor-1", "steps": 30, "env_steps": 80, "episode_return": 7.0},
+                {"label": "actor-0", "steps": 90, "env_steps": 120, "episode_return": 8.0},
                 {"label": "evaluator", "env_steps": 300, "episode_return": 5.0},  # resumed there
                 {"label": "learner", "steps": 5, "env_steps": 250, "loss": 0.5},
             ):
@@ -317,8 +352,9 @@ class TestPlot:
         monkeypatch.setattr(plot, "draw", lambda curves, *rest: (drawn.update(curves), draw(curves, *rest)))
         output = tmp_path / "new" / "curves.png"
         code, out, _ = repertory("plot", *(folder.path for folder in runs), "--output", output)
-        assert code == 0 and "3 runs" in out
+        assert code == 0 and "3 runs" in out and "written" in out
         assert sorted(len(members) for members in drawn.values()) == [1, 2]
+        assert "replaced" in repertory("plot", runs[0].path, "--output", output)[1]
         assert output.read_bytes().startswith(b"\x89PNG")
 
     def test_what_is_not_there(self, make_run, repertory):

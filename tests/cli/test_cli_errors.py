@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from framework.programs import registry
+from framework.programs import registry, run_folder
 
 TRAIN = ("train", "random_actions")
 
@@ -87,6 +87,42 @@ def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_ru
     for arguments in (("train", "--resume", folder.path), ("eval", folder.path)):
         code, _, err = repertory(*arguments)
         assert code == 1 and "no checkpoint" in err and "--checkpoint" not in err
+
+
+def test_a_running_run_without_a_checkpoint_is_not_called_ended(repertory, make_run, monkeypatch):
+    folder = make_run()
+    monkeypatch.setattr(run_folder.os, "getpid", lambda: 4321)
+    with folder.locked():
+        monkeypatch.undo()
+        code, _, err = repertory("eval", folder.path)
+        assert code == 1 and "no checkpoint yet, and process 4321 trains in it" in err
+        code, _, err = repertory("train", "--resume", folder.path)
+        assert code == 1 and "is being trained by process 4321" in err
+        code, _, err = repertory(*TRAIN, "--directory", folder.path)
+        assert code == 1 and "Process 4321 trains in it" in err and "ended" not in err
+
+
+def test_launchpad_that_is_missing(repertory, tmp_path):
+    if importlib.util.find_spec("launchpad") is not None:
+        pytest.skip("Launchpad is installed")
+    code, _, err = repertory(*TRAIN, "--engine", "launchpad", "--directory", tmp_path / "run")
+    assert code == 1 and "repertory[deepmind]" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_list_says_what_is_missing(repertory, monkeypatch):
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"dqn": "agents.dqn:DQN", "own": "not_there:Own"})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ale_py" else name)
+    code, out, _ = repertory("list")
+    assert code == 0
+    for text in (
+        "own  cannot be used: ",
+        "No module named 'not_there'",
+        "repertory[atari]",
+        "Deep Q-learning",
+    ):
+        assert text in out
+    assert "repertory[ray]" not in out
 
 
 def test_a_run_of_an_agent_that_is_gone(repertory, make_run, monkeypatch):

@@ -36,6 +36,7 @@ def test_every_command_takes_it(repertory, tmp_path):
     path = tmp_path / "run"
     run(path)
     assert (path / "metrics.csv").exists()
+    assert RunFolder.open(path).engine == "serial"
     for command in (("status",), ("eval", "--episodes", "2"), ("plot", "--output", tmp_path / "curves.png")):
         code, out, err = repertory(command[0], path, *command[1:])
         assert code == 0, err

@@ -33,9 +33,10 @@ def insert(client, values, priorities=None, table="t", timeout=0, writer=None):
 
 
 def insert_now(table, leaf):
-    """Past the queue of any writer: keys, or the error that says how many the limiter let through."""
+    """Past the queue of any writer: the keys of the items, and how many of them the limiter let through."""
     layout, index, _ = LayoutBuilder().build(leaf)
-    return table.insert(layout, index, timeout=0)
+    items = table.new_items(layout, index)
+    return items.keys, table.insert_now(items)
 
 
 def drain(client, n):
@@ -45,5 +46,5 @@ def drain(client, n):
 def contents(client):
     """The values in the table, oldest first, without touching it."""
     table = client.tables["t"]
-    items = table._contents.items
+    items = table._items
     return client.store.streams["s"].columns["x"][items.index[items.in_order(), 0]].tolist()

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 import launch as lp
-from launch.engines.processes import folders, fork_client
+from launch.engines import processes
+from launch.engines.processes import folders
 
 PATIENCE = 60.0
 
@@ -504,8 +505,8 @@ def test_nodes_end_when_the_fork_server_is_killed():
 
 
 def test_a_fork_server_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(fork_client, "_CLOSE_TIMEOUT", 0.5)
-    server = fork_client.ForkServer([], [], [], 1.0, print)
+    monkeypatch.setattr(processes, "_CLOSE_TIMEOUT", 0.5)
+    server = processes.ForkServer([], [], [], 1.0, print)
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()
     assert server._process.returncode == -signal.SIGKILL

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from framework import loggers
-from framework.loggers import csv, files, terminal
+from framework.loggers import files
 
 
 class Clock:
@@ -157,7 +157,8 @@ def test_terminal_format():
     log = loggers.TerminalLogger("Test", lines.append)
     log.write({"A": 1337, "B": 42.0, "C": "foo", "D": 1.25e-5, "E": math.nan})
     assert lines == ["[Test] A = 1337 | B = 42.000 | C = foo | D = 1.25e-05 | E = nan"]
-    assert terminal.format_row({"A": 1}) == "A = 1"
+    loggers.TerminalLogger("", lines.append).write({"A": 1})
+    assert lines[1] == "A = 1"
 
 
 def test_dispatcher_closes_all_even_if_one_fails():
@@ -220,7 +221,7 @@ def test_csv_that_cannot_be_widened_stays_as_it_was(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(csv.os, "replace", fail)
+    monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
         log.write({"a": 2, "b": 3})
     monkeypatch.undo()
@@ -285,13 +286,23 @@ class TestProgress:
         display, clock, out = self.display(line_every=10.0)
         display.update({"counts": {"env_steps": 0}, "labels": {}})
         assert out.getvalue() == ""  # still starting
-        for _ in range(25):
-            display.update(self.SNAPSHOT)
+        for steps in range(500, 525):
+            display.update({**self.SNAPSHOT, "counts": {"env_steps": steps}})
             clock.now += 1.0
         assert out.getvalue().count("\n") == 3
         display.close()
         display.close()
-        assert out.getvalue().count("\n") == 4
+        lines = out.getvalue().splitlines()
+        assert len(lines) == 4 and lines[-1].startswith("env steps 524 / 1,000")
+
+    def test_no_line_is_repeated(self):
+        display, clock, out = self.display(line_every=10.0)
+        for _ in range(41):
+            display.update(self.SNAPSHOT)
+            clock.now += 1.0
+        display.close()
+        lines = out.getvalue().splitlines()
+        assert len(lines) == len(set(lines)) <= 2  # Without and with rates.
 
     def test_live_view_on_a_terminal(self):
         display, _, out = self.display(terminal=True)

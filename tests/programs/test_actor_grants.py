@@ -4,7 +4,7 @@ import launch
 from agents.random_actions import RandomActions
 from framework import programs
 from framework.loggers import InMemoryLogger
-from framework.programs.counting import Counter
+from framework.programs.services import Counter
 
 LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
 
@@ -38,9 +38,9 @@ def test_no_episode_is_cut_between_grants():
 def test_grants_grow_with_what_was_made(monkeypatch):
     asked, grant = [], Counter.grant
 
-    def watched(self, who, n, spent=0, **counts):
+    def watched(self, who, n, spent=0):
         asked.append(n)
-        return grant(self, who, n, spent, **counts)
+        return grant(self, who, n, spent)
 
     monkeypatch.setattr(Counter, "grant", watched)
     program = programs.make_program(

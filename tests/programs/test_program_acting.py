@@ -1,13 +1,20 @@
 """Halves that alternate: who asks when, what is dropped, what is kept of both."""
 
+import types
+
 import dm_env
 import numpy as np
 import pytest
+import torch
 
-from framework import environments
+import launch
+from framework import core, environments, specs
 from framework.actors.inference_client import InferenceActor, Port
 from framework.environments.testing import EchoEnvironment
-from framework.programs.acting import Acting, Half
+from framework.programs import RunConfig, actor_worker
+from framework.programs.actor_worker import ActorWorker
+from framework.programs.services import Counter, Monitor
+from framework.replay.errors import ServerLost
 
 
 class LoggedPort(Port):
@@ -56,23 +63,90 @@ class LoggedAdder:
         return 1
 
 
-def make(sizes=(2, 2), hold_period=None, length=3, ready=(True, True)):
-    log, halves = [], []
-    for index, (name, size) in enumerate(zip("ab", sizes, strict=True)):
-        environment = environments.make(
-            lambda: EchoEnvironment(4, length, first=10), num_envs=size, stepping="inline"
+class NoPolicy(core.Policy):
+    """Never acts: the ports do."""
+
+    def initial_state(self, batch_size):
+        return ()
+
+    def step(self, observation, state):
+        raise AssertionError("the ports act")
+
+
+class LoggedAgent(core.Agent):
+    """Logged adders, in the order in which they are made, and no tables. With `unroll`, on-policy."""
+
+    make_tables = make_dataset = make_learner = None
+
+    def __init__(self, adders, unroll=None):
+        self.adders, self.unroll = adders, unroll
+
+    max_policy_lag = property(lambda self: None if self.unroll is None else 0)
+    unroll_length = property(lambda self: self.unroll)
+
+    def make_networks(self, spec):
+        return torch.nn.ModuleDict({"all": torch.nn.Linear(1, 1)})
+
+    def make_policy(self, networks, evaluation=False):
+        return NoPolicy()
+
+    def make_adder(self, client, spec):
+        return self.adders.pop(0)
+
+
+class Source:
+    """A learner that has just published every version."""
+
+    def wait_for_version(self, version, timeout, actor=None):
+        return True
+
+
+@pytest.fixture
+def make(monkeypatch):
+    def make(envs=4, unroll=None, length=3, ready=(True, True), max_env_steps=None):
+        log = []
+        ports = [LoggedPort(name, log) for name in "ab"]
+        adders = [LoggedAdder(name, log, is_ready) for name, is_ready in zip("ab", ready, strict=True)]
+        waiting = iter(ports)
+        monkeypatch.setattr(launch, "get_node_context", lambda: types.SimpleNamespace(engine="serial"))
+        monkeypatch.setattr(actor_worker, "LocalPort", lambda *args: next(waiting))
+        monkeypatch.setattr(actor_worker, "VariableClient", lambda *args: None)
+
+        def environment(num_envs, seed):
+            return environments.make(
+                lambda: EchoEnvironment(4, length, first=10), num_envs=num_envs, stepping="inline"
+            )
+
+        worker = ActorWorker(
+            LoggedAgent(adders, unroll),
+            environment,
+            specs.make_environment_spec(environment(1, 0)),
+            RunConfig(envs_per_actor=envs, inference="alternating"),
+            replay="a client",
+            learner=None if unroll is None else Source(),
+            counter=Counter(max_env_steps),
+            monitor=Monitor(),
         )
-        adder = LoggedAdder(name, log, ready[index])
-        actor = InferenceActor(LoggedPort(name, log), adder, size)
-        halves.append(Half(environment, actor, should_update=index == 0))
-    return Acting(halves, hold_period=hold_period), log
+        return worker, log, ports, adders
+
+    return make
 
 
-def test_the_other_half_asks_before_this_one_steps():
-    acting, log = make()
-    made = [acting.step()[0] for _ in range(6)]
+def steps_of(worker, times):
+    """The number of transitions of each of `times` steps."""
+    made = []
+    for _ in range(times):
+        before = worker.save()["steps"]
+        worker.step()
+        made.append(worker.save()["steps"] - before)
+    return made
+
+
+def test_the_other_half_asks_before_this_one_steps(make):
+    worker, log, *_ = make()
+    made = steps_of(worker, 6)
     assert log == [
-        *("reset a", "ask a", "step a"),  # nobody has seen anything yet
+        *("reset a", "ask a", "step a"),  # nothing was observed before
         *("ask a", "reset b", "ask b", "step b"),
         *("ask b", "step a"),  # from here on one half's actions are computed while the other steps
         *("ask a", "step b"),
@@ -82,60 +156,66 @@ def test_the_other_half_asks_before_this_one_steps():
     assert made == [2] * 6
 
 
-def test_nothing_is_asked_for_ahead_of_a_boundary():
-    acting, log = make(hold_period=4, length=100)
+def test_nothing_is_asked_for_ahead_of_an_unroll(make):
+    worker, log, *_ = make(unroll=2, length=100)
     for step in range(1, 13):
-        acting.step()
+        worker.step()
         if step % 4 == 0:  # all that was asked for has been used
             assert sum(e.startswith("ask") for e in log) == sum(e.startswith("step") for e in log)
     assert log.count("ask a") == log.count("ask b") == 6
 
 
-def test_a_half_that_begins_anew_drops_what_it_had_asked_for():
-    acting, log = make(length=100)
-    made = [acting.step()[0] for _ in range(3)]
-    made.append(acting.step(max_steps=1)[0])  # of two envs: the second half resets when it is its turn again
-    made += [acting.step()[0] for _ in range(3)]
+def test_a_half_that_begins_again_drops_what_it_had_asked_for(make):
+    worker, log, _, _ = make(length=100, max_env_steps=7)
+    assert steps_of(worker, 3) == [2, 2, 2]
+    assert steps_of(worker, 1) == [1]  # of two envs: the second half resets at its next turn
+    worker._counter = Counter()
+    worker._granted = worker._spent = 0
+    assert steps_of(worker, 3) == [2, 2, 2]
     assert log.count("reset b") == 2 and log.count("reset a") == 1
-    assert made == [2, 2, 2, 1, 2, 2, 2]
 
 
-def test_time_is_that_of_both_halves():
-    acting, _ = make(sizes=(2, 1), length=1)
-    acting.step(), acting.step()
-    assert set(acting.take_seconds()) == {"reset", "select_action", "step", "observe"}
+def test_a_row_has_the_time_of_both_halves(make):
+    worker, *_ = make(envs=3, length=1)
+    worker.step(), worker.step()
+    worker._log()
+    row = worker._monitor.snapshot()["labels"]["actor-0"]
+    names = ("reset", "select_action", "step", "observe")
+    assert {f"time/{name}_s" for name in names} == {name for name in row if name.startswith("time/")}
 
 
-def test_parameters_are_asked_for_once_a_step_of_all_envs():
-    acting, _ = make()
+def test_parameters_are_asked_for_once_a_step_of_all_envs(make):
+    worker, _, ports, _ = make()
     for _ in range(8):
-        acting.step()
-    ports = [half.actor.port for half in acting.halves]
-    assert [port.updates for port in ports] == [4, 0]
-    acting.update()
+        worker.step()
+    # Both halves at the first step, then one of them at each of its own.
     assert [port.updates for port in ports] == [5, 1]
-    assert acting.save() == {"policy": "state of a"}
+    assert worker.save()["actor"] == {"policy": "state of a"}
 
 
-def test_readiness_is_that_of_the_half_whose_turn_it_is():
-    acting, _ = make(ready=(True, False))
-    assert acting.ready()
-    acting.step()
-    assert not acting.ready()
-    assert acting.close_adders(timeout=0.0) == 2
+def test_readiness_is_that_of_the_half_whose_turn_it_is(make):
+    worker, *_ = make(ready=(True, False))
+    assert worker.ready()
+    worker.step()
+    assert not worker.ready()
+    worker.close()
+    assert worker._monitor.snapshot()["labels"]["actor-0"]["dropped_items"] == 2
 
 
-def test_new_adders_begin_new_episodes():
-    acting, log = make(length=100)
+def test_new_adders_begin_new_episodes(make):
+    worker, log, _, adders = make(length=100)
     for _ in range(3):
-        acting.step()
+        worker.step()
     del log[:]
     after: list = []
-    assert acting.replace_adders(lambda: LoggedAdder("new", after)) == 2
+    adders += [LoggedAdder("new", after), LoggedAdder("new", after)]
+    assert worker.recover(ServerLost("the server is gone"))
     for _ in range(3):
-        acting.step()
+        worker.step()
     assert after == ["reset new", "step new", "reset new", "step new", "step new"]
     assert not any(entry.startswith(("reset", "step")) for entry in log)
+    worker._log()
+    assert worker._monitor.snapshot()["labels"]["actor-0"]["lost_items"] == 2
 
 
 def test_an_action_before_the_first_time_step_is_refused():

@@ -13,7 +13,7 @@ from framework.checkpoints import Checkpointer, CheckpointError
 from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl, without_times
 from framework.programs import RunConfig, make_program
-from framework.programs.run_checkpointer import RunCheckpointer, replay_checkpointer, saved_part
+from framework.programs.services import RunCheckpointer, replay_checkpointer, run_checkpoints
 
 SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
 
@@ -32,6 +32,12 @@ def run(directory, **changes):
     environment = functools.partial(FakeEnvironment, episode_length=7)
     launch.launch(make_program(DQN(SMALL), environment, config), "serial")
     return config
+
+
+def saved_part(config, part):
+    """The state of `part` in the newest intact checkpoint of the run, or None."""
+    reader = run_checkpoints(config).newest_intact()
+    return None if reader is None else reader.state(part)
 
 
 def inserted(checkpointer):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.programs.counting import Counter
+from framework.programs.services import Counter
 
 
 def test_ten_threads():
@@ -152,13 +152,3 @@ class TestWaitFor:
         thread.join(10)
         assert result == [False]
         assert counter.wait_for("foo", 1) is False
-
-
-def test_a_grant_adds_other_counts_in_the_same_call():
-    counter = Counter(max_steps=10)
-    assert counter.grant("a", 4) == 4
-    assert counter.grant("a", 0, spent=3, actor_episodes=2) == 0
-    assert counter.get_counts() == {"env_steps": 3, "actor_episodes": 2}
-    with pytest.raises(ValueError, match="holds a grant of 0"):
-        counter.grant("a", 0, spent=1, actor_episodes=1)
-    assert counter.get_counts()["actor_episodes"] == 2

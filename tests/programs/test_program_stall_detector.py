@@ -9,8 +9,8 @@ import launch
 from agents.ppo import PPO, PPOConfig
 from framework.adders import QUEUE_TABLE
 from framework.environments.testing import FakeEnvironment
-from framework.programs import RunConfig, make_program, stall_detector
-from framework.programs.stall_detector import StallDetector
+from framework.programs import RunConfig, make_program, policy_lag
+from framework.programs.policy_lag import StallDetector
 
 CASES = {
     # name: (who asks every four seconds, or "moved"; which of these times is a stall, after 20 seconds)
@@ -41,7 +41,7 @@ def test_what_is_a_stall_detector(case):
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_program_that_lost_data_goes_on(monkeypatch, caplog, lag):
-    monkeypatch.setattr(stall_detector, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(policy_lag, "PATIENCE_S", 0.6)
     config = PPOConfig(unroll_length=8, epochs=1, hidden_sizes=(8,), max_policy_lag=lag)
     program = make_program(
         PPO(config),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from embedded_table import insert_now
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -56,9 +56,7 @@ def test_inserts_before_the_first_sample(ratio, minimum, buffer, expected):
     client, table = make_client(rl.SampleToInsertRatio(ratio, minimum, buffer), 1000, 0)
     writer = client.batch_writer()
     rows = writer.append("s", {"x": np.arange(100)})
-    with pytest.raises(replay.DeadlineExceededError) as error:
-        insert_now(table, writer.slice("s", "x", rows))
-    assert error.value.args[1] == expected
+    assert insert_now(table, writer.slice("s", "x", rows))[1] == expected
     assert client.server_info()["t"].current_size == expected
 
 
@@ -130,13 +128,9 @@ class LimiterMachine(RuleBasedStateMachine):
             self.reference.insert(self.value + allowed)
             allowed += 1
         leaf = self.writer.slice("s", "x", rows)
-        if allowed == n:
-            keys = insert_now(self.table, leaf)
-            self.keys.update(zip(range(self.value, self.value + n), keys.tolist(), strict=True))
-        else:
-            with pytest.raises(replay.DeadlineExceededError) as error:
-                insert_now(self.table, leaf)
-            assert error.value.args[1] == allowed
+        keys, done = insert_now(self.table, leaf)
+        assert done == allowed
+        self.keys.update(zip(range(self.value, self.value + done), keys[:done].tolist(), strict=True))
         self.writer.release("s", rows)
         self.value += n
 
@@ -184,6 +178,33 @@ class LimiterMachine(RuleBasedStateMachine):
         assert self.client.can_sample("t", 1) == self.reference.can_sample()
         assert self.client.can_insert("t", 1) == self.reference.can_insert()
         assert self.client.store.streams["s"].num_rows == len(self.reference.items) if self.value else True
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ratio=st.floats(0.01, 50),
+    minimum=st.integers(1, 40),
+    low=st.floats(-100, 100),
+    width=st.floats(0.01, 300),
+    counts=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 60)),
+    n=st.integers(0, 100),
+)
+def test_as_many_are_allowed_as_go_through_one_by_one(ratio, minimum, low, width, counts, n):
+    inserts, samples, size = counts
+    limiter = rl.RateLimiter(ratio, minimum, low, low + width)
+    limiter.inserts, limiter.samples, limiter.size = inserts, samples, size
+
+    allowed = 0
+    while allowed < n and size >= minimum and inserts * ratio - samples - (allowed + 1) >= low:
+        allowed += 1
+    assert limiter.allowed_samples(n) == allowed
+
+    allowed = 0
+    while allowed < n and (
+        size + allowed + 1 <= minimum or (inserts + allowed + 1) * ratio - samples <= limiter.max_diff
+    ):
+        allowed += 1
+    assert limiter.allowed_inserts(n) == allowed
 
 
 LimiterMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -12,7 +12,7 @@ from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
-from framework.replay.tables.items import Items, NewItems, make_keys
+from framework.replay.tables.items import make_keys
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_writers_keys_are_found():
     layout, index, _ = LayoutBuilder().build(writer.slice("s", "x", rows))
     keys = make_keys(4)
     table = client.tables["t"]
-    assert table.insert(layout, index, [1, 1, 1, 1], keys=keys) is keys
+    assert table.insert_now(table.new_items(layout, index, [1, 1, 1, 1], keys)) == 4
     client.update_priorities("t", keys[2:3], [8.0])
     assert client.sample_batch("t", 1).data[0] == 2
     client.mutate_priorities("t", deletes=keys)
@@ -181,28 +181,28 @@ def test_writers_keys_are_found():
 )
 def test_keys_are_found_where_their_cells_collide(steps):
     """Keys of several writers, whose lowest bits are the same; read-only, as what came with a message is."""
-    items, slot_of = Items(), {}
+    client = make(size=2000)
+    table, writer, live = client.tables["t"], client.batch_writer(), set()
+    items = table._items
+    items.find(np.zeros(1, np.uint64))  # makes the cells
+    layout, index, _ = LayoutBuilder().build(writer.slice("s", "x", writer.append("s", {"x": np.arange(1)})))
     for adds, pairs in steps:
-        numbers = {writer * len(items._cells) + number for writer, number in pairs}
-        keys = np.array(sorted(numbers ^ set(slot_of) if adds else numbers), np.uint64)
-        keys = keys[[int(key) not in slot_of for key in keys]] if adds else keys
-        if adds and len(keys):
-            slots = items.take(len(keys))
-            new = NewItems(np.zeros((len(keys), 1), np.int64), keys)
-            items.add(slots, new, np.ones(len(keys)), np.arange(len(keys)))
-            slot_of.update(zip(keys.tolist(), slots.tolist(), strict=True))
-        elif not adds:
-            known = np.array([slot_of.pop(int(key)) for key in keys if int(key) in slot_of], np.int64)
-            items.forget(known)
-            items.size -= len(known)
-            items.num_left += len(known)
-            items.free(known)
+        numbers = {client * len(items._cells) + number for client, number in pairs}
+        keys = np.array(sorted(numbers - live if adds else numbers), np.uint64)
+        if adds:
+            assert table.insert_now(table.new_items(layout, index.repeat(len(keys), 0), keys=keys)) == len(
+                keys
+            )
+            live |= numbers
+        else:
+            assert table.mutate(deletes=keys) == len(live & numbers)
+            live -= numbers
         asked = np.arange(3 * len(items._cells) + 50, dtype=np.uint64)
         asked.flags.writeable = False
-        expected = np.full(len(asked), -1)
-        expected[list(slot_of)] = list(slot_of.values())
-        np.testing.assert_array_equal(items.find(asked), expected)
-    assert items.size == len(slot_of)
+        slots = items.find(asked)
+        np.testing.assert_array_equal(np.flatnonzero(slots >= 0), sorted(live))
+        np.testing.assert_array_equal(items.keys[slots[slots >= 0]], sorted(live))
+    assert len(table) == len(live)
 
 
 def test_samples_count_when_they_are_drawn():
@@ -273,7 +273,7 @@ def test_waiting_calls_are_woken(how, side):
     thread = threading.Thread(target=wait)
     thread.start()
     table = client.tables["t"]
-    while not any(table._waiting.counts):
+    while not any(table.num_waiting):
         pass
     table.close() if how == "close" else client.interrupt()
     thread.join(10)
@@ -421,7 +421,7 @@ def test_items_that_were_sampled_more_often_than_a_restored_limit_leave_with_the
     writer.create_items("t", {"x": writer.slice("s", "x", rows)})
     writer.flush()
     # What a checkpoint of a table without a limit leaves behind.
-    table._contents.items.times[:20] = 5
+    table._items.times[:20] = 5
     assert table.can_sample(20)
     seen = [int(x) for _ in range(20) for x in client.sample_batch("t", 1).data["x"]]
     assert sorted(seen) == list(range(20))

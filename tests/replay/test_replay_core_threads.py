@@ -81,7 +81,7 @@ def test_ratio_is_exact_with_many_threads():
 
     def look():
         """What a waiting request has drawn counts, once."""
-        with table._lock:
+        with table.lock:
             assert limiter.min_diff <= limiter.diff <= limiter.max_diff or len(table) <= 10
 
     def write():

@@ -76,15 +76,6 @@ def test_mass_beyond_the_total_does_not_leave_the_tree(use, loops, plain):
     assert leaves[0] == 0 and leaves[1] == 2063 and (leaves < 2064).all() and (leaves >= 0).all()
 
 
-def test_repeated_samples_are_counted_one_after_another(loops):
-    slots = np.array([3, 1, 3, 3, 0, 1])
-    slots.flags.writeable = False
-    for each in (Kernels(), loops):
-        times = np.array([5, 0, 9, 2], np.int32)
-        assert each.count(times, slots).tolist() == [3, 1, 4, 5, 6, 2]
-        assert times.tolist() == [6, 2, 9, 5]
-
-
 def test_tables_agree(use, loops):
     """The same calls in the same order: the same samples, counts and orders."""
 

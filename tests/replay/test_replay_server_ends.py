@@ -2,10 +2,12 @@
 
 import os
 import pickle
+import socket
 import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 import zmq
 from served_table import finish, table, write
@@ -118,7 +120,7 @@ def test_rows_of_others_are_refused():
         with bad._channel.borrow() as connection:
             connection.open()
             lease = {"op": "lease", "stream": "s", "n": 1}
-            connection.request(lease, wait=False)
+            connection.request(lease)
             layout = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
             one = np.array([1], np.uint64)
             none = np.zeros((0, 1), np.int64)
@@ -139,7 +141,7 @@ def test_rows_of_others_are_refused():
                     "lease": {},
                 }
                 with pytest.raises(ValueError, match=r"got|expected"):
-                    connection.request(message, wait=False)
+                    connection.request(message)
         assert good.server_info()["t"].current_size == 5
         assert set(good.sample_batch("t", 50).data["x"].tolist()) <= set(range(5))
         good.close()
@@ -172,6 +174,22 @@ def test_a_taken_port_is_an_error_and_leaves_nothing():
         with pytest.raises(OSError, match=r"[Aa]ddress"):
             replay.Server([table()], port=server.port)
         assert set(os.listdir(os.path.dirname(server._memory.directory))) == before
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the option is Linux's")
+def test_the_kernel_watches_every_connection_between_machines():
+    """So that what a client of a machine that vanished held comes back."""
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address)
+        client.server_info()
+        watched = []
+        for each in psutil.Process().net_connections("tcp4"):
+            if each.raddr and server.port in (each.laddr.port, each.raddr.port):
+                with socket.socket(fileno=os.dup(each.fd)) as end:
+                    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+                    watched.append([end.getsockopt(socket.IPPROTO_TCP, option) for option in options])
+        assert watched == [[30, 10, 60_000]] * 2
+        client.close()
 
 
 def test_embedded_servers_have_no_sockets():

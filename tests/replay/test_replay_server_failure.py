@@ -1,5 +1,6 @@
 """Processes die, servers restart, memory is full: nothing is torn, lost twice or left behind."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -124,7 +125,7 @@ def test_a_killed_sampler_pins_no_rows_and_its_reservations_return(spawn):
 client = ServedClient(sys.argv[1])
 dataset = Dataset(client, "t", 10, prefetch=3)
 next(dataset)
-while len(dataset._fetcher._batches) < 3:
+while len(dataset._batches) < 3:
     time.sleep(0.01)
 say("ready")
 sys.stdin.read()
@@ -353,3 +354,52 @@ def test_a_config_without_tables(tmp_path, text, capsys):
     (tmp_path / "tables.py").write_text(text)
     assert main(["--config", str(tmp_path / "tables.py")]) == 2
     assert "tables" in capsys.readouterr().err
+
+
+def _use_in_a_child(client, writer, source, report):
+    """What a forked child does with what it inherits, in the order of the words that it reports."""
+    assert client.sample_batch("t", 4, timeout=10).data["x"].shape == (4,)
+    report.send("sampled")
+    with pytest.raises(replay.ServerClosed):
+        write(writer, 1)
+    report.send("refused")
+    write(client.batch_writer(), 3, start=10)
+    assert client.server_info(timeout=10)["t"].current_size == 13
+    report.send("written")
+    sample, drawn = source.draw("t", 4, 10.0, None, False)
+    source.release(drawn)
+    assert sample.data["x"].shape == (4,)
+    client.close()
+    report.send("closed")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("local", [True, False])
+def test_a_forked_child_uses_a_client_of_its_parent_and_the_parent_goes_on(local):
+    with replay.Server([table()]) as server:
+        client = ServedClient(server.address, local=local)
+        writer = client.batch_writer()
+        write(writer, 10)
+        writer.flush()
+        source = client.source()
+        source.release(source.draw("t", 4, 10.0, None, False)[1])
+        with writer._lock, client._lock:  # by a thread of the parent, when it forks
+            forked = multiprocessing.get_context("fork")
+            ours, theirs = forked.Pipe()
+            child = forked.Process(target=_use_in_a_child, args=(client, writer, source, theirs))
+            child.start()
+        theirs.close()
+        try:
+            for word in ("sampled", "refused", "written", "closed"):
+                assert ours.poll(30), f"not {word}"
+                assert ours.recv() == word
+            child.join(20)
+            assert child.exitcode == 0
+        finally:
+            child.kill()
+            child.join(20)
+        write(writer, 2, start=20)
+        assert client.server_info(timeout=10)["t"].current_size == 15
+        assert client.sample_batch("t", 4, timeout=10).data["x"].shape == (4,)
+        source.close()
+        client.close()

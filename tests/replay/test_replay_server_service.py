@@ -215,7 +215,7 @@ def test_calls_after_a_stop_fail_at_once(gate, channel):
 def test_interrupt_wakes_waits_but_not_calls_that_need_not_wait(gate, channel):
     result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
     assert gate.waiting.wait(5)
-    channel.interrupted.set()
+    channel.interrupt()
     with pytest.raises(ServerClosed, match="interrupted"):
         result()
     assert channel.call({"op": "echo", "value": 1})["value"] == 1
@@ -236,7 +236,7 @@ def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, chann
     if how == "canceled":
         result = in_thread(lambda: channel.call({"op": "pass"}, wait=True))
         assert gate.waiting.wait(5)
-        channel.interrupted.set()
+        channel.interrupt()
         with pytest.raises(ServerClosed):
             result()
     else:

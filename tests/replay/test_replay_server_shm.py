@@ -10,6 +10,7 @@ import pytest
 from framework.replay import shm
 from framework.replay.errors import StoreFullError
 from framework.replay.rows.store import RowStore
+from launch.rpc import sockets
 
 F4 = np.dtype(np.float32)
 I8 = np.dtype(np.int64)
@@ -100,7 +101,7 @@ def test_a_killed_owner_is_cleaned_up_by_the_next_and_a_live_one_is_not(tmp_path
         memory = shm.SharedMemory(str(tmp_path))
         assert not os.path.exists(dead_directory)
         assert os.path.isdir(live_directory) and os.path.isdir(memory.directory)
-        assert shm.remove_stale(str(tmp_path)) == []
+        assert sockets.remove_abandoned_directories(str(tmp_path), shm.PREFIX) == []
         memory.close()
     finally:
         for child in (dead, live):

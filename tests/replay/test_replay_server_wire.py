@@ -83,6 +83,7 @@ MALFORMED = {
     "unknown extension": ext(9, b""),
     "empty array": ext(1, b""),
     "object dtype": ext(1, b"\x02|O\x00" + b"\0" * 8),
+    "items of no bytes": ext(1, b"\x03|S0\x01" + (1 << 40).to_bytes(8, "little")),
     "no such dtype": ext(1, b"\x03<f7\x00" + b"\0" * 7),
     "huge shape": ext(1, b"\x03<f8\x02" + b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 2),
     "negative shape": ext(1, b"\x03<f8\x01" + b"\xff" * 8),

@@ -252,6 +252,33 @@ def test_items_that_a_limiter_refuses_wait_and_are_counted(serve):
     writer.settle()  # by a reader that saw the writer just before it was closed
 
 
+@pytest.mark.parametrize("in_flight", [1, 2, 5, None])
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_no_item_is_lost_or_overtaken_while_the_limiter_waits(serve, in_flight, chunk):
+    client = serve(replay.Table.queue("t", 3)).localhost_client()
+    writer = client.batch_writer(max_in_flight_items=in_flight)
+    most, total, errors = [], 42, []
+
+    def write_all():
+        try:
+            for begin in range(0, total, chunk):
+                write(writer, range(begin, begin + chunk))
+                most.append(writer.num_pending)
+            writer.flush(timeout=PATIENCE)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write_all, daemon=True)
+    thread.start()
+    found = []
+    while len(found) < total:
+        found += read(client, 2, timeout=PATIENCE)
+    thread.join(PATIENCE)
+    assert not thread.is_alive() and not errors
+    assert found == list(range(total)) and writer.num_pending == 0
+    assert max(most) <= (in_flight or dm_reverb_writer.DEFAULT_IN_FLIGHT)
+
+
 def test_what_the_caller_holds_back_is_read_too(serve):
     client = serve(make_table()).localhost_client()
     writer = client.batch_writer()

@@ -18,6 +18,13 @@ milliseconds, and connections are neither encrypted nor authenticated.
 Requires dm-reverb (tested with 0.7.2 and 0.14.0) and a TensorFlow that fits it.
 """
 
+try:
+    import reverb as _reverb  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "dm-reverb is not installed. On Python 3.11 or older: pip install 'repertory[reverb]'."
+    ) from error
+
 from framework.replay.dm_reverb.client import Client
 from framework.replay.dm_reverb.server import (
     Server,

@@ -73,43 +73,25 @@ class Client(contracts.Client):
         """
         if batch_size < 1:
             raise ValueError(f"table {table!r}, n: got {batch_size}, expected at least 1 sample.")
-        return self.draw(table, batch_size, timeout, out, pad, lambda: False)[0]
+        return self.source().draw(table, batch_size, timeout, out, pad)[0]
 
     def source(self) -> _Source:
         """Returns the source that a `Dataset` draws from."""
-        return _Source(self)
-
-    def draw(
-        self,
-        table: str,
-        n: int,
-        timeout: float | None,
-        out: list[Any] | None,
-        pad: bool,
-        cancelled: Callable[[], bool],
-    ) -> tuple[ReplaySample | PaddedSample, list[Any]]:
-        """Like `sample_batch`, but ends with `ServerClosed` once `cancelled()`; adds `keep`'s argument."""
-        signature = self._tables.signature(table)
-        samples = self._take(table, n, timeout, cancelled)
-        try:
-            return convert.stack(table, samples, signature, out, pad), samples
-        except BaseException:
-            self.keep(table, samples)
-            raise
+        return _Source(self, self._tables)
 
     def keep(self, table: str, samples: list[Any]) -> None:
         """Keeps samples for the next draw, because dm-reverb has counted them and cannot take them back."""
         with self._changed:
             self._drawn[table] += samples
 
-    def _take(self, table: str, n: int, timeout: float | None, cancelled: Callable[[], bool]) -> list[Any]:
-        """Returns n drawn samples that belong to this call."""
+    def take(self, table: str, n: int, timeout: float | None, cancelled: Callable[[], bool]) -> list[Any]:
+        """Returns n samples. Ends with `ServerClosed` once `cancelled()`."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        drawn = self._drawn[table]
         while True:
             if self._tables.interrupted or cancelled():
                 raise ServerClosed("The client was interrupted or closed.")
             with self._changed:
-                drawn = self._drawn[table]
                 if self._failed is not None:
                     failed, self._failed = self._failed, None
                     raise failed
@@ -122,56 +104,50 @@ class Client(contracts.Client):
                 missing = n - len(drawn)
                 more = convert.samples_to_be_had(info, missing, certain=True) - self._coming[table]
                 self._coming[table] += max(0, more)
-            if more > 0:
+            if more > 0 and self.concurrent:
+                threading.Thread(
+                    target=self._fetch, args=(table, more), name="reverb-sample", daemon=True
+                ).start()
+            elif more > 0:
                 self._fetch(table, more)
-                continue
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            elif deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceededError(
                     f"table {table!r}: got fewer than {n} samples within {timeout} s."
                 )
-            if not self.concurrent:
+            elif not self.concurrent:
                 raise WouldBlockError(
                     f"table {table!r}: the rate limiter refuses {missing} of {n} samples, and no other "
                     "thread can insert items."
                 )
             with self._changed:
                 if not self._tables.interrupted and len(drawn) < n:
-                    self._changed.wait(_LOOK if left is None else min(_LOOK, left))
+                    self._changed.wait(_LOOK)
 
     def _fetch(self, table: str, n: int) -> None:
-        """Draws n samples in a thread. The table has them now, unless another reader draws them first.
+        """Draws n samples, which the table has now, unless another reader draws them first.
 
-        dm-reverb cannot cancel a waiting call, so the call runs in a thread that can be abandoned.
+        dm-reverb cannot cancel a call that waits. A concurrent client therefore calls this in a thread that
+        can be abandoned.
         """
-
-        def fetch() -> None:
-            samples: list[Any] = []
-            failed: BaseException | None = None
-            try:
-                samples = list(self.native.sample(table, n, emit_timesteps=False))
-            except Exception as error:  # the call that waits for the samples raises it
-                failed = error
-            with self._changed:
-                self._coming[table] -= n
-                self._drawn[table] += samples
-                self._failed = failed or self._failed
-                self._changed.notify_all()
-
-        if not self.concurrent:
-            fetch()
-            return
+        samples: list[Any] = []
+        failed: Exception | None = None
+        try:
+            samples = list(self.native.sample(table, n, emit_timesteps=False))
+        except Exception as error:  # the call that waits for the samples raises it
+            failed = error
         with self._changed:
-            threading.Thread(target=fetch, name="reverb-sample", daemon=True).start()
-            self._changed.wait(_LOOK)
+            self._coming[table] -= n
+            self._drawn[table] += samples
+            self._failed = failed or self._failed
+            self._changed.notify_all()
 
     # Items.
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        keys = np.asarray(keys, np.uint64).ravel().tolist()
+        keys = np.asarray(keys, np.uint64).ravel()
         priorities = convert.check_priorities(priorities, len(keys))
-        self.mutate_priorities(table, dict(zip(keys, priorities.tolist(), strict=True)))
+        self.mutate_priorities(table, dict(zip(keys.tolist(), priorities.tolist(), strict=True)))
 
     def mutate_priorities(
         self,
@@ -186,32 +162,27 @@ class Client(contracts.Client):
         """
         updates = dict(updates or {})
         priorities = convert.check_priorities(list(updates.values()), len(updates))
-        self._tables.check_open()
         self._tables.signature(table)  # raises UnknownTableError
         self._settle()
-        if updates or deletes:
-            self.native.mutate_priorities(table, updates, [int(key) for key in deletes or ()])
-            self._tables.saw_priorities(table, priorities)
+        self.native.mutate_priorities(table, updates, [int(key) for key in deletes or ()])
+        self._tables.saw_priorities(table, priorities)
 
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
-        self._tables.check_open()
-        self._tables.signature(table)
+        self._tables.signature(table)  # raises UnknownTableError
         self._settle()
         self.native.reset(table)
         with self._changed:
-            self._drawn.pop(table, None)
-        self._tables.forget_priorities(table)
+            self._drawn[table].clear()
+        self._tables.max_priorities.pop(table, None)
 
     # Inspecting.
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether n samples can be drawn now without waiting."""
         self._settle()
-        missing = n - len(self._drawn[table])
-        return missing <= 0 or (
-            convert.samples_to_be_had(self._tables.info(table), missing, certain=False) == missing
-        )
+        missing = max(0, n - len(self._drawn[table]))
+        return convert.samples_to_be_had(self._tables.info(table), missing, certain=False) == missing
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether n items can be inserted now without waiting."""
@@ -235,11 +206,6 @@ class Client(contracts.Client):
         """Ends every waiting call, and every later call that would wait, with `ServerClosed`."""
         self._tables.interrupt()
 
-    def wake(self) -> None:
-        """Makes waiting calls check whether they are cancelled."""
-        with self._changed:
-            self._changed.notify_all()
-
     def close(self) -> None:
         """Closes this client; inserts its writers' items as far as the tables have room."""
         for writer in list(self._writers):
@@ -254,15 +220,21 @@ class Client(contracts.Client):
 class _Source(contracts.Source):
     """See `contracts.Source`. The client's next reader gets the samples that are given back."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, tables: ServerTables) -> None:
         self._client = client
+        self._tables = tables
         self._interrupted = False
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, tuple[str, list[Any]]]:
-        sample, samples = self._client.draw(table, n, timeout, out, pad, lambda: self._interrupted)
-        return sample, (table, samples)
+        signature = self._tables.signature(table)
+        samples = self._client.take(table, n, timeout, lambda: self._interrupted)
+        try:
+            return convert.stack(table, samples, signature, out, pad), (table, samples)
+        except BaseException:
+            self._client.keep(table, samples)
+            raise
 
     def release(self, drawn: tuple[str, list[Any]]) -> None:
         return
@@ -274,8 +246,9 @@ class _Source(contracts.Source):
         return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
-        self._interrupted = True
-        self._client.wake()
+        with self._tables.changed:
+            self._interrupted = True
+            self._tables.changed.notify_all()
 
     def close(self) -> None:
         return

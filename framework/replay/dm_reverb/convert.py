@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import reverb
+import tensorflow as tf
 
 from framework import nest as nests
-from framework.replay.tables import rate_limiters
+from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.types import (
     CallStats,
     PaddedSample,
@@ -24,7 +24,6 @@ from framework.replay.types import (
 )
 from framework.types import Nest
 
-_TIMES = TableWorkerTime._fields
 # The dtypes of the fields of `SampleInfo`.
 _INFO = (np.uint64, np.float64, np.int64, np.float64, np.int32)
 
@@ -33,14 +32,10 @@ def to_native_table(table: Any) -> Any:
     """Returns the `reverb.Table` that is equivalent to a `Table`; returns a `reverb.Table` unchanged.
 
     Raises:
-      ValueError: The table has a selector or an extension that dm-reverb does not have.
+      ValueError: The table has a selector that dm-reverb does not have.
     """
-    import reverb
-
     if isinstance(table, reverb.Table):
         return table
-    if getattr(table, "extensions", ()):
-        raise ValueError(f"table {table.name!r}: got extensions, expected none with dm-reverb. Remove them.")
     limiter = table.rate_limiter
     return reverb.Table(
         name=table.name,
@@ -49,30 +44,23 @@ def to_native_table(table: Any) -> Any:
         max_size=table.max_size,
         max_times_sampled=table.max_times_sampled,
         rate_limiter=reverb.rate_limiters.RateLimiter(
-            samples_per_insert=limiter.samples_per_insert,
-            min_size_to_sample=limiter.min_size_to_sample,
-            min_diff=limiter.min_diff,
-            max_diff=limiter.max_diff,
+            limiter.samples_per_insert, limiter.min_size_to_sample, limiter.min_diff, limiter.max_diff
         ),
         signature=None if table.signature is None else _native_signature(table.signature),
     )
 
 
 def _native_selector(table: str, selector: Any) -> Any:
-    import reverb
-
     kind = type(selector).__name__
     if kind not in ("Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized"):
         raise ValueError(
             f"table {table!r}: got a selector {kind}, expected one that dm-reverb has: Uniform, Fifo, Lifo, "
             "MinHeap, MaxHeap or Prioritized."
         )
-    return getattr(reverb.selectors, kind)(**selector.options())
+    return getattr(reverb.selectors, kind)(**selector.options)
 
 
 def _native_signature(signature: Nest) -> Nest:
-    import tensorflow as tf
-
     leaves, structure = nests.flatten(signature)
     specs = [TensorSpec.of(leaf) for leaf in leaves]
     return nests.packer(structure)(
@@ -92,40 +80,34 @@ def _selector_options(options: Any) -> dict[str, Any]:
 
 def to_info(native: Any, max_priority: float) -> TableInfo:
     """Returns dm-reverb's description as a `TableInfo`; `max_priority` is the largest this client knows."""
-    limiter = native.rate_limiter_info
-    info = TableInfo(
-        name=native.name,
-        sampler_options=_selector_options(native.sampler_options),
-        remover_options=_selector_options(native.remover_options),
-        max_size=native.max_size,
-        max_times_sampled=max(0, native.max_times_sampled),
-        rate_limiter_info=RateLimiterInfo(
+    limiter, times = native.rate_limiter_info, native.table_worker_time
+    described = {
+        **vars(native),
+        "sampler_options": _selector_options(native.sampler_options),
+        "remover_options": _selector_options(native.remover_options),
+        "max_times_sampled": max(0, native.max_times_sampled),
+        "rate_limiter_info": RateLimiterInfo(
             limiter.samples_per_insert,
             limiter.min_diff,
             limiter.max_diff,
             limiter.min_size_to_sample,
-            insert_stats=CallStats(limiter.insert_stats.completed),
-            sample_stats=CallStats(limiter.sample_stats.completed),
+            CallStats(limiter.insert_stats.completed),
+            CallStats(limiter.sample_stats.completed),
         ),
-        signature=native.signature,
-        current_size=native.current_size,
-        num_episodes=native.num_episodes,
-        num_deleted_episodes=native.num_deleted_episodes,
-        num_unique_samples=native.num_unique_samples,
-        table_worker_time=TableWorkerTime(*[int(getattr(native.table_worker_time, f)) for f in _TIMES]),
-        max_priority=max_priority,
-    )
-    rules = limiter_of(info)
-    return info._replace(why_not_sample=rules.why_not_sample(1), why_not_insert=rules.why_not_insert(1))
+        "table_worker_time": TableWorkerTime(
+            *[int(getattr(times, name)) for name in TableWorkerTime._fields]
+        ),
+    }
+    info = TableInfo(**described, max_priority=max_priority)
+    why_not_sample, why_not_insert = limiter_of(info).refusals()
+    return info._replace(why_not_sample=why_not_sample, why_not_insert=why_not_insert)
 
 
-def limiter_of(info: TableInfo) -> rate_limiters.RateLimiter:
+def limiter_of(info: TableInfo) -> RateLimiter:
     """Returns a rate limiter in the state of a description, to compute what it allows."""
-    rules, counts = info.rate_limiter_info, info.rate_limiter_info
-    limiter = rate_limiters.RateLimiter(
-        rules.samples_per_insert, rules.min_size_to_sample, rules.min_diff, rules.max_diff
-    )
-    limiter.inserts, limiter.samples = counts.insert_stats.completed, counts.sample_stats.completed
+    rules = info.rate_limiter_info
+    limiter = RateLimiter(rules.samples_per_insert, rules.min_size_to_sample, rules.min_diff, rules.max_diff)
+    limiter.inserts, limiter.samples = rules.insert_stats.completed, rules.sample_stats.completed
     limiter.size = info.current_size
     return limiter
 
@@ -144,14 +126,9 @@ def samples_to_be_had(info: TableInfo, n: int, certain: bool) -> int:
     return max(0, allowed)
 
 
-def describe_structure(structure: Any) -> np.ndarray:
+def describe_structure(structure: nests.Structure) -> np.ndarray:
     """Returns a structure as uint8 `[M]`, the first column of items in tables without a signature."""
     return np.frombuffer(json.dumps(structure).encode(), np.uint8)
-
-
-@functools.lru_cache(maxsize=1024)
-def _described(description: bytes) -> nests.Pack:
-    return nests.packer(json.loads(description.decode()))
 
 
 def stack(
@@ -162,44 +139,37 @@ def stack(
     Raises:
       ValueError: The items differ in structure, differ in length without `pad`, or do not fit `out`.
     """
-    info = SampleInfo(
-        *[
-            np.array(field, dtype)
-            for field, dtype in zip(
-                zip(*[sample.info for sample in samples], strict=True), _INFO, strict=True
-            )
-        ]
-    )
+    fields = zip(*[sample.info for sample in samples], strict=True)
+    info = SampleInfo(*[np.array(field, kind) for field, kind in zip(fields, _INFO, strict=True)])
     data = [sample.data for sample in samples]
-    if signature is None:
+    if signature is not None:
+        structure = nests.flatten(signature)[1]
+    else:
         first = data[0][0]
         if first.dtype != np.uint8 or any(not np.array_equal(leaves[0], first) for leaves in data):
             raise ValueError(
                 f"table {table!r}: got items of different structure in one batch, or items that this "
                 "writer did not write. Give the table a signature, or keep them in different tables."
             )
-        pack, data = _described(first.tobytes()), [leaves[1:] for leaves in data]
-    else:
-        pack = nests.packer(nests.flatten(signature)[1])
+        structure, data = json.loads(first.tobytes()), [leaves[1:] for leaves in data]
+    pack = nests.packer(structure)
     leaves, lengths = [], []
-    for at, column in enumerate(zip(*data, strict=True)):
-        arrays = [np.asarray(array) for array in column]
-        timed = arrays[0].ndim > 0
-        sizes = np.array([len(array) if timed else 0 for array in arrays], np.int64)
-        longest = int(sizes.max())
-        if not pad and (sizes != longest).any():
+    for number, arrays in enumerate(zip(*data, strict=True)):
+        sizes = [array.shape[:1] for array in arrays]  # () without a time axis
+        longest = max(sizes)
+        if not pad and min(sizes) != longest:
             raise ValueError(
-                f"table {table!r}: got items of different lengths in one batch, "
-                f"{np.unique(sizes).tolist()}. Ask for padding, or sample one by one."
+                f"table {table!r}: got items of different lengths in one batch, {np.unique(sizes).tolist()}. "
+                "Ask for padding, or sample one by one."
             )
-        shape = (len(arrays), *([longest] if timed else []), *arrays[0].shape[1:])
-        if out is not None and out[at].shape != shape:
-            raise ValueError(f"out, leaf {at}: got shape {out[at].shape}, expected {shape}.")
-        total = np.zeros(shape, arrays[0].dtype) if out is None else out[at]
-        for number, array in enumerate(arrays):
-            total[(number, slice(len(array))) if timed else number] = array
+        shape = (len(arrays), *longest, *arrays[0].shape[1:])
+        if out is not None and out[number].shape != shape:
+            raise ValueError(f"out, leaf {number}: got shape {out[number].shape}, expected {shape}.")
+        total = np.zeros(shape, arrays[0].dtype) if out is None else out[number]
+        for item, array in enumerate(arrays):
+            total[(item, slice(len(array))) if longest else item] = array
         leaves.append(total)
-        lengths.append(sizes if timed else None)
+        lengths.append(np.array(sizes, np.int64).ravel() if longest else None)
     if pad:
         return PaddedSample(info, pack(leaves), pack(lengths))
     return ReplaySample(info, pack(leaves))
@@ -208,11 +178,10 @@ def stack(
 def check_priorities(priorities: Any, n: int) -> np.ndarray:
     """Returns priorities as float64 `[n]`; `ValueError` for values that would break a dm-reverb table."""
     array = np.asarray(priorities, np.float64).ravel()
-    if len(array) != n:
-        raise ValueError(f"priorities: got {len(array)}, expected {n}, one for each item.")
-    if n and not (array.min() >= 0 and math.isfinite(array.max())):
-        bad = array[~((array >= 0) & np.isfinite(array))]
+    invalid = array[~((array >= 0) & np.isfinite(array))]
+    if len(array) != n or len(invalid):
         raise ValueError(
-            f"priorities: got {bad[:3].tolist()}, expected finite numbers >= 0. Nothing was changed."
+            f"priorities: got {len(array)}, {invalid[:3].tolist()} of them invalid, expected {n} finite "
+            "numbers >= 0. Nothing was changed."
         )
     return array

@@ -10,7 +10,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import reverb
+
 import launch
+from framework.replay.checkpointers import DefaultCheckpointer
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.client import Client
 from framework.replay.dm_reverb.tables import START_SECONDS
@@ -23,7 +26,7 @@ class Server:
     """A `reverb.Server` of `Table`s or `reverb.Table`s.
 
     Args:
-      tables: tables of different names.
+      tables: at least one, of different names.
       port: port on all interfaces (dm-reverb offers no other choice); None takes a free one.
       checkpointer: a `reverb.checkpointers.CheckpointerBase`, a folder, or a checkpointer of
         `framework.replay`. dm-reverb gets a subfolder of the folder, because it deletes other files in the
@@ -39,21 +42,9 @@ class Server:
         *,
         concurrent: bool = True,
     ) -> None:
-        try:
-            import reverb
-        except ImportError as error:
-            raise ImportError(
-                "dm-reverb is not installed. On Python 3.11 or older: pip install 'repertory[reverb]'."
-            ) from error
-
-        names = [table.name for table in tables]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(
-                f"tables: got the names {names}, expected at least one table and different names."
-            )
         native = native_tables(tables)
         self.concurrent = concurrent
-        self.tables = dict(zip(names, native, strict=True))
+        self.tables = {table.name: table for table in native}
         self.native = reverb.Server(native, port=port, checkpointer=native_checkpointer(checkpointer))
         self.port: int = self.native.port
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -91,21 +82,18 @@ def native_tables(tables: Sequence[Any]) -> list[Any]:
 
 def native_checkpointer(checkpointer: Any) -> Any:
     """Returns dm-reverb's checkpointer for the `checkpointer` of `Server`."""
-    import reverb
-
     if checkpointer is None or isinstance(checkpointer, reverb.checkpointers.CheckpointerBase):
         return checkpointer
-    folder = checkpointer if isinstance(checkpointer, (str, os.PathLike)) else None
-    for name in ("path", "directory"):
-        folder = folder or getattr(checkpointer, name, None)
-    if folder is None:
+    folder, fallback = checkpointer, None
+    if isinstance(checkpointer, DefaultCheckpointer):
+        folder, fallback = checkpointer.path, checkpointer.fallback_checkpoint_path
+    if not isinstance(folder, (str, os.PathLike)):
         raise ValueError(
-            f"checkpointer: got {checkpointer!r}, expected a folder, one of our checkpointers or one of "
-            "dm-reverb's"
+            f"checkpointer: got {checkpointer!r}, expected a folder, a DefaultCheckpointer or one of "
+            "dm-reverb's checkpointers."
         )
     private = pathlib.Path(folder) / _PRIVATE
     private.mkdir(parents=True, exist_ok=True)
-    fallback = getattr(checkpointer, "fallback_checkpoint_path", None)
     return reverb.checkpointers.DefaultCheckpointer(
         str(private), fallback_checkpoint_path=None if fallback is None else os.fspath(fallback)
     )
@@ -128,16 +116,19 @@ def serve_node(
     dm-reverb serves on TCP ports only. The port for an address `ipc://path` is written to `path.port`, where
     `connect_node` reads it; a restarted server takes the same port. `curve` is not used.
     """
-    if embedded or address is None:
-        return Server(tables, checkpointer=checkpointer, concurrent=concurrent)
-    if address.startswith("tcp://"):
-        return Server(tables, port=int(address.rpartition(":")[2]), checkpointer=checkpointer)
-    notice = _notice(address)
-    before = int(notice.read_text()) if notice.exists() else None
-    server = Server(tables, port=before, checkpointer=checkpointer)
-    beside = notice.with_suffix(".new")
-    beside.write_text(str(server.port))
-    beside.rename(notice)
+    port = None
+    notice = None
+    if not embedded and address is not None:
+        if address.startswith("tcp://"):
+            port = int(address.rpartition(":")[2])
+        else:
+            notice = _notice(address)
+            port = int(notice.read_text()) if notice.exists() else None
+    server = Server(tables, port, checkpointer, concurrent=concurrent or not embedded)
+    if notice is not None:
+        beside = notice.with_suffix(".new")
+        beside.write_text(str(server.port))
+        beside.rename(notice)
     return server
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
-from typing import TypeVar
 
 import numpy as np
+import reverb
 
 from framework.replay.dm_reverb import convert
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost, UnknownTableError
@@ -19,7 +18,6 @@ from framework.types import Nest
 START_SECONDS = 120.0
 # Timeout of one request to a running server, in seconds.
 _ASK_SECONDS = 5
-_T = TypeVar("_T")
 
 
 class ServerTables:
@@ -31,8 +29,6 @@ class ServerTables:
     """
 
     def __init__(self, address: str, concurrent: bool):
-        import reverb
-
         self.native = reverb.Client(address)
         self.concurrent = concurrent
         #: Notified when samples arrive, or when a waiting call must check whether it is interrupted.
@@ -41,7 +37,8 @@ class ServerTables:
         self.closed = False
         self._address = address
         self._signatures: dict[str, Nest] | None = None
-        self._max_priority: dict[str, float] = {}
+        #: The largest priority that this client has set in each table.
+        self.max_priorities: dict[str, float] = {}
 
     def check_open(self) -> None:
         """Raises `ServerClosed` if the server was stopped or the client closed."""
@@ -67,16 +64,17 @@ class ServerTables:
           ServerLost: The connection to the server was lost.
           ServerClosed: The server was stopped in this process, or the client closed.
         """
-        from reverb import errors
-
         self.check_open()
         seconds = _ASK_SECONDS if timeout is None else max(1, math.ceil(timeout))
         deadline = time.monotonic() + (START_SECONDS if timeout is None else 0)
         while True:
             try:
                 native = self.native.server_info(timeout=seconds)
-                return {name: convert.to_info(info, self.max_priority(name)) for name, info in native.items()}
-            except errors.DeadlineExceededError as error:
+                return {
+                    name: convert.to_info(info, self.max_priorities.get(name, 1.0))
+                    for name, info in native.items()
+                }
+            except reverb.errors.DeadlineExceededError as error:
                 self.check_open()
                 if self.interrupted or time.monotonic() >= deadline:
                     raise DeadlineExceededError(f"No dm-reverb server answers at {self._address}.") from error
@@ -86,41 +84,38 @@ class ServerTables:
 
     def info(self, table: str) -> TableInfo:
         """Returns the description of one table; `UnknownTableError` if there is no such table."""
-        return _find(self.infos(), table)
+        self.signature(table)
+        return self.infos()[table]
 
     def signature(self, table: str) -> Nest:
-        """Returns the table's signature or None; `UnknownTableError` if there is no such table."""
+        """Returns the table's signature or None.
+
+        Raises:
+          UnknownTableError: There is no such table.
+          ServerClosed: The server was stopped in this process, or the client closed.
+        """
+        self.check_open()
         if self._signatures is None:
             self._signatures = {name: info.signature for name, info in self.infos().items()}
-        return _find(self._signatures, table)
+        if table not in self._signatures:
+            raise UnknownTableError(f"table {table!r} was not found. There are {sorted(self._signatures)}.")
+        return self._signatures[table]
 
     def has_room(self, table: str, n: int) -> bool:
         """Returns whether the rate limiter lets n items in."""
-        return convert.limiter_of(self.info(table)).can_insert(n)
+        return convert.limiter_of(self.info(table)).allowed_inserts(n) == n
 
     def all_have_room(self) -> bool:
         """Returns whether the server answers and no rate limiter refuses an item."""
         try:
-            return all(convert.limiter_of(info).can_insert(1) for info in self.infos(_ASK_SECONDS).values())
+            return all(
+                convert.limiter_of(info).allowed_inserts(1) for info in self.infos(_ASK_SECONDS).values()
+            )
         except (DeadlineExceededError, ServerClosed):
             return False
-
-    def max_priority(self, table: str) -> float:
-        """Returns the largest priority that this client has set in the table; 1.0 at first."""
-        return self._max_priority.get(table, 1.0)
 
     def saw_priorities(self, table: str, priorities: np.ndarray) -> None:
         """Records the priorities that items of the table get."""
         if len(priorities):
-            highest = float(priorities.max())
-            self._max_priority[table] = max(self._max_priority.get(table, 0.0), highest)
-
-    def forget_priorities(self, table: str) -> None:
-        """Forgets the largest priority, because the table was reset."""
-        self._max_priority.pop(table, None)
-
-
-def _find(named: Mapping[str, _T], table: str) -> _T:
-    if table not in named:
-        raise UnknownTableError(f"table {table!r} was not found; there are {sorted(named)}")
-    return named[table]
+            before = self.max_priorities.get(table, 0.0)
+            self.max_priorities[table] = max(before, float(priorities.max()))

@@ -11,33 +11,45 @@ sample = client.sample_batch("replay", 32)
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import sys
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from framework.replay.checkpointers import CheckpointerBase, default_checkpointer
 from framework.replay.contracts import Client, Source
-from framework.replay.errors import ServerClosed
-from framework.replay.local.writer import LocalWriter
+from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.reverb_api.client import ReverbApi
+from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.delivery import Delivery
+from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.table import Table, Tables
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
+from framework.replay.writer import BaseWriter, joined
 from launch.rpc import sockets
+
+# Single items wait for others, because many go in for hardly more than one: until there are this many, until
+# a table is read, or for this many seconds.
+_HELD_BACK = 32
+_DELAY = 0.005
 
 # The clients of the servers of this process, by address: their tables need no messages.
 _served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
 
 
 class EmbeddedClient(ReverbApi, Client):
-    """See the module.
+    """Reads and writes tables of this process; see the module docstring.
 
     Args:
-      tables: of different names, not used by another client or server.
+      tables: tables with different names, which no other client or server uses.
       concurrent: whether other threads use the tables too. If not, a call that would wait without an end is
         a `WouldBlockError`.
-      store: where rows live; a new one in plain memory if None.
+      store: where rows are kept; None creates one in this process's memory.
       checkpointer: what `checkpoint` writes to, and what the tables are restored from now.
     """
 
@@ -49,11 +61,11 @@ class EmbeddedClient(ReverbApi, Client):
         checkpointer: CheckpointerBase | None = None,
     ):
         if not tables:
-            raise ValueError("tables: got none, expected at least one replay.Table")
+            raise ValueError("tables: got none, expected at least one replay.Table.")
         names = [table.name for table in tables]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"tables: got several named {name!r}, expected different names")
+                raise ValueError(f"tables: got several named {name!r}, expected different names.")
         self.concurrent = concurrent
         self.store = store or RowStore()
         self.tables = Tables(zip(names, tables, strict=True))
@@ -70,11 +82,11 @@ class EmbeddedClient(ReverbApi, Client):
             checkpointer.load(self.tables, self.store)
 
     def table(self, name: str) -> Table:
-        """The table; RuntimeError as in Reverb if there is none of that name."""
+        """Returns a table; `UnknownTableError` if there is none of that name."""
         return self.tables[name]
 
     def another(self) -> EmbeddedClient:
-        """A client of the same tables with writers and an `interrupt` of its own."""
+        """Returns a client of the same tables with writers and an `interrupt` of its own."""
         client = object.__new__(type(self))
         client.__dict__.update(self.__dict__)
         client._interrupted = False
@@ -84,8 +96,8 @@ class EmbeddedClient(ReverbApi, Client):
     def __reduce__(self) -> Any:
         if self.elsewhere is None:
             raise TypeError(
-                "this client's tables are in this process only; a client that travels needs a served one: "
-                "replay.Server(tables)"
+                "EmbeddedClient: got a client of tables that are in this process only, expected one of a "
+                "served table. Use replay.Server(tables)."
             )
         return self.elsewhere
 
@@ -93,19 +105,17 @@ class EmbeddedClient(ReverbApi, Client):
         return f"replay.EmbeddedClient({sorted(self.tables)}, address={self.address!r})"
 
     def is_interrupted(self) -> bool:
-        """Whether `interrupt` or `close` was called."""
+        """Returns whether `interrupt` or `close` was called."""
         return self._interrupted
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> LocalWriter:
-        """A writer for B envs; see `contracts.Writer` and `LocalWriter`."""
-        writer = LocalWriter(
-            self.tables, self.store, max_in_flight_items, self.concurrent, self.is_interrupted
-        )
+        """Returns a writer for B envs; see `contracts.Writer`."""
+        writer = LocalWriter(self, max_in_flight_items)
         self._writers.add(writer)
         return writer
 
     def source(self) -> EmbeddedSource:
-        """What a `Dataset` draws from."""
+        """Returns the source that a `Dataset` draws from."""
         return EmbeddedSource(self)
 
     def sample_batch(
@@ -116,47 +126,37 @@ class EmbeddedClient(ReverbApi, Client):
         out: list[Any] | None = None,
         pad: bool = False,
     ) -> ReplaySample | PaddedSample:
-        """`batch_size` samples stacked: `SampleInfo` of arrays `[N]` and the nest that was written,
-        `[N, ...]`.
-
-        Args:
-          timeout: seconds; None waits without a limit and 0 not at all. `DeadlineExceededError` when it is
-            over: nothing was sampled.
-          out: arrays for the leaves in the order of the flattened nest.
-          pad: items of different lengths come as a `PaddedSample`; without it they are a ValueError.
-        """
+        """Draws a batch of samples; see `contracts.Client.sample_batch`."""
         if self._interrupted:
             raise ServerClosed("the client was interrupted or closed")
         return self.tables[table].sample_batch(batch_size, timeout, out, pad, self.is_interrupted)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; keys that are gone are
-        ignored."""
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
         self.tables[table].mutate(keys, priorities)
 
     def mutate_priorities(
-        self,
-        table: str,
-        updates: Mapping[int, float] | None = None,
-        deletes: Sequence[int] | None = None,
+        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
     ) -> None:
         """Deletes items, then sets priorities; all or nothing."""
         updates = updates or {}
         self.tables[table].mutate(
-            list(updates.keys()), list(updates.values()), [] if deletes is None else deletes
+            list(updates.keys()), list(updates.values()), () if deletes is None else deletes
         )
 
     def can_sample(self, table: str, n: int = 1) -> bool:
-        """Whether `n` samples could be had now without waiting."""
+        """Returns whether `n` samples can be drawn now without waiting."""
         return self.tables[table].can_sample(n)
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        """Whether `n` items could be inserted now without waiting."""
+        """Returns whether `n` items can be inserted now without waiting."""
         return self.tables[table].can_insert(n)
 
     def weight(self, table: str) -> tuple[float, int]:
-        """The sum of the sampler's weights (the number of items if it is not `Prioritized`), and the number
-        of items that it can choose from."""
+        """Returns the sum of the sampler's weights, and the number of items that it can choose from.
+
+        The sum is the number of items if the sampler is not `Prioritized`.
+        """
         return self.tables[table].weight()
 
     def reset(self, table: str) -> None:
@@ -164,25 +164,23 @@ class EmbeddedClient(ReverbApi, Client):
         self.tables[table].reset()
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """What is to be known of each table. It never waits here, so `timeout` does not matter."""
+        """Returns a description of each table. Does not wait, whatever the `timeout`."""
         return {name: table.info for name, table in self.tables.items()}
 
     def checkpoint(self) -> str:
-        """Writes a checkpoint with the server's checkpointer, by default to a temporary directory; its
-        path."""
+        """Writes a checkpoint, to a temporary directory if there is no checkpointer; returns its path."""
         if self.checkpointer is None:
             self.checkpointer = default_checkpointer()
         return self.checkpointer.save(self.tables, self.store)
 
     def interrupt(self) -> None:
-        """Every call of this client that waits, and every later one that could, ends with
-        `ServerClosed`."""
+        """Ends every waiting call of this client, and every later one that would wait."""
         self._interrupted = True
         for table in self.tables.values():
             table.wake()
 
     def close(self) -> None:
-        """Ends this client; what its writers hold back is inserted as far as that goes without waiting."""
+        """Closes this client and its writers, which insert what they can without waiting."""
         for writer in list(self._writers):
             writer.close(timeout=0)
         self.interrupt()
@@ -197,20 +195,22 @@ class EmbeddedSource(Source):
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, Drawn]:
+    ) -> tuple[ReplaySample | PaddedSample, tuple[Table, Delivery]]:
         found = self._client.tables[table]
         delivery = found.sample(n, timeout, self._is_interrupted)
         try:
-            return delivery.gather(out, pad), Drawn(found, delivery)
+            return delivery.gather(out, pad), (found, delivery)
         except BaseException:
             found.give_back(delivery)
             raise
 
-    def release(self, drawn: Drawn) -> None:
-        drawn.table.release(drawn.delivery)
+    def release(self, drawn: tuple[Table, Delivery]) -> None:
+        table, delivery = drawn
+        table.release(delivery)
 
-    def give_back(self, drawn: Drawn) -> None:
-        drawn.table.give_back(drawn.delivery)
+    def give_back(self, drawn: tuple[Table, Delivery]) -> None:
+        table, delivery = drawn
+        table.give_back(delivery)
 
     def can_sample(self, table: str, n: int) -> bool:
         return self._client.tables[table].can_sample(n)
@@ -227,11 +227,136 @@ class EmbeddedSource(Source):
         return self._interrupted or self._client.is_interrupted()
 
 
-class Drawn(NamedTuple):
-    """A batch that a source has drawn."""
+class LocalWriter(BaseWriter):
+    """Writes into the row store and the tables of an `EmbeddedClient`. See `contracts.Writer`.
 
-    table: Table
-    delivery: Delivery
+    Items that a rate limiter refuses wait here, first in, first out. Rows are released after the items that
+    were created before, which may refer to them. A writer that is dropped without `close` is ended when a
+    table is read or another writer is made: its rows are released, and its items go in as soon as there is
+    room.
+    """
+
+    def __init__(self, client: EmbeddedClient, max_in_flight_items: int | None = None):
+        super().__init__(client.store, max_in_flight_items, client.store.dropped_writers)
+        client.store.end_dropped_writers()
+        self._tables = client.tables
+        self._stored = client.store.streams
+        self._concurrent = client.concurrent
+        self._interrupted = client.is_interrupted
+        self._held_back = min(_HELD_BACK, self._max_in_flight)
+        if not self._concurrent:
+            self._max_in_flight = sys.maxsize  # no other thread could make room
+        self._items: collections.deque[tuple[Table, NewItems]] = collections.deque()
+        self._untried = 0  # items since the last attempt to insert
+        self._created = 0
+        # (items created before, stream, rows)
+        self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
+        self._reference = weakref.ref(self)
+        for table in self._tables.values():
+            table.add_writer(self._reference)
+        self._closed = False
+
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        return self._tables[table].can_insert(n)
+
+    def show(self) -> None:
+        """Inserts all that was staged and created so far, as far as there is room.
+
+        Tables call it before they are read, in any thread.
+        """
+        if self._before_read is not None:
+            self._before_read()
+        if self._items:
+            self._insert()
+
+    def close(self, timeout: float | None = None) -> int:
+        if self._closed:
+            return 0
+        with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
+            self._wait(timeout, 0)
+        with self._lock:
+            self._closed, self._ended = True, ServerClosed("the writer was closed")
+            self._late.close()
+            self._before_read = None
+            dropped, self.num_pending = self.num_pending, 0
+            self._items.clear()
+            self._release_rows(self._created)
+            self._release_all()
+        for table in self._tables.values():
+            table.remove_writer(self._reference)
+        return dropped
+
+    def end(self) -> bool:
+        """Closes a writer that was dropped once its items are in their tables; whether it is closed."""
+        with contextlib.suppress(ServerClosed):
+            self.show()
+            with self._lock:
+                self._release_all()
+            if self._items:
+                return False
+        self.close(timeout=0)
+        return True
+
+    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
+        into, count = self._tables[table], len(items.keys)
+        items = into.new_items(
+            layout, items.index, items.priorities, items.keys, items.lengths, items.episodes
+        )
+        # A batch goes straight in if no items wait before it.
+        done = into.insert_now(items) if count > 1 and not self._items else 0
+        self._created += count
+        if done < count:
+            self._items.append((into, items.part(done, count)))
+            self.num_pending += count - done
+            self._untried += count - done
+            if self._untried >= self._held_back or into.sampler_waits:
+                self._insert()
+            elif self._concurrent:
+                self._late.call_later(self._insert, _DELAY)
+
+    def _insert(self) -> None:
+        """Inserts the front of the queue as far as the rate limiters allow."""
+        with self._lock:
+            self._untried = 0
+            self._items = collections.deque(joined(self._items))
+            while self._items:
+                table, items = self._items[0]
+                count = table.insert_now(items)
+                self.num_pending -= count
+                if count < len(items.keys):
+                    self._items[0] = (table, items.part(count, len(items.keys)))
+                    break
+                self._items.popleft()
+            self._release_rows(self._created - self.num_pending)
+
+    def _free(self, stream: str, rows: np.ndarray) -> None:
+        if self.num_pending:
+            self._releases.append((self._created, stream, rows))
+        else:
+            self._stored[stream].release(rows)
+
+    def _release_rows(self, done: int) -> None:
+        """Releases the rows to which none but the first `done` items may refer."""
+        while self._releases and self._releases[0][0] <= done:
+            _, stream, rows = self._releases.popleft()
+            self._stored[stream].release(rows)
+
+    def _wait(self, timeout: float | None, keep: int) -> None:
+        if 0 < self.num_pending <= keep:  # those go in with others, or when a table is read
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._insert()
+            with self._lock:
+                pending = self.num_pending
+                if pending <= keep:
+                    return
+                table = self._items[0][0]
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                table.wait_to_insert(left, self._interrupted)  # without the lock: a reader may need it
+            except (DeadlineExceededError, WouldBlockError) as error:
+                raise type(error)(f"{pending} items wait for room: {error}") from None
 
 
 def serve_here(address: str, client: EmbeddedClient | None) -> None:
@@ -243,7 +368,7 @@ def serve_here(address: str, client: EmbeddedClient | None) -> None:
 
 
 def client_here(address: str) -> EmbeddedClient | None:
-    """A new client of the tables that this process serves at an address; None if it serves none there."""
+    """Returns a new client of the tables that this process serves at an address; None if it serves none."""
     client = _served_here.get(_key(address))
     return None if client is None else client.another()
 

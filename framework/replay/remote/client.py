@@ -9,19 +9,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import os
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.replay import info as infos
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote.connection import (
     DEFAULT_RECONNECT_TIMEOUT,
+    LAST_WORDS,
     Channel,
     Connection,
     SessionLost,
@@ -29,29 +29,27 @@ from framework.replay.remote.connection import (
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout
-from framework.replay.tables.delivery import gather_parts
+from framework.replay.tables.samples import Samples
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
-from framework.replay.wake import Wake
 from launch.rpc.sockets import CurveKeys
 
 _LOG = logging.getLogger(__name__)
 
-# How long the end of a dataset looks for its server.
-_LAST_WORDS = 2.0
 # How long a server may take to write a checkpoint of all its tables.
 _CHECKPOINT_S = 600.0
 
 
-class _Reader:
-    """Draws samples over a connection.
+class ServedSource(Source):
+    """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release.
 
     Args:
       client: whose writers insert what they have created before anything is drawn.
-      connection: for one thread at a time.
-      hold: whether samples can be given back until they are released.
+      connection: the source's own.
+      hold: whether samples can be given back until they are released. Otherwise they are released when they
+        are read.
     """
 
-    def __init__(self, client: ServedClient, connection: Connection, hold: bool) -> None:
+    def __init__(self, client: ServedClient, connection: Connection, hold: bool = True) -> None:
         self._client = client
         self._connection = connection
         self._hold = hold
@@ -61,27 +59,18 @@ class _Reader:
     ) -> tuple[ReplaySample | PaddedSample, Drawn]:
         connection, hold = self._connection, self._hold
         self._client.show()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                connection.open(None if left is None else left + 1.0)
-                local = connection.mapped.local
-                message = {"op": "sample", "table": table, "n": n, "local": local, "hold": hold, "pad": pad}
-                answer = connection.request(message, left)
-                break
-            except SessionLost:
-                continue  # in a new session
+        message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
+        answer = connection.call(message, timeout, wait=True)
         info = SampleInfo(*[array.copy() for array in answer["info"]])
-        layouts, delivery = connection.layouts, answer.get("delivery", 0)
+        drawn = Drawn(connection.session, answer.get("delivery", 0))
+        layouts, local = connection.layouts, connection.mapped.local
         try:
             for number, description, files in answer["define"]:
                 layout = Layout.from_wire(description)
                 layouts[number] = connection.mapped.bind(layout, files, table) if local else layout.pack
-            drawn = Drawn(connection.session, delivery)
             if local:
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
-                return gather_parts(table, info, n, parts, out, pad), drawn
+                return Samples(table, info, parts).gather(out, pad), drawn
             pack = layouts[answer["layout"]]
             assert callable(pack)
             leaves = [
@@ -92,43 +81,35 @@ class _Reader:
             return ReplaySample(info, pack(leaves)), drawn
         except BaseException:
             if hold:
-                with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
-                    connection.request({"op": "give_back", "deliveries": [delivery]}, _LAST_WORDS, wait=False)
+                self.give_back(drawn)
             raise
         finally:
             if local and not hold:
-                connection.done.append(delivery)
-
-
-class ServedSource(_Reader, Source):
-    """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release."""
-
-    def __init__(self, client: ServedClient, connection: Connection, interrupt: Wake) -> None:
-        super().__init__(client, connection, hold=True)
-        self._interrupt = interrupt
+                connection.done.append(drawn.delivery)
 
     def release(self, drawn: Drawn) -> None:
         if drawn.session == self._connection.session:
             self._connection.done.append(drawn.delivery)
 
     def give_back(self, drawn: Drawn) -> None:
-        # A session that has ended has given everything back.
-        if drawn.session == self._connection.session:
-            with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
-                message = {"op": "give_back", "deliveries": [drawn.delivery]}
-                self._connection.request(message, timeout=_LAST_WORDS, wait=False)
+        if drawn.session == self._connection.session:  # one that has ended has given everything back
+            self._tell({"op": "give_back", "deliveries": [drawn.delivery]})
 
     def can_sample(self, table: str, n: int) -> bool:
         return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
-        self._interrupt.set()
+        self._connection.wake.set()
 
     def close(self) -> None:
         if self._connection.done:
-            with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
-                self._connection.request({"op": "sync"}, timeout=_LAST_WORDS, wait=False)
+            self._tell({"op": "sync"})
         self._connection.close()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Sends a message whose answer matters only because the server has carried it out by then."""
+        with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
+            self._connection.request(message, timeout=LAST_WORDS)
 
 
 class Drawn(NamedTuple):
@@ -157,15 +138,27 @@ class ServedClient(ReverbApi, Client):
         local: bool | None = None,
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
     ) -> None:
-        self._arguments = (address, curve, local, reconnect_timeout)
-        self.address = address
-        self._channel = Channel(address, curve, reconnect_timeout, local is not False)
+        self.address: str = address
+        self._options = (curve, local, reconnect_timeout)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Makes what this object has in this process: a forked child uses nothing of its parent's."""
+        curve, local, reconnect_timeout = self._options
+        self._pid = os.getpid()
+        self._connections = Channel(self.address, curve, reconnect_timeout, local is not False)
         self._lock = threading.Lock()
         self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
         self._dropped: collections.deque[ServedWriter] = collections.deque()
 
+    @property
+    def _channel(self) -> Channel:
+        if self._pid != os.getpid():
+            self._begin()
+        return self._connections
+
     def __reduce__(self) -> Any:
-        return type(self), self._arguments
+        return type(self), (self.address, *self._options)
 
     def __repr__(self) -> str:
         return f"replay.Client({self.address!r})"
@@ -182,12 +175,11 @@ class ServedClient(ReverbApi, Client):
     ) -> ReplaySample | PaddedSample:
         """`batch_size` samples stacked; see `EmbeddedClient.sample_batch`."""
         with self._channel.borrow() as connection:
-            return _Reader(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
+            return ServedSource(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
 
     def source(self) -> ServedSource:
         """What a `Dataset` draws from."""
-        interrupt = Wake()
-        return ServedSource(self, self._channel.connection(interrupt), interrupt)
+        return ServedSource(self, self._channel.connection())
 
     # Writing.
 
@@ -208,6 +200,8 @@ class ServedClient(ReverbApi, Client):
 
         Writers that were dropped without `close` end: they insert what they can without waiting.
         """
+        if self._pid != os.getpid():
+            self._begin()
         with contextlib.suppress(IndexError):  # another thread may be at it
             while self._dropped:
                 writer = self._dropped.popleft()
@@ -240,15 +234,10 @@ class ServedClient(ReverbApi, Client):
         self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
-        self._call(
-            {
-                "op": "update",
-                "table": table,
-                "keys": np.asarray(keys, np.uint64),
-                "priorities": np.asarray(priorities, np.float64),
-                "deletes": np.asarray(deletes, np.uint64),
-            }
-        )
+        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
+        priorities = np.asarray(priorities, np.float64)
+        message = {"op": "update", "table": table, "keys": keys, "priorities": priorities, "deletes": deletes}
+        self._call(message)
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Whether `n` samples could be had now without waiting."""
@@ -270,7 +259,8 @@ class ServedClient(ReverbApi, Client):
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """What is to be known of each table; DeadlineExceededError if the server does not answer in time."""
         answer = self._call({"op": "info"}, timeout)
-        return {table["name"]: infos.from_wire(table) for table in answer["tables"]}
+        infos = [TableInfo.from_wire(each) for each in answer["tables"]]
+        return {info.name: info for info in infos}
 
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""
@@ -286,22 +276,22 @@ class ServedClient(ReverbApi, Client):
         An engine that places nodes anew calls this (`launch`'s `ray`); sessions that are open end by
         themselves, as their server has gone.
         """
-        server = self._channel.server
-        server.away = address is None
+        channel = self._channel
+        channel.away = address is None
         if address is not None:
-            self.address = server.address = address
-            server.stopped = False  # that was the old one
+            self.address = channel.address = address
+            channel.stopped = False  # that was the old one
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with
         `ServerClosed`."""
-        self._channel.interrupted.set()
+        self._channel.interrupt()
 
     def close(self) -> None:
         """Ends this client; its writers flush as far as that goes without waiting."""
+        self._channel.interrupt()  # first: a thread that waits in a writer holds its lock
         with self._lock:
             writers = list(self._writers)
-        self._channel.interrupted.set()  # first: a thread that waits in a writer holds its lock
         with contextlib.ExitStack() as stack:  # the error of one writer leaves none of the others open
             stack.callback(self._channel.close)
             for writer in writers:

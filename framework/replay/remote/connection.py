@@ -3,7 +3,8 @@
 The server keeps what a client holds (leased rows, samples, waiting requests) by connection, and takes it back
 when the connection ends. So there is one rule for a lost connection, whether the network failed, the server
 was killed or it was restarted: the old session is gone. A writer ends with it; everything else opens a new
-session and asks again. `Connection.session` counts the sessions.
+session and asks again. `Connection.session` counts the sessions. A connection that a forked child inherits is
+lost, too.
 
 A request waits for its answer, for the end of the connection and for an interrupt of the client in one poll.
 A server that is not there is waited for up to `reconnect_timeout` seconds.
@@ -16,11 +17,11 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from framework.nest import Pack
 from framework.replay import wire
@@ -34,11 +35,13 @@ DEFAULT_RECONNECT_TIMEOUT = 30.0
 # Seconds beyond the server's own deadline after which a client calls the server hung.
 _GRACE = 30.0
 # Seconds for which a client that was interrupted still looks for its server, for last messages.
-_LAST_WORDS = 2.0
+LAST_WORDS = 2.0
 # Seconds for which a server that has stopped is looked for: it may have been started again.
 _COME_BACK = 0.25
 # Seconds between two looks at whether a server that is looked for has moved.
 _LOOK = 1.0
+_PAUSE_MS = 50  # before a connection that ended at once is tried again: perhaps it refuses this client's keys
+_LONGEST_POLL_MS = 1e9
 
 
 class SessionLost(Exception):
@@ -52,44 +55,14 @@ class Interrupted(ServerClosed):
         super().__init__("this client was interrupted: its program stops")
 
 
-class ServerState:
-    """What the connections of one client know of their server.
-
-    Attributes:
-      address: where it is: `tcp://host:port` or `ipc://path`.
-      away: it is known to be nowhere at the moment, and to come back.
-      stopped: it said that it stops, and has not answered since.
-    """
-
-    def __init__(
-        self, address: str, curve: sockets.CurveKeys | None, reconnect_timeout: float, local: bool
-    ) -> None:
-        self.address = address
-        self.curve = curve
-        self.reconnect_timeout = reconnect_timeout
-        self.away = False
-        self.stopped = False
-        self._local = local
-        self._mapped: MappedStore | None = None
-        self._lock = threading.Lock()
-
-    def mapped(self, welcome: dict[str, Any]) -> MappedStore:
-        """The rows of the server that sent this greeting, as far as they are mapped."""
-        server = welcome.get("server", "")
-        with self._lock:
-            if self._mapped is None or self._mapped.server != server:
-                self._mapped = MappedStore(server, welcome.get("directory", "") if self._local else "")
-            return self._mapped
-
-
 class Connection:
     """One session with a server. Not for two threads at once.
 
     Args:
-      server: shared by all connections of a client.
-      interrupts: any of them ends waits.
+      channel: the client's.
 
     Attributes:
+      wake: ends waits of this connection.
       welcome: what the server said of itself.
       session: number of sessions so far; 0 before the first.
       mapped: the rows of this session's server, as far as this process has mapped them.
@@ -97,18 +70,18 @@ class Connection:
       done: deliveries whose rows were read; the next message tells the server. Any thread may append.
     """
 
-    def __init__(self, server: ServerState, *interrupts: Wake) -> None:
+    def __init__(self, channel: Channel) -> None:
+        self.wake = Wake()
         self.welcome: dict[str, Any] = {}
         self.session = 0
         self.mapped: MappedStore
         self.layouts: dict[int, Binding | Pack] = {}
         self.done: collections.deque[int] = collections.deque()
-        self._server = server
-        self._interrupts = interrupts
+        self._channel = channel
         self._address = ""
+        self._pid = 0
         self._socket: zmq.Socket | None = None
-        self._monitor: zmq.Socket | None = None
-        self._said_hello = False
+        self._monitor: zmq.Socket | None = None  # readable once the connection has ended
         self._greeted = False
         self._next_id = 0
         self._answers: dict[int | None, dict[str, Any]] = {}  # that were received and not taken yet
@@ -116,48 +89,57 @@ class Connection:
     # --- the session ---
 
     def open(self, timeout: float | None = None) -> None:
-        """Makes sure that a session is open.
+        """Opens a session, unless there is one.
 
         Raises:
           ServerClosed: the server said that it stops, or did not answer within `reconnect_timeout`.
           DeadlineExceededError: `timeout` seconds passed first.
         """
-        server = self._server
-        if self._greeted and self._address == server.address:
+        if self._greeted:
             return
-        interrupted, stopped = self.interrupted, server.stopped
-        last = float("inf") if timeout is None else time.monotonic() + timeout
-        limit = _COME_BACK if stopped else server.reconnect_timeout
-        limit = min(limit, _LAST_WORDS) if interrupted else limit
-        limit = limit if timeout is None else min(limit, timeout)
-        deadline = time.monotonic() + limit
+        channel, interrupted = self._channel, self.wake.is_set
+        last = time.monotonic() + (float("inf") if timeout is None else timeout)
+        address, stopped, limit, give_up = "", False, 0.0, 0.0
         while True:
-            if self._socket is None or not self._said_hello:
+            if address != channel.address:  # at first, and when the server has moved
+                address, stopped = channel.address, channel.stopped
+                limit = _COME_BACK if stopped else channel.reconnect_timeout
+                limit = min(limit, LAST_WORDS) if interrupted else limit
+                give_up = min(last, time.monotonic() + limit)
+            if self._socket is None or self._address != address:
                 self.close()
-                self._connect()
-            elif self._address != server.address:  # it has moved
-                self.close()
-                self._connect()
-                deadline = max(deadline, min(last, time.monotonic() + server.reconnect_timeout))
-            away = server.away and not interrupted
-            until = min(time.monotonic() + _LOOK, last if away else deadline)
-            if self._receive(until, not interrupted, connecting=True):
-                answer = self._answers.pop(self._next_id, None)
-                if answer is not None:
-                    return self._begin(answer)
-                continue
-            now, moved = time.monotonic(), self._address != server.address and not interrupted
-            if now >= last or (now >= deadline and not (server.away and not interrupted) and not moved):
+                self._connect(address)
+            until = last if channel.away and not interrupted else give_up
+            try:
+                while self._receive(min(until, time.monotonic() + _LOOK), not interrupted):
+                    answer = self._answers.pop(self._next_id, None)
+                    if answer is not None:
+                        return self._begin(answer)
+            except SessionLost:
+                zmq.zmq_poll([] if interrupted else [(self.wake.descriptor, zmq.POLLIN)], _PAUSE_MS)
+            away = channel.away and not interrupted
+            if time.monotonic() >= (last if away else give_up) and address == channel.address:
                 break
         self.close()
         if stopped:
-            raise ServerClosed(f"the replay server at {server.address} has stopped")
-        if timeout is not None and (timeout <= server.reconnect_timeout or server.away):
-            raise DeadlineExceededError(f"no replay server answered at {server.address} within {limit:g} s")
+            raise ServerClosed(f"the replay server at {address} has stopped")
+        if timeout is not None:
+            limit = min(limit, timeout)
+        if timeout is not None and (timeout <= channel.reconnect_timeout or channel.away):
+            raise DeadlineExceededError(f"no replay server answered at {address} within {limit:g} s")
         raise ServerLost(
-            f"no replay server answered at {server.address} within {limit:g} s. Is it running, and does this "
-            "client have its keys?"
+            f"no replay server answered at {address} within {limit:g} s. Is it running, and does this client "
+            "have its keys?"
         )
+
+    def _connect(self, address: str) -> None:
+        """Connects, and says hello. If the server is not there yet, the message is sent when it comes."""
+        self._address, self._pid = address, os.getpid()
+        self._socket = sockets.make_client_socket(address, self._channel.curve)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._next_id += 1
+        hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}
+        self._socket.send_multipart(wire.encode(hello))
 
     def _begin(self, answer: dict[str, Any]) -> None:
         """Begins a session with the server's answer to hello."""
@@ -166,46 +148,40 @@ class Connection:
             raise wire.unpack_error(answer["error"])
         self.welcome = answer
         self.session += 1
-        self.mapped = self._server.mapped(answer)
+        self.mapped = self._channel.mapped(answer)
         self.layouts = {}
         self.done.clear()
         self._answers = {}
         self._greeted = True
-        self._server.stopped = False
+        self._channel.stopped = False
 
     def close(self) -> None:
         """Ends the session; the server takes back what it held."""
-        if self._socket is not None:
+        if self._socket is not None and self._pid == os.getpid():  # the parent's is left alone
             self._socket.disable_monitor()
             if self._monitor is not None:
                 self._monitor.close(linger=0)
             self._socket.close(linger=100)  # the last message may still be on its way
-            self._socket = self._monitor = None
+        self._socket = self._monitor = None
         self._greeted = False
 
     def __del__(self) -> None:
-        with contextlib.suppress(
-            AttributeError, TypeError, zmq.ZMQError
-        ):  # half made, or the interpreter ends
+        # Half made, or the interpreter ends.
+        with contextlib.suppress(AttributeError, TypeError, zmq.ZMQError):
             self.close()
 
     # --- messages ---
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the client was interrupted."""
-        return any(interrupt.is_set for interrupt in self._interrupts)
 
     def post(self, message: dict[str, Any]) -> int:
         """Sends a message without waiting for its answer, which `poll` returns; the number of the message.
 
         Raises:
-          SessionLost: the connection has ended.
+          SessionLost: there is no session, or it is of another process or another server.
         """
-        if self._socket is None or self._monitor is None or not self._greeted:
+        if not self._greeted or self._address != self._channel.address or self._pid != os.getpid():
+            self.close()
             raise SessionLost
-        if self._monitor.poll(0) and self._lost():
-            self._end()
+        assert self._socket is not None
         self._next_id += 1
         message["id"] = self._next_id
         if self.done and message["op"] != "cancel":  # the service itself takes that one
@@ -213,9 +189,10 @@ class Connection:
             while self.done:
                 done.append(self.done.popleft())
         try:
-            wire.send(self._socket, message, zmq.NOBLOCK)
+            self._socket.send_multipart(wire.encode(message), zmq.NOBLOCK, copy=False)
         except zmq.Again:  # nothing to send to any more
-            self._end()
+            self.close()
+            raise SessionLost from None
         return self._next_id
 
     def poll(self, timeout: float | None = 0.0) -> list[dict[str, Any]]:
@@ -225,9 +202,7 @@ class Connection:
           SessionLost: the connection has ended.
           ServerClosed: the server stops, or the client was interrupted while this call waited.
         """
-        if not self._greeted:
-            raise SessionLost
-        watch = timeout != 0.0 and not self.interrupted
+        watch = timeout != 0.0 and not self.wake.is_set
         until = None if timeout is None else time.monotonic() + timeout
         if not self._answers:
             while self._receive(until, watch):
@@ -235,8 +210,25 @@ class Connection:
         answers, self._answers = self._answers, {}
         return list(answers.values())
 
+    def call(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+    ) -> dict[str, Any]:
+        """A `request` in an open session; it is asked again in a new one if the connection ends in between.
+
+        The message says whether this process can read rows in place: `local`.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            with contextlib.suppress(SessionLost):
+                if not self._greeted:
+                    # A poll (timeout 0) waits a moment for a server that is not there: it may answer soon.
+                    self.open(None if left is None else left + 1.0)
+                message["local"] = self.mapped.local
+                return self.request(message, left, wait)
+
     def request(
-        self, message: dict[str, Any], timeout: float | None = None, wait: bool = True
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
     ) -> dict[str, Any]:
         """Sends a message and returns the server's answer.
 
@@ -251,7 +243,7 @@ class Connection:
           Whatever the server answered: see `wire.unpack_error`.
         """
         # An interrupt ends waits only: a program that stops still writes its last checkpoint and metrics.
-        watch = wait and not self.interrupted
+        watch = wait and not self.wake.is_set
         if wait:
             message["timeout"] = timeout if watch else 0.0
             limit = None if message["timeout"] is None else message["timeout"] + _GRACE
@@ -266,7 +258,7 @@ class Connection:
             except Interrupted:
                 # The server lets go of the request, and says so, or has answered it already.
                 self.post({"op": "cancel"})
-                deadline, watch = time.monotonic() + _LAST_WORDS, False
+                deadline, watch = time.monotonic() + LAST_WORDS, False
             except (SessionLost, ServerClosed):
                 raise
             except BaseException:  # of a signal handler, say
@@ -288,106 +280,63 @@ class Connection:
             raise Interrupted
         raise error
 
-    def _note_stop(self) -> None:
-        """This connection's server has stopped: not the one that has taken its place elsewhere."""
-        if self._address == self._server.address:
-            self._server.stopped = True
-
-    # --- the socket ---
-
-    def _connect(self) -> None:
-        self._address = self._server.address
-        self._socket = sockets.make_client_socket(self._address, self._server.curve)
-        if self._address.startswith("tcp://"):
-            # A machine that vanishes is noticed within 20 s.
-            self._socket.heartbeat_ivl = 5000
-            self._socket.heartbeat_timeout = 20000
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        )
-        self._greeted = False
-        self._greet()
-
-    def _greet(self) -> None:
-        """Says hello; if the server is not there yet, the message is delivered when it comes.
-
-        A peer that refused the keys is taken away by ZeroMQ: then there is nothing to send to until `open`
-        connects again.
-        """
-        self._next_id += 1
-        hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}
-        assert self._socket is not None
-        try:
-            wire.send(self._socket, hello, zmq.NOBLOCK)
-            self._said_hello = True
-        except zmq.Again:
-            self._said_hello = False
-
-    def _receive(self, deadline: float | None, watch: bool, connecting: bool = False) -> bool:
+    def _receive(self, deadline: float | None, watch: bool) -> bool:
         """Takes one message, an answer or a notice; False if none comes before the deadline.
 
         Raises:
           SessionLost: the connection has ended.
           ServerClosed: the server stops, or the client was interrupted and `watch` is true.
         """
-        assert self._socket is not None
+        if self._socket is None:
+            raise SessionLost
         watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
         if watch:  # an interrupt from before the call does not end it; such a call must not wait for long
-            watched += [(interrupt.descriptor, zmq.POLLIN) for interrupt in self._interrupts]
+            watched.append((self.wake.descriptor, zmq.POLLIN))
         while True:
-            left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
-            ready = dict(zmq.zmq_poll(watched, left))
-            if self._socket in ready:
+            left = -1.0
+            if deadline is not None:
+                left = min(_LONGEST_POLL_MS, max(0.0, (deadline - time.monotonic()) * 1000 + 0.999))
+            ready = dict(zmq.zmq_poll(watched, int(left)))
+            # What the server said last comes before the end of the connection, but may be seen after it.
+            if self._socket in ready or (self._monitor in ready and self._socket.poll(0)):
                 message = wire.decode(self._socket.recv_multipart(copy=False))
                 notice = message.get("notice")
                 if notice is None:
                     self._answers[message.get("id")] = message
-                elif notice in ("stopped", "lost") and not connecting:
+                elif notice == "lost":
                     self.close()
-                    if notice == "lost":
-                        raise SessionLost
+                    raise SessionLost
+                elif notice == "stopped":
+                    self.close()
                     self._note_stop()
                     raise ServerClosed(f"the replay server at {self._address} has stopped")
                 return True
-            if self._monitor in ready and self._lost():
-                if not connecting:
-                    self._end()
-                self._greet()  # ZeroMQ connects again by itself
-            if watch and self.interrupted:
+            if self._monitor in ready:
+                self.close()
+                raise SessionLost
+            if ready:
                 raise Interrupted
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
-    def _lost(self) -> bool:
-        """Whether the connection has ended since the last look; takes the monitor's events."""
-        assert self._monitor is not None
-        lost = False
-        while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
-            lost |= event == zmq.EVENT_DISCONNECTED
-        return lost
-
-    def _end(self) -> NoReturn:
-        """Raises SessionLost for a connection that has ended; notes whether its server said that it stops."""
-        assert self._socket is not None
-        with contextlib.suppress(zmq.Again):
-            while True:
-                # That it stopped may be old news: the next session finds out whether the server is back.
-                message = wire.decode(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
-                if message.get("notice") == "stopped":
-                    self._note_stop()
-        self.close()
-        raise SessionLost
+    def _note_stop(self) -> None:
+        """This connection's server has stopped: not the one that has taken its place elsewhere."""
+        if self._address == self._channel.address:
+            self._channel.stopped = True
 
 
 class Channel:
     """All connections of one client to one server; a thread borrows one that no other thread uses.
 
     Args:
-      address: where the server is.
+      address: where the server is: `tcp://host:port` or `ipc://path`.
       curve: the keys of the program, if the server has any.
       reconnect_timeout: seconds for which calls wait for a server that is not there.
       local: whether to map the rows of a server on this machine.
+
+    Attributes:
+      away: the server is known to be nowhere at the moment, and to come back.
+      stopped: the server said that it stops, and has not answered since.
     """
 
     def __init__(
@@ -397,15 +346,35 @@ class Channel:
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
         local: bool = True,
     ) -> None:
-        self.server = ServerState(address, curve, reconnect_timeout, local)
-        self.interrupted = Wake()
+        self.address = address
+        self.curve = curve
+        self.reconnect_timeout = reconnect_timeout
+        self.away = False
+        self.stopped = False
+        self._local = local
+        self._mapped: MappedStore | None = None
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
+        self._interrupted = False
         self._closed = False
 
-    def connection(self, *interrupts: Wake) -> Connection:
+    def connection(self) -> Connection:
         """A new connection, for an object that keeps it; it is opened by its first use."""
-        return Connection(self.server, self.interrupted, *interrupts)
+        connection = Connection(self)
+        with self._lock:
+            self._connections.add(connection)
+            if self._interrupted:
+                connection.wake.set()
+        return connection
+
+    def mapped(self, welcome: dict[str, Any]) -> MappedStore:
+        """The rows of the server that sent this greeting, as far as they are mapped."""
+        server = welcome.get("server", "")
+        with self._lock:
+            if self._mapped is None or self._mapped.server != server:
+                self._mapped = MappedStore(server, welcome.get("directory", "") if self._local else "")
+            return self._mapped
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Connection]:
@@ -413,7 +382,8 @@ class Channel:
         with self._lock:
             if self._closed:
                 raise ServerClosed("this client is closed")
-            connection = self._idle.pop() if self._idle else self.connection()
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self.connection()
         try:
             yield connection
         finally:
@@ -426,15 +396,16 @@ class Channel:
     def call(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
     ) -> dict[str, Any]:
-        """One request and its answer on any connection; asked again if the connection ended in between."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        """One request and its answer on any connection; see `Connection.call`."""
         with self.borrow() as connection:
-            while True:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                # A poll (timeout 0) waits a moment for a server that is not there: it could be answered soon.
-                connection.open(None if left is None else left + 1.0)
-                with contextlib.suppress(SessionLost):
-                    return connection.request(message, left, wait)
+            return connection.call(message, timeout, wait)
+
+    def interrupt(self) -> None:
+        """Ends the waits of all connections, and of those that are made later."""
+        with self._lock:
+            self._interrupted = True
+            for connection in self._connections:
+                connection.wake.set()
 
     def close(self) -> None:
         """Ends every idle session, and the others when they are given back."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,10 @@ class MappedStore:
     def __init__(self, server: str, directory: str) -> None:
         self.server = server
         self.directory = directory
-        self.local = _is_local(server, directory)
+        self.local = False
+        with contextlib.suppress(OSError):
+            # Without a directory, the server offers no memory.
+            self.local = bool(directory) and Path(directory, "proof").read_text() == server
         self.streams: dict[str, MappedStream] = {}
         self._lock = threading.Lock()
 
@@ -60,14 +65,3 @@ class MappedStore:
         for file in files:
             self.column(*file)
         return Binding(layout, self, table)  # type: ignore[arg-type]
-
-
-def _is_local(server: str, directory: str) -> bool:
-    """Whether this process can read the proof in the server's directory: then it may use its memory."""
-    if not directory:
-        return False  # the server offers none
-    try:
-        with open(os.path.join(directory, "proof")) as file:
-            return file.read() == server
-    except OSError:
-        return False

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
+import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -33,11 +35,11 @@ from framework.replay.errors import (
     ServerLost,
     UnknownTableError,
 )
-from framework.replay.remote.connection import Connection, Interrupted, SessionLost
+from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
-from framework.replay.tables.items import make_keys
-from framework.replay.writer import BaseWriter, HeldRows
+from framework.replay.tables.items import NewItems
+from framework.replay.writer import BaseWriter, HeldRows, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
 # through the same client, or for this many seconds.
@@ -46,9 +48,9 @@ _DELAY = 0.005
 _SEND_ROWS = 4096  # released rows that are sent without items
 _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
-_LAST_WORDS = 2.0  # seconds for which an interrupted or closing writer waits for its server
 
 _Answer = TypeVar("_Answer")
+_writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
 
 
 class ServedWriter(BaseWriter):
@@ -70,6 +72,7 @@ class ServedWriter(BaseWriter):
         dropped: collections.deque[ServedWriter],
     ) -> None:
         super().__init__(None, max_in_flight_items, dropped)
+        _writers.add(self)
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
@@ -77,7 +80,7 @@ class ServedWriter(BaseWriter):
         self._new_layouts: list[Any] = []
         self._writes: list[Any] = []
         self._write_bytes = 0
-        self._items: list[list[Any]] = []
+        self._items: list[tuple[str, NewItems]] = []
         self._num_queued = 0
         self._released: list[tuple[str, np.ndarray]] = []
         self._num_released = 0
@@ -85,19 +88,19 @@ class ServedWriter(BaseWriter):
         self._in_flight: dict[int, int] = {}
         self._created = 0
         self._failed = 0  # items that the server has refused
-        self._lost: ServerClosed | None = None
         self._waits = False  # a thread waits in here for the server
         self._closed = False
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         with self._lock:
-            self._check()
+            if self._ended or self._errors:
+                self._raise()
             if self.num_pending:
                 self._sync()
             if self.num_pending:
                 return False
             message = {"op": "can_insert", "table": table, "n": n}
-            return bool(self._call(self._connection.request, message, None, False)["value"])
+            return bool(self._call(self._connection.request, message)["value"])
 
     def show(self) -> None:
         """Has the server try all that was created so far; does not wait for room.
@@ -111,7 +114,7 @@ class ServedWriter(BaseWriter):
             if self._waits:
                 return
         try:
-            if self.num_pending and not self._closed:
+            if self.num_pending and self._ended is None:
                 # What goes wrong is an error of this writer's next call, not of the reader's.
                 with contextlib.suppress(ReverbError):
                     self._sync()
@@ -123,10 +126,10 @@ class ServedWriter(BaseWriter):
             if self._closed:
                 return 0
             try:
-                if self._lost is None and self._connection.session:
+                if self._ended is None and self._connection.session:
                     self._close_session(timeout)
             finally:
-                self._closed = True
+                self._closed, self._ended = True, ServerClosed("the writer was closed")
                 self._before_read = None
                 self._late.close()
                 self._connection.close()
@@ -139,13 +142,8 @@ class ServedWriter(BaseWriter):
             except (DeadlineExceededError, Interrupted):
                 # Some of a message may be in its table: the server says how many, once it tries no more.
                 self._call(self._connection.post, {"op": "cancel"})
-                answer = self._call(self._connection.request, {"op": "sync"}, _LAST_WORDS, False)
+                answer = self._call(self._connection.request, {"op": "sync"}, LAST_WORDS)
                 self.num_pending = self._created - self._failed - int(answer["inserted"])
-
-    def _check(self) -> None:
-        if self._lost is not None and not self._closed:
-            raise type(self._lost)(*self._lost.args)
-        super()._check()
 
     # --- rows ---
 
@@ -156,7 +154,7 @@ class ServedWriter(BaseWriter):
             "stream": None if held is None else held.stream,
             "columns": {name: [list(shape), dtype.str] for name, (shape, dtype) in columns.items()},
         }
-        answer = self._call(self._connection.request, message, None, False)
+        answer = self._call(self._connection.request, message)
         held = held or HeldRows(answer["stream"])
         mapped = self._connection.mapped
         for name, (own, path, shape, dtype) in answer["columns"].items():
@@ -174,9 +172,9 @@ class ServedWriter(BaseWriter):
         if short > 0:
             message = {"op": "lease", "stream": held.stream, "n": max(2 * short, held.block)}
             try:
-                answer = self._call(self._connection.request, message, None, False)
+                answer = self._call(self._connection.request, message)
             except MemoryError:  # no room for more than needed
-                answer = self._call(self._connection.request, {**message, "n": short}, None, False)
+                answer = self._call(self._connection.request, {**message, "n": short})
             held.spare = np.concatenate([held.spare, answer["rows"]])
         rows, held.spare = held.spare[:n].copy(), held.spare[n:]
         if len(held.spare) < n:
@@ -198,19 +196,11 @@ class ServedWriter(BaseWriter):
 
     # --- items ---
 
-    def _put(
-        self,
-        table: str,
-        layout: Layout,
-        index: np.ndarray,
-        lengths: np.ndarray | None,
-        priorities: np.ndarray | None,
-        episodes: np.ndarray | None,
-    ) -> np.ndarray:
+    def _put(self, table: str, layout: Layout, items: NewItems) -> None:
         tables = self._connection.welcome["tables"]
         if table not in tables:
             raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
-        n = len(index)
+        n, priorities = len(items.keys), items.priorities
         if priorities is not None and (
             priorities.shape != (n,) or not (priorities >= 0).all() or not np.isfinite(priorities).all()
         ):
@@ -218,12 +208,11 @@ class ServedWriter(BaseWriter):
                 f"priorities: got {priorities.ravel()[:3].tolist()}… of shape {priorities.shape}, expected "
                 f"finite numbers >= 0 of shape ({n},)."
             )
-        number = self._layouts.get(layout)
-        if number is None:
-            number = self._layouts[layout] = len(self._layouts)
-            self._new_layouts.append([number, layout.to_wire()])
-        keys = make_keys(n)
-        self._items.append([table, number, index, lengths, keys, priorities, episodes])
+        if layout not in self._layouts:
+            self._layouts[layout] = len(self._layouts)
+            self._new_layouts.append([self._layouts[layout], layout.to_wire()])
+        items.layout = self._layouts[layout]
+        self._items.append((table, items))
         self._num_queued += n
         self.num_pending += n
         self._created += n
@@ -231,21 +220,15 @@ class ServedWriter(BaseWriter):
             self._send()
         else:
             self._late.call_later(self._send_late, _DELAY)
-        return keys
 
     def _send(self) -> None:
         """Sends what is queued."""
         if not (self._items or self._writes or self._released):
             return
-        items = []
-        # Items of one kind that follow one another are sent as one.
-        for _, group in itertools.groupby(
-            self._items, lambda item: (*item[:2], *[part is None for part in item[3:]])
-        ):
-            parts = list(group)
-            arrays = zip(*[part[2:] for part in parts], strict=True)
-            joined = [None if each[0] is None else np.concatenate(each) for each in arrays]
-            items.append(parts[0] if len(parts) == 1 else [*parts[0][:2], *joined])
+        items = [
+            [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
+            for table, new in joined(self._items)
+        ]
         message = {
             "op": "insert",
             "layouts": self._new_layouts,
@@ -265,13 +248,13 @@ class ServedWriter(BaseWriter):
     def _send_late(self) -> None:
         """Sends single items that were not followed by others."""
         with self._lock:
-            if not self._closed and self._lost is None:
+            if self._ended is None:
                 self._send()
 
     def _sync(self) -> None:
         """Learns what the server could carry out of all that was created so far."""
         self._send()
-        self._call(self._connection.request, {"op": "sync"}, None, False)
+        self._call(self._connection.request, {"op": "sync"})
         self._collect(0.0)
 
     def _collect(self, timeout: float | None) -> bool:
@@ -295,8 +278,8 @@ class ServedWriter(BaseWriter):
         with self._lock:
             if not keep or self.num_pending > keep:
                 self._send()  # rows that were released, even if no item waits
-            if self._connection.interrupted:
-                timeout = _LAST_WORDS if timeout is None else min(timeout, _LAST_WORDS)
+            if self._connection.wake.is_set:
+                timeout = LAST_WORDS if timeout is None else min(timeout, LAST_WORDS)
             deadline = None if timeout is None else time.monotonic() + timeout
             self._waits = True
             try:
@@ -306,7 +289,7 @@ class ServedWriter(BaseWriter):
                         self._sync()  # an answer may be on its way: it comes before the answer to this
                         if self.num_pending <= keep:
                             break
-                        if self._connection.interrupted:
+                        if self._connection.wake.is_set:
                             raise Interrupted
                         raise DeadlineExceededError(f"{self.num_pending} items wait for room in their tables")
             finally:
@@ -329,7 +312,17 @@ class ServedWriter(BaseWriter):
             if isinstance(closed, Interrupted) or not self._connection.session:
                 raise
             error = closed
-        self._lost = error
+        self._ended = error
         self.num_lost, self.num_pending = self.num_pending, 0
         self._connection.close()
         raise error
+
+
+def _end_in_child() -> None:
+    """Ends every writer in a forked child: their rows and sessions are the parent's."""
+    for writer in list(_writers):
+        writer._lock = threading.RLock()  # another thread of the parent may have held it
+        writer._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
+
+
+os.register_at_fork(after_in_child=_end_in_child)

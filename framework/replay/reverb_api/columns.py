@@ -83,26 +83,30 @@ class TrajectoryColumn:
         return f"TrajectoryColumn({self.path!r}, shape={self.shape}, dtype={self.dtype})"
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class ColumnHistory:
     """One column since the last reset. An index counts all steps, including those already forgotten.
 
     `history[-1]` is one step; `history[-3:]`, `history[::2]` and `history[[0, 2]]` are several, in the order
     of the index.
+
+    Attributes:
+      path: the path of the column in the nest of a step.
+      keep: number of the last steps that items can refer to.
+      steps: the steps of the writer.
     """
 
-    def __init__(self, path: str, keep: int, steps: Steps):
-        self.path = path
-        #: Number of the last steps that items can refer to.
-        self.keep = keep
-        self._steps = steps
+    path: str
+    keep: int
+    steps: Steps
 
     def has(self, at: int) -> bool:
         """Returns whether step `at >= 0` is kept and has data in this column."""
-        step = self._steps.kept.get(at)
-        return step is not None and at >= self._steps.length - self.keep and self.path in step.data
+        step = self.steps.kept.get(at)
+        return step is not None and at >= self.steps.length - self.keep and self.path in step.data
 
     def __len__(self) -> int:
-        return self._steps.length
+        return self.steps.length
 
     def __getitem__(self, index: Index) -> TrajectoryColumn:
         """Selects steps; an int index drops the time axis.
@@ -112,21 +116,21 @@ class ColumnHistory:
           IndexError: There is no such step.
         """
         numbers, squeeze = _select(self, index)
-        length, kept = self._steps.length, self._steps.kept
+        length, kept = self.steps.length, self.steps.kept
         steps = []
         for number in numbers:
             at = number + length if number < 0 else number
             if not self.has(at):
                 raise self._missing(number, at)
             steps.append(kept[at])
-        return TrajectoryColumn(self.path, tuple(steps), squeeze, self._steps)
+        return TrajectoryColumn(self.path, tuple(steps), squeeze, self.steps)
 
     def _missing(self, number: int, at: int) -> Exception:
-        length = self._steps.length
+        length = self.steps.length
         if not 0 <= at < length:
             return IndexError(f"history of {self.path!r}: got step {number}, expected one of {length} steps.")
         why = "has no data in this column (None)"
-        if at not in self._steps.kept or at < length - self.keep:
+        if at not in self.steps.kept or at < length - self.keep:
             why = f"is no longer kept: num_keep_alive_refs is {self.keep}"
         return ValueError(f"history of {self.path!r}: step {number} {why}.")
 

@@ -50,7 +50,6 @@ class Writer:
         self._longest = max_sequence_length
         self._writer = TrajectoryWriter(client, max_sequence_length, in_flight)
         self._structure: nests.Structure | None = None  # of the first step
-        self._closed = False
 
     def append(self, data: Nest) -> None:
         """Appends one step. The number of leaves, their shapes and dtypes are those of the first step.
@@ -114,17 +113,14 @@ class Writer:
         Raises:
           ValueError: The writer was closed before.
         """
-        if self._closed:
+        if self._writer.closed:
             raise ValueError("close: the writer is already closed.")
-        self._closed = True
         return self._writer.close(timeout if retry_on_unavailable else 0)
 
     def __enter__(self) -> Writer:
-        if self._closed:
+        if self._writer.closed:
             raise ValueError("The writer is closed. Create a new one.")
         return self
 
     def __exit__(self, *error: object) -> None:
-        if not self._closed:
-            self._closed = True
-            self._writer.__exit__(*error)
+        self._writer.__exit__(*error)

@@ -26,7 +26,6 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay import contracts
-from framework.replay.errors import ServerClosed
 from framework.replay.reverb_api.columns import ColumnHistory, Step, Steps, TrajectoryColumn
 from framework.types import Nest
 
@@ -55,22 +54,19 @@ class TrajectoryWriter:
         if num_keep_alive_refs < 1:
             raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1.")
         self._writer = client.batch_writer(max_in_flight_items)
-        self._closed = False
+        #: Whether `close` was called.
+        self.closed = False
+        #: Number of closed steps of this episode.
+        self.episode_steps = 0
         self._keep = self._longest = num_keep_alive_refs
         self._steps = Steps()
         self._open_step: Step | None = None
-        self._episode_steps = 0
         self._episode = _new_episode()
         self._columns: dict[str, ColumnHistory] = {}
         self._latest: dict[str, np.ndarray] = {}  # the last array of each column
         self._history: Nest = None  # the nest of all steps together
         # The columns of each structure that was appended, by the structure's representation.
         self._columns_of: dict[str, dict[str, ColumnHistory]] = {}
-
-    @property
-    def episode_steps(self) -> int:
-        """Number of closed steps of this episode."""
-        return self._episode_steps
 
     @property
     def step_is_open(self) -> bool:
@@ -119,7 +115,6 @@ class TrajectoryWriter:
             written.
           StoreFullError: There is no room for the step. Nothing is written.
         """
-        self._check_open()
         leaves, structure = nests.flatten(data)
         kind = repr(structure)
         columns, history = self._columns_of.get(kind), self._history
@@ -147,7 +142,7 @@ class TrajectoryWriter:
             if forgotten is not None:
                 self._release([forgotten])
         self._open_step = step if partial_step else None
-        self._episode_steps += not partial_step
+        self.episode_steps += not partial_step
 
     def _column(self, path: str) -> ColumnHistory:
         return self._columns.setdefault(path, ColumnHistory(path, self._keep, self._steps))
@@ -188,7 +183,6 @@ class TrajectoryWriter:
           ValueError: A leaf refers to steps that are no longer kept or to another writer's steps, the table
             is unknown, or the trajectory does not match its signature.
         """
-        self._check_open()
         leaves, structure = nests.flatten(trajectory)
         rows_of: dict[tuple[tuple[Step, ...], bool], np.ndarray] = {}
         slices = []
@@ -231,7 +225,6 @@ class TrajectoryWriter:
           DeadlineExceededError: More items wait after `timeout` seconds (or `timeout_ms` milliseconds). They
             stay in the queue.
         """
-        self._check_open()
         if block_until_num_items < 0:
             raise ValueError(f"block_until_num_items: got {block_until_num_items}, expected at least 0.")
         self._writer.flush(_seconds(timeout_ms, timeout), keep=block_until_num_items)
@@ -246,21 +239,19 @@ class TrajectoryWriter:
           timeout_ms: as in `flush`.
           timeout: as in `flush`.
         """
-        self._check_open()
         try:
             self.flush(0, timeout_ms, timeout)
         finally:
             self._open_step = None
             self._episode = _new_episode()
-            self._episode_steps = 0
+            self.episode_steps = 0
             if clear_buffers:
-                self._release(list(self._steps.kept.values()))
-                self._steps.kept.clear()
-                self._steps.length = 0
+                forgotten, self._steps.kept, self._steps.length = self._steps.kept, {}, 0
+                self._release(list(forgotten.values()))
 
     def close(self, timeout: float | None = None) -> int:
         """Flushes for up to `timeout` seconds and closes the writer; returns the number of dropped items."""
-        self._closed = True
+        self.closed = True
         return self._writer.close(timeout)
 
     def __enter__(self) -> TrajectoryWriter:
@@ -268,14 +259,10 @@ class TrajectoryWriter:
 
     def __exit__(self, *error: object) -> None:
         try:
-            if error[0] is None:
+            if error[0] is None and not self.closed:
                 self.flush()
         finally:
             self.close(timeout=0)  # after an error, do not wait for a rate limiter
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ServerClosed("The writer was closed.")
 
 
 def _new_episode() -> int:

@@ -34,17 +34,14 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
-from framework.replay import info as infos
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore, Stream, grown
 from framework.replay.server.service import Reply, Request, Session, Steps
 from framework.replay.shm import SharedMemory
-from framework.replay.tables.delivery import Delivery
-from framework.replay.tables.items import NewItems
-from framework.replay.tables.table import Table, Tables
-from framework.replay.tables.waiting import INSERTERS, SAMPLERS
+from framework.replay.tables.items import Delivery, NewItems
+from framework.replay.tables.table import INSERTERS, SAMPLERS, Table, Tables
 from framework.replay.types import PaddedSample
 
 # What one request may ask for: rows, samples, and bytes of arrays in one answer.
@@ -128,7 +125,7 @@ class Operations:
                         held[0].give_back(held[1])
                 return {}
             case "info":
-                return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}
+                return {"tables": [table.info.to_wire() for table in self._tables.values()]}
             case "checkpoint":
                 late = DeadlineExceededError("no checkpoint was written in time")
                 return Request(("checkpoint", session.number), message["timeout"], self._save(), lambda: late)
@@ -138,7 +135,7 @@ class Operations:
                 timeout, n = message["timeout"], _number("n", message["n"], 1, _MAX_SAMPLES)
 
                 def late_sample() -> DeadlineExceededError:
-                    why = table.rate_limiter.why_not_sample(1) or "no item is left to sample"
+                    why = table.rate_limiter.refusals()[0] or "no item is left to sample"
                     text = f"table {table.name!r}: cannot sample {n} items within {timeout:g} s: {why}"
                     return DeadlineExceededError(text)
 
@@ -253,7 +250,7 @@ class Operations:
         try:
             while True:
                 before, delivery = delivery, table.draw(n, delivery)
-                if delivery is not None and len(delivery) == n:
+                if delivery is not None and len(delivery.slots) == n:
                     break
                 if delivery is not before:
                     self.wake()  # perhaps there are more: a large request lets others in between
@@ -270,11 +267,11 @@ class Operations:
         local, hold = bool(message["local"]), bool(message["hold"])
         reply: Reply = {"info": list(delivery.info), "define": []}
         if not local:
-            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery)
+            num_bytes = max(part[0].item_bytes for part in delivery.parts) * len(delivery.slots)
             if num_bytes > _MAX_ANSWER_BYTES:
                 raise ValueError(
-                    f"table {table.name!r}: got a request for {len(delivery)} samples of {num_bytes} bytes, "
-                    f"expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
+                    f"table {table.name!r}: got a request for {len(delivery.slots)} samples of {num_bytes} "
+                    f"bytes, expected at most {_MAX_ANSWER_BYTES} bytes. Ask for smaller batches."
                 )
             sample = delivery.gather(pad=bool(message["pad"]))
             reply["leaves"] = nests.flatten(sample.data)[0]

@@ -18,9 +18,11 @@ from typing import Any
 
 import zmq
 
+import launch
 from framework.replay.client import Client
 from framework.replay.errors import ServerClosed
 from framework.replay.local.client import EmbeddedClient, serve_here
+from framework.replay.remote.client import ServedClient
 from framework.replay.rows.store import RowStore
 from framework.replay.server.operations import Operations
 from framework.replay.server.service import Service
@@ -99,9 +101,6 @@ class Server:
         self.address = sockets.bound_address(listener)
         if self.address.startswith("tcp://"):
             self.port = int(self.address.rpartition(":")[2])
-            # Peers whose machine has vanished are noticed.
-            listener.heartbeat_ivl = 5000
-            listener.heartbeat_timeout = 20000
         self._service = Service(operations, listener)
         operations.wake = self._service.wake
         for table in self.tables.values():
@@ -166,3 +165,39 @@ class Server:
 
     def __repr__(self) -> str:
         return f"replay.Server({sorted(self.tables)}, address={self.address!r})"
+
+
+# Functions that `launch.ReplayNode` calls.
+
+
+def serve_node(
+    tables: list[Table],
+    *,
+    embedded: bool,
+    concurrent: bool,
+    address: str | None,
+    curve: sockets.CurveKeys | None,
+    checkpointer: Any = None,
+) -> Server:
+    """Starts a server for a node; see `Server` for the arguments."""
+    return Server(
+        tables,
+        checkpointer=checkpointer,
+        address=None if embedded else address,
+        curve=curve,
+        embedded=embedded,
+        concurrent=concurrent,
+    )
+
+
+def connect_node(
+    server_or_address: Any, curve: sockets.CurveKeys | None = None
+) -> EmbeddedClient | ServedClient:
+    """Creates a client for a handle of a node. A stop of the program interrupts it."""
+    client: EmbeddedClient | ServedClient
+    if isinstance(server_or_address, Server):
+        client = server_or_address.localhost_client()
+    else:
+        client = Client(server_or_address, curve=curve)
+    launch.register_stop_handler(client.interrupt)
+    return client

@@ -26,9 +26,8 @@ from zmq.utils.monitor import parse_monitor_message
 from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost
 from framework.replay.rows.layout import Layout
-from framework.replay.tables.delivery import Delivery
-from framework.replay.tables.table import Table
-from framework.replay.tables.waiting import SAMPLERS
+from framework.replay.tables.items import Delivery
+from framework.replay.tables.table import SAMPLERS, Table
 from framework.replay.wake import Wake
 from launch.rpc import sockets
 
@@ -42,15 +41,8 @@ _UNBIND_MS = 5000  # for which `stop` waits until the address is free
 _MAX_WAITING = 1 << 14
 _MAX_UNREAD = 16
 # Errors that a client's message can cause. Others are defects of this package, and are logged.
-_CLIENT_ERRORS = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-    ReverbError,
-)
+_FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+_CLIENT_ERRORS = (*_FIELD_ERRORS, MemoryError, ReverbError)
 
 Reply = dict[str, Any]
 Steps = Generator[Reply | None, None, None]

@@ -1,16 +1,22 @@
-"""The bookkeeping of a table's items: arrays over *slots*, and the map from keys to slots."""
+"""The items of a table, and the order in which they are sampled and removed."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import secrets
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from framework.replay import kernels
+from framework.replay.errors import CheckpointError
+from framework.replay.rows.layout import Binding, Bindings, Layout
 from framework.replay.rows.store import grown, span
+from framework.replay.tables.rate_limiters import RateLimiter
+from framework.replay.tables.samples import Part, Samples
+from framework.replay.tables.selectors import Fifo, Selector
 from framework.replay.types import SampleInfo
 
 # Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had
@@ -19,6 +25,15 @@ FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
 # Bits 56 to 63 of a key are 0, free for a client of several servers. Bit 55 is set: no key is 0.
 _KEY_BIT = 1 << 55
+_ONE = np.int32(1)
+# Samples drawn at once where some may be taken back, because an item has left before them.
+_MAX_PICK = 64
+# The arrays of `Items`, and those of them that a checkpoint holds.
+_SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
+_ARRAYS = (*_SAVED, "done")
+
+# The binding, the slots and the index lines of the items of one layout.
+SavedPart = tuple[Binding, np.ndarray, np.ndarray]
 
 
 class KeyCounter:
@@ -29,7 +44,7 @@ class KeyCounter:
         self._lock = threading.Lock()
 
     def take(self, n: int) -> np.ndarray:
-        """`n` new keys, uint64 `[n]`."""
+        """Returns `n` new keys, uint64 `[n]`."""
         with self._lock:
             begin, self._next = self._next, self._next + n
         return np.arange(begin, begin + n, dtype=np.uint64)
@@ -41,7 +56,7 @@ make_keys = KeyCounter().take
 
 @dataclasses.dataclass(slots=True, eq=False)
 class NewItems:
-    """Items of one layout on their way into a table, checked by it: see `Table.new_items`.
+    """Items of one layout for one table, which has checked them: see `Table.new_items`.
 
     Attributes:
       index: int64 `[k, width]`, the rows of each item.
@@ -60,91 +75,100 @@ class NewItems:
     layout: int = 0
 
     def part(self, begin: int, end: int) -> NewItems:
-        """Items `begin` to `end`."""
-        optional = (self.priorities, self.lengths, self.episodes)
-        priorities, lengths, episodes = (None if array is None else array[begin:end] for array in optional)
-        return NewItems(
-            self.index[begin:end], self.keys[begin:end], priorities, lengths, episodes, self.layout
-        )
+        """Returns items `begin` to `end`."""
+        arrays = (self.index, self.keys, self.priorities, self.lengths, self.episodes)
+        cut: list[Any] = [None if array is None else array[begin:end] for array in arrays]
+        return NewItems(cut[0], cut[1], cut[2], cut[3], cut[4], self.layout)
 
     def kind(self) -> tuple[object, ...]:
-        """Equal for items that `join` can join."""
+        """Returns what is equal for items that `join` can join."""
         return (self.layout, *[array is None for array in (self.priorities, self.lengths, self.episodes)])
 
     @staticmethod
     def join(parts: Sequence[NewItems]) -> NewItems:
-        """One of several of the same kind and table."""
-        first = parts[0]
+        """Joins items of the same kind and table."""
         if len(parts) == 1:
-            return first
-
-        def joined(arrays: list[np.ndarray | None]) -> np.ndarray | None:
-            return (
-                None
-                if arrays[0] is None
-                else np.concatenate([array for array in arrays if array is not None])
-            )
-
-        return NewItems(
-            np.concatenate([part.index for part in parts]),
-            np.concatenate([part.keys for part in parts]),
-            joined([part.priorities for part in parts]),
-            joined([part.lengths for part in parts]),
-            joined([part.episodes for part in parts]),
-            first.layout,
+            return parts[0]
+        arrays = zip(
+            *[(part.index, part.keys, part.priorities, part.lengths, part.episodes) for part in parts],
+            strict=True,
         )
+        joined: list[Any] = [None if each[0] is None else np.concatenate(each) for each in arrays]
+        return NewItems(joined[0], joined[1], joined[2], joined[3], joined[4], parts[0].layout)
 
 
 class Items:
-    """Arrays `[slots]` that grow to the most items the table ever held at once."""
+    """Arrays `[slots]` of items, the selectors that sample and remove them, and references to their rows.
 
-    _TYPES = {
-        "state": np.int8,
-        "keys": np.uint64,  # 0 in a free slot
-        "priorities": np.float64,
-        "times": np.int32,  # sampled
-        "done": np.int32,  # of these, released
-        "stamps": np.int64,  # grow with each insertion
-        "layouts": np.int32,  # numbers of bindings
-        "episodes": np.uint64,  # 0 for none
-        "_free": np.int64,  # a stack of free slots below `_next`
-    }
+    The arrays grow to the largest number of items that the table has held at once. The table's lock guards
+    every call. The number of items in the table is `limiter.size`.
 
-    state: np.ndarray
-    keys: np.ndarray
-    priorities: np.ndarray
-    times: np.ndarray
-    done: np.ndarray
-    stamps: np.ndarray
-    layouts: np.ndarray
-    episodes: np.ndarray
-    _free: np.ndarray
+    Attributes:
+      num_left: number of items that have left the table and that readers still hold.
+      max_priority: the largest priority so far, which items without one get; None before the first.
+      age_sum: over all samples, the number of items inserted after the sampled one, itself included.
+      stamp: number of items inserted so far.
+      num_unique_deleted: number of removed items that had been sampled.
+      num_deleted_episodes: number of episodes whose last item was removed.
+      episode_sizes: number of items of each episode.
+    """
 
-    def __init__(self) -> None:
-        self.size = 0  # live items
-        self.num_left = 0  # spent or gone
-        self._kernels = kernels.load()
-        self._num_free = 0
-        self._next = 0  # slots from here on were never used
-        for name, dtype in self._TYPES.items():
-            setattr(self, name, np.zeros(0, dtype))
+    def __init__(
+        self,
+        sampler: Selector,
+        remover: Selector,
+        limiter: RateLimiter,
+        max_size: int,
+        max_times_sampled: int,
+        bindings: Bindings,
+        rng: np.random.Generator,
+    ):
+        self.sampler = sampler
+        self.remover = remover
+        self.limiter = limiter
+        self.max_size = max_size
+        self.max_times_sampled = max_times_sampled
+        self.bindings = bindings
+        self.rng = rng
+        self.num_left = 0
+        self.max_priority: float | None = None
+        self.age_sum = 0
+        self.stamp = 0
+        self.num_unique_deleted = 0
+        self.num_deleted_episodes = 0
+        self.episode_sizes: dict[int, int] = {}
+        self.state = np.zeros(0, np.int8)
+        self.keys = np.zeros(0, np.uint64)  # 0 where the slot is free or the item has left
+        self.priorities = np.zeros(0)
+        self.times = np.zeros(0, np.int32)  # how often it was sampled
+        self.done = np.zeros(0, np.int32)  # how many of these samples were released
+        self.stamps = np.zeros(0, np.int64)  # grow with each insertion
+        self.layouts = np.zeros(0, np.int32)  # numbers of bindings
+        self.episodes = np.zeros(0, np.uint64)  # 0 for none
         self.index = np.zeros((0, 0), np.int64)
         self.lengths = np.zeros((0, 0), np.int32)
+        self._free = np.zeros(0, np.int64)  # a stack of free slots
+        self._num_free = 0
+        # The map from keys to slots, made by the first `find`; see `_index_keys`.
+        self._cells: np.ndarray | None = None
+        self._mask = np.array(0, np.uint64)  # not a scalar, which takes numpy longer
+        self._strays: dict[int, int] = {}
         self._grow(1024)
 
     def _grow(self, size: int) -> None:
-        for name in (*self._TYPES, "index", "lengths"):
+        """Makes room for `size` slots; those that were never used come last."""
+        old = len(self.state)
+        for name in _ARRAYS:
             setattr(self, name, grown(getattr(self, name), size))
-        # Keys of one writer are consecutive, so their lowest bits lead to most slots without a search.
-        # `_cells` holds slots, which count where the slot has a key of that cell; an item that has lost its
-        # cell is a stray.
-        self._cells = np.zeros(1 << (2 * len(self.state) - 1).bit_length(), np.int64)
-        self._mask = np.array(len(self._cells) - 1, np.uint64)  # not a scalar, which takes numpy longer
-        self._strays: dict[int, int] = {}
-        used = np.flatnonzero(self.keys)
-        keys = self.keys[used]
-        self.keys[used] = 0
-        self._name(used, keys)
+        size = len(self.state)
+        stack = np.empty(size, np.int64)
+        stack[: size - old] = np.arange(size - 1, old - 1, -1)
+        stack[size - old : size - old + self._num_free] = self._free[: self._num_free]
+        self._free = stack
+        self._num_free += size - old
+        self._cells, self._strays = None, {}
+        self.sampler.reserve(size)
+        self.remover.reserve(size)
 
     def _widen(self, width: int, groups: int) -> None:
         """Makes room for index lines of `width` rows and `groups` lengths."""
@@ -153,89 +177,235 @@ class Items:
             if columns > array.shape[1]:
                 setattr(self, name, np.pad(array, ((0, 0), (0, columns - array.shape[1]))))
 
-    def take(self, n: int) -> np.ndarray:
-        """`n` free slots for new items."""
-        self.size += n
-        reused = min(n, self._num_free)
-        self._num_free -= reused
-        slots = self._free[self._num_free : self._num_free + reused].copy()
-        if reused == n:
-            return slots
-        begin, self._next = self._next, self._next + n - reused
-        if self._next > len(self.state):
-            self._grow(self._next)
-        fresh = np.arange(begin, self._next)
-        return np.concatenate([slots, fresh]) if reused else fresh
+    # Insertion and removal.
 
-    def add(self, slots: np.ndarray, new: NewItems, priorities: np.ndarray, stamps: np.ndarray) -> None:
-        """Puts new items into `slots`."""
-        groups = 0 if new.lengths is None else new.lengths.shape[1]
-        if new.index.shape[1] > self.index.shape[1] or groups > self.lengths.shape[1]:
-            self._widen(new.index.shape[1], groups)
-        at = span(slots)
-        self.state[at] = LIVE
+    def insert(self, new: NewItems) -> None:
+        """Adds at most `max_size` items, then removes items until at most `max_size` remain."""
+        limiter, n = self.limiter, len(new.keys)
+        over = limiter.size + n - self.max_size
+        oldest_first = type(self.remover) is Fifo
+        if over > 0 and n > 1 and (over < n or not oldest_first):
+            # Those that fill the table, then those that replace others; one by one where the remover may
+            # choose one of the new items.
+            cuts = [0, n - over, n] if oldest_first else range(n + 1)
+            for begin, end in itertools.pairwise(cuts):
+                self.insert(new.part(begin, end))
+            return
+        priorities = new.priorities
+        if priorities is None:
+            if self.max_priority is None:
+                self.max_priority = 1.0
+            priorities = np.empty(n)
+            priorities.fill(self.max_priority)
+        else:
+            self.max_priority = max(float(np.maximum.reduce(priorities)), self.max_priority or 0.0)
+        self.bindings.known[new.layout].acquire(new.index)
+        stamps = np.arange(self.stamp, self.stamp + n)
+        self.stamp += n
+        replaces = over > 0 and oldest_first
+        if replaces:
+            slots = self.remover.first(n)
+            at = span(slots)
+            if np.count_nonzero(self.times[at] != self.done[at]):  # readers hold some of them
+                self.remove(slots)
+                replaces = False
+            else:
+                self._forget(at)
+                for binding, _, index, _ in self.parts(slots):
+                    binding.release(index)
+        if not replaces:
+            if n > self._num_free:
+                self._grow(len(self.state) + n)
+            self._num_free -= n
+            slots = self._free[self._num_free : self._num_free + n][::-1].copy()
+            at = span(slots)
+            self.state[at] = LIVE
+            limiter.size += n
+        width, groups = new.index.shape[1], 0 if new.lengths is None else new.lengths.shape[1]
+        if width > self.index.shape[1] or groups > self.lengths.shape[1]:
+            self._widen(width, groups)
         self.priorities[at] = priorities
         self.times[at] = 0
         self.done[at] = 0
         self.stamps[at] = stamps
         self.layouts[at] = new.layout
-        self.episodes[at] = 0 if new.episodes is None else new.episodes
-        self.index[at, : new.index.shape[1]] = new.index
+        self.index[at, :width] = new.index
         if new.lengths is not None:
             self.lengths[at, :groups] = new.lengths
-        self._name(slots, new.keys)
+        self.episodes[at] = 0 if new.episodes is None else new.episodes
+        if new.episodes is not None:
+            self._count_episodes(new.episodes, 1)
+        if self._cells is None:
+            self.keys[at] = new.keys
+        else:
+            self._name(self._cells, slots, new.keys)
+        for selector in (self.sampler, self.remover):
+            if replaces:
+                selector.replace(slots, priorities, stamps)
+            else:
+                selector.insert(slots, priorities, stamps)
+        if limiter.size > self.max_size:
+            self.trim()
 
-    def free(self, slots: np.ndarray) -> None:
-        """Makes `slots` of items that have left, and whose keys are forgotten, free."""
+    def remove(self, slots: np.ndarray) -> None:
+        """Removes items, live or spent. Rows that a reader holds stay until it is done."""
+        live = slots[self.state.take(slots) == LIVE]
+        if len(live):
+            self._leave(live, GONE)
+        self._forget(slots)
+        self.state[slots] = GONE
+        self._end(slots[self.times.take(slots) == self.done.take(slots)])
+
+    def trim(self) -> None:
+        """Removes items until at most `max_size` remain."""
+        while self.limiter.size > self.max_size:
+            self.remove(self.remover.sample(1, self.rng)[0])
+
+    def _leave(self, slots: np.ndarray, state: int) -> None:
+        """Takes live items out of the table; they keep their slots until their readers are done."""
+        self.sampler.delete(slots)
+        self.remover.delete(slots)
+        self.state[slots] = state
+        self.limiter.size -= len(slots)
+        self.num_left += len(slots)
+
+    def _forget(self, slots: np.ndarray | slice) -> None:
+        """Counts items that leave for good, and forgets their keys."""
+        self.num_unique_deleted += int(np.count_nonzero(self.times[slots]))
+        if self._strays:
+            for key in self.keys[slots].tolist():
+                self._strays.pop(key, None)
+        self.keys[slots] = 0
+        if self.episode_sizes:
+            self._count_episodes(self.episodes[slots], -1)
+
+    def _end(self, slots: np.ndarray) -> None:
+        """Frees the slots of items that have left the table and have no reader."""
+        if not len(slots):
+            return
+        for binding, _, index, _ in self.parts(slots):
+            binding.release(index)
         self.state[slots] = FREE
         self.num_left -= len(slots)
         end = self._num_free + len(slots)
-        self._free[self._num_free : end] = slots
+        self._free[self._num_free : end] = slots[::-1]
         self._num_free = end
 
-    def draw(self, slots: np.ndarray, probabilities: np.ndarray) -> SampleInfo:
-        """Counts one more sample of each of `slots`; what the samples say."""
-        size = np.empty(len(slots), np.int64)
-        size.fill(self.size)
-        times = self._kernels.count(self.times, slots)
-        return SampleInfo(self.keys.take(slots), probabilities, size, self.priorities.take(slots), times)
+    def _count_episodes(self, episodes: np.ndarray, change: int) -> None:
+        for episode in episodes.tolist():
+            number = self.episode_sizes.get(episode, 0) + change
+            if number > 0:
+                self.episode_sizes[episode] = number
+            elif self.episode_sizes.pop(episode, None) is not None:
+                self.num_deleted_episodes += 1
 
-    def in_order(self) -> np.ndarray:
-        """The slots of the live items, oldest first."""
-        slots = np.flatnonzero(self.state[: self._next] == LIVE)
-        return slots[np.argsort(self.stamps[slots], kind="stable")]
+    # Samples.
+
+    def draw(self, n: int) -> tuple[np.ndarray, SampleInfo]:
+        """Counts up to `n` samples of a table that is not empty.
+
+        The result is shorter if an item leaves with its last turn, which the next sample must not see.
+        """
+        limit, sampler, size = self.max_times_sampled, self.sampler, self.limiter.size
+        in_order = limit == 1 and sampler.deterministic  # each item is chosen once
+        if in_order:
+            slots = sampler.first(min(n, size - self.limiter.min_size_to_sample + 1))
+            probabilities = np.ones(len(slots))
+        else:
+            slots, probabilities = sampler.sample(min(n, _MAX_PICK) if limit else n, self.rng)
+        # Each of several samples of an item has a number of its own.
+        times = self.times.take(slots)
+        np.add.at(self.times, slots, _ONE)
+        times += 1
+        repeated = (self.times.take(slots) != times).nonzero()[0]
+        if len(repeated):
+            seen: dict[int, int] = {}
+            for at, slot in zip(repeated.tolist(), slots[repeated].tolist(), strict=True):
+                seen[slot] = earlier = seen.get(slot, -1) + 1
+                times[at] += earlier
+        sizes = np.empty(len(slots), np.int64)
+        sizes.fill(size)
+        info = SampleInfo(self.keys.take(slots), probabilities, sizes, self.priorities.take(slots), times)
+        if limit:
+            if in_order:
+                sizes -= np.arange(len(slots))
+            # Not ==: a restored item may have been sampled more often than a lower limit allows.
+            last = np.flatnonzero(times >= limit)
+            if len(last) and not in_order:
+                keep = int(last[0]) + 1
+                np.subtract.at(self.times, slots[keep:], _ONE)
+                slots, info, last = slots[:keep], SampleInfo(*[each[:keep] for each in info]), last[:1]
+            if len(last):
+                self._leave(slots[last], SPENT)
+        return slots, info
+
+    def parts(self, slots: np.ndarray) -> list[Part]:
+        """See `Samples.parts`."""
+        known = self.bindings.known
+        if len(known) == 1 and not known[0].ragged:
+            return [(known[0], None, self.index.take(slots, 0)[:, : known[0].width], None)]
+        layouts = self.layouts.take(slots)
+        numbers = sorted(set(layouts.tolist()))
+        parts: list[Part] = []
+        for number in numbers:
+            binding = known[number]
+            places = None if len(numbers) == 1 else np.flatnonzero(layouts == number)
+            mine = slots if places is None else slots[places]
+            lengths = self.lengths[mine, : len(binding.spans)] if binding.ragged else None
+            parts.append((binding, places, self.index[mine, : binding.width], lengths))
+        return parts
+
+    def release(self, slots: np.ndarray) -> None:
+        """Readers have their copies of the items in `slots`."""
+        np.add.at(self.done, slots, _ONE)
+        if self.num_left:
+            self._end_left(slots)
+
+    def _end_left(self, slots: np.ndarray) -> None:
+        """Ends those of the items that have left the table and have no reader any more."""
+        read = self.times.take(slots) != self.done.take(slots)
+        slots = np.unique(slots[(self.state.take(slots) > LIVE) & ~read])
+        self._forget(slots[self.state.take(slots) == SPENT])
+        self._end(slots)
+
+    def give_back(self, slots: np.ndarray) -> None:
+        """Undoes the samples of `slots`: items that left with them take their old places again."""
+        np.subtract.at(self.times, slots, _ONE)
+        revived = np.unique(slots[self.state.take(slots) == SPENT])
+        if len(revived):
+            revived = revived[np.argsort(self.stamps.take(revived))]
+            self.state[revived] = LIVE
+            self.limiter.size += len(revived)
+            self.num_left -= len(revived)
+            for selector in (self.sampler, self.remover):
+                selector.insert(revived, self.priorities.take(revived), self.stamps.take(revived))
+            self.trim()  # others may have taken their places
+        self._end_left(slots)
+
+    def turns(self) -> int:
+        """Returns the number of samples before the table is below its minimum size, if turns are limited."""
+        turns = np.sort(np.maximum(1, self.max_times_sampled - self.times[self.state == LIVE]))
+        return int(turns[: max(0, len(turns) - self.limiter.min_size_to_sample + 1)].sum())
+
+    # Changes.
+
+    def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities of items, live or spent."""
+        self.priorities[slots] = priorities
+        self.max_priority = max(float(np.maximum.reduce(priorities)), self.max_priority or 0.0)
+        if self.num_left:
+            live = self.state.take(slots) == LIVE
+            slots, priorities = slots[live], priorities[live]
+        for selector in (self.sampler, self.remover):
+            if selector.uses_priorities and len(slots):
+                selector.update(slots, priorities)
 
     # Keys.
 
-    def _name(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        """Gives the items in `slots`, which have none, their keys."""
-        cells = keys & self._mask
-        places = cells.view(np.int64)  # an index of another type is converted each time
-        others = self._cells.take(places)
-        known = self.keys.take(others)
-        lose = known & self._mask == cells
-        if np.count_nonzero(lose):
-            self._stray(others[lose], known[lose])
-        self._cells[places] = slots
-        self.keys[slots] = keys
-        if len(keys) > 1 and int(keys[-1]) - int(keys[0]) != len(keys) - 1:  # some may have the same cell
-            lose = self._cells.take(places) != slots
-            self._stray(slots[lose], keys[lose])
-
-    def _stray(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        self._strays.update(zip(keys.tolist(), slots.tolist(), strict=True))
-        self._strays.pop(0, None)  # no key
-
-    def forget(self, slots: np.ndarray) -> None:
-        """The keys of `slots` mean nothing any more."""
-        if self._strays:
-            for key in self.keys.take(slots).tolist():
-                self._strays.pop(key, None)
-        self.keys[slots] = 0
-
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
-        slots = self._cells.take((keys & self._mask).view(np.int64))
+        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
+        cells = self._index_keys() if self._cells is None else self._cells
+        slots = cells.take((keys & self._mask).view(np.int64))  # an index of another type is slower
         found = self.keys.take(slots) == keys
         if np.count_nonzero(keys) < len(keys):  # free slots have key 0
             found &= keys != 0
@@ -243,31 +413,150 @@ class Items:
             slots[~found] = [self._strays.get(key, -1) for key in keys[~found].tolist()]
         return slots
 
-    # Checkpoints.
+    def _index_keys(self) -> np.ndarray:
+        """Makes the map from keys to slots, which `insert` extends from then on.
 
-    _SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
-
-    def save(self) -> dict[str, np.ndarray]:
-        """Copies of the arrays, without the items that have left."""
-        arrays = {name: getattr(self, name)[: self._next].copy() for name in self._SAVED}
-        left = np.flatnonzero(arrays["state"] > LIVE)
-        arrays["state"][left] = FREE
-        arrays["keys"][left] = 0
-        arrays["free"] = np.concatenate([self._free[: self._num_free], left])
-        return arrays
-
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Becomes what `save` has copied; for new items."""
-        self._widen(arrays["index"].shape[1], arrays["lengths"].shape[1])
-        self._next, self._num_free = len(arrays["state"]), len(arrays["free"])
-        self.size = self._next - self._num_free
-        self._grow(max(1, self._next))
-        for name in self._SAVED:
-            array = arrays[name]
-            getattr(self, name)[tuple(slice(size) for size in array.shape)] = array
-        self.done[:] = self.times
-        self._free[: self._num_free] = arrays["free"]
+        Keys of one writer are consecutive, so their lowest bits lead to most slots without a search. `_cells`
+        holds slots, which count where the slot has a key of that cell. An item that has lost its cell to
+        another is a stray.
+        """
+        self._cells = np.zeros(1 << (2 * len(self.state) - 1).bit_length(), np.int64)
+        self._mask = np.array(len(self._cells) - 1, np.uint64)
         used = np.flatnonzero(self.keys)
         keys = self.keys[used]
         self.keys[used] = 0
-        self._name(used, keys)
+        self._name(self._cells, used, keys)
+        return self._cells
+
+    def _name(self, cells: np.ndarray, slots: np.ndarray, keys: np.ndarray) -> None:
+        """Gives the items in `slots`, which have none, their keys."""
+        low = keys & self._mask
+        places = low.view(np.int64)
+        others = cells.take(places)
+        known = self.keys.take(others)
+        lose = known & self._mask == low
+        if np.count_nonzero(lose):
+            self._stray(others[lose], known[lose])
+        cells[places] = slots
+        self.keys[slots] = keys
+        if len(keys) > 1 and int(keys[-1]) - int(keys[0]) != len(keys) - 1:  # some may have the same cell
+            lose = cells.take(places) != slots
+            self._stray(slots[lose], keys[lose])
+
+    def _stray(self, slots: np.ndarray, keys: np.ndarray) -> None:
+        self._strays.update(zip(keys.tolist(), slots.tolist(), strict=True))
+        self._strays.pop(0, None)  # no key
+
+    # Checkpoints.
+
+    def in_order(self) -> np.ndarray:
+        """Returns the slots of the items in the table, oldest first."""
+        slots = np.flatnonzero(self.state == LIVE)
+        return slots[np.argsort(self.stamps[slots], kind="stable")]
+
+    def save(self) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
+        """Returns numbers and copies of arrays from which `restore` goes on in exactly the same way.
+
+        The third result has the rows of the items: one `(binding, slots, index)` for each layout that has
+        any. Samples count when they are drawn, so items that had their last turn are left out.
+        """
+        # Slots that were never used are at the bottom of the stack, the last one lowest.
+        free = self._free[: self._num_free]
+        never = np.cumprod(free == np.arange(len(self.state) - 1, len(self.state) - 1 - len(free), -1)).sum()
+        arrays = {name: getattr(self, name)[: len(self.state) - never].copy() for name in _SAVED}
+        left = np.flatnonzero(arrays["state"] > LIVE)
+        arrays["state"][left] = FREE
+        arrays["keys"][left] = 0
+        arrays["free"] = np.concatenate([free[never:], left])
+        for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
+            order = selector.order()
+            if order is not None:
+                arrays[f"{role}.slots"] = order
+        numbers = {
+            "rng": self.rng.bit_generator.state,
+            "max_priority": self.max_priority,
+            "stamp": self.stamp,
+            "num_unique_deleted": self.num_unique_deleted + int(np.count_nonzero(self.state == SPENT)),
+            "num_deleted_episodes": self.num_deleted_episodes,
+            "sampled_age": self.age_sum,
+            "layouts": [binding.layout.to_wire() for binding in self.bindings.known],
+        }
+        parts = []
+        for number, binding in enumerate(self.bindings.known):
+            slots = np.flatnonzero((arrays["state"] == LIVE) & (arrays["layouts"] == number))
+            if len(slots):
+                parts.append((binding, slots, arrays["index"][slots, : binding.width]))
+        return numbers, arrays, parts
+
+    def restore(
+        self,
+        numbers: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        rows: dict[str, np.ndarray],
+        roles: Sequence[str],
+    ) -> None:
+        """Fills empty `Items`; the streams of the layouts exist.
+
+        Args:
+          numbers, arrays: what `save` has returned, but with `arrays["index"]` in places in `rows`.
+          rows: the rows of each stream.
+          roles: of `("sampler", "remover")`, the selectors whose own order is in `arrays`.
+        """
+        used, live = len(arrays["state"]), arrays["state"] == LIVE
+        self._widen(arrays["index"].shape[1], arrays["lengths"].shape[1])
+        self._grow(max(1, used))
+        for name in _SAVED:
+            getattr(self, name)[:used] = arrays[name]
+        self.done[:] = self.times
+        self._num_free = len(self.state) - used + len(arrays["free"])
+        self._free[len(self.state) - used : self._num_free] = arrays["free"]
+        self.limiter.size = int(np.count_nonzero(live))
+        # Layouts without items are left out: their streams may not be in the checkpoint.
+        for number in np.unique(arrays["layouts"][live]).tolist():
+            own = self.bindings[Layout.from_wire(numbers["layouts"][number])]
+            binding = self.bindings.known[own]
+            slots = np.flatnonzero(live & (arrays["layouts"] == number))
+            self.layouts[slots] = own
+            for stream, begin, end in binding.parts:
+                self.index[slots, begin:end] = rows[stream.name][arrays["index"][slots, begin:end]]
+            binding.acquire(self.index[slots, : binding.width])
+        slots = self.in_order()
+        for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
+            order = arrays.get(f"{role}.slots", slots) if role in roles else slots
+            if not np.array_equal(np.sort(order), np.sort(slots)):
+                raise CheckpointError(f"{role}: got an order of other items than those of the table.")
+            selector.insert(order, self.priorities[order], self.stamps[order])
+        self.rng.bit_generator.state = numbers["rng"]
+        self.max_priority = numbers["max_priority"]
+        self.stamp = numbers["stamp"]
+        self.num_unique_deleted = numbers["num_unique_deleted"]
+        self.num_deleted_episodes = numbers["num_deleted_episodes"]
+        self.age_sum = numbers["sampled_age"]
+        names, counts = np.unique(self.episodes[slots], return_counts=True)
+        self.episode_sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
+        self.episode_sizes.pop(0, None)  # items without one
+        self.trim()  # the table may be smaller than it was
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Delivery(Samples):
+    """Samples that count, and whose rows are kept until they are released or given back.
+
+    ```python
+    delivery = table.sample(256, timeout=1.0)   # drawn: no other reader gets these turns
+    sample = delivery.gather()                  # or: send delivery.parts to a reader with shared memory
+    table.release(delivery)                     # the rows may be used again; or
+    table.give_back(delivery)                   # as if never drawn
+    ```
+
+    Attributes:
+      slots: the table's numbers of the items, int64 `[n]`.
+      items: the `Items` that the samples were drawn from; a reset of the table makes other ones.
+      age: number of items that were inserted after those drawn; see `TableInfo.sampled_age`.
+      open: whether the delivery was neither released nor given back.
+    """
+
+    slots: np.ndarray
+    items: Items
+    age: int
+    open: bool = True

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from framework.replay.errors import DeadlineExceededError, ServerClosed, UnknownTableError, WouldBlockError
+from framework.replay.errors import (
+    CheckpointError,
+    DeadlineExceededError,
+    ServerClosed,
+    UnknownTableError,
+    WouldBlockError,
+)
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
-from framework.replay.tables.contents import Contents
-from framework.replay.tables.delivery import Delivery, join
-from framework.replay.tables.items import NewItems, make_keys
+from framework.replay.tables import selectors
+from framework.replay.tables.items import Delivery, Items, NewItems, SavedPart, make_keys
 from framework.replay.tables.rate_limiters import Queue, RateLimiter, Stack
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
-from framework.replay.tables.waiting import INSERTERS, SAMPLERS, Waiting
 from framework.replay.types import (
     CallStats,
     PaddedSample,
@@ -28,16 +34,22 @@ from framework.replay.types import (
 )
 from framework.types import Nest
 
+_LOG = logging.getLogger(__name__)
+
+# The two sides of a table: calls of one wait for calls of the other.
+SAMPLERS, INSERTERS = 0, 1
+# Samples drawn in one hold of the lock: a larger request lets others in between.
+_MAX_DRAW = 1 << 16
+# Seconds of a single wait, which keep Ctrl-C working.
+_LOOK = 5.0
+_SELECTORS = ("Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized")
+
 
 class ShownWriter(Protocol):
     """A writer that holds items back until a table is read."""
 
     def show(self) -> None:
         """Inserts them."""
-
-
-# Samples drawn in one hold of the lock: a larger request lets others in between.
-_MAX_DRAW = 1 << 16
 
 
 class Table:
@@ -53,20 +65,22 @@ class Table:
     Every public method may be called from several threads.
 
     Args:
-      name: of the table.
+      name: name of the table.
       sampler: chooses what is sampled. One selector serves one table, in one role.
       remover: chooses what is removed from a full table.
-      max_size: items that the table holds.
+      max_size: number of items that the table holds.
       rate_limiter: when the table may be sampled and inserted into.
       max_times_sampled: an item is removed when it was sampled that often; below 1 for never.
       extensions: kept for Reverb's signature; must be empty.
       signature: nest of specs (anything with `shape` and `dtype`) that every item must match; None checks
         nothing.
-      seed: of the sampler's random numbers; None takes one from the system.
+      seed: seed of the sampler's random numbers; None takes one from the system.
 
     Attributes:
-      concurrent: False where no other thread uses the table: a call that would wait is a `WouldBlockError`
-        then.
+      concurrent: whether other threads use the table. If not, a call that would wait raises
+        `WouldBlockError`.
+      lock: guards the table. A caller that holds it must not call the table.
+      num_waiting: number of calls that wait to sample, and to insert, those of other processes included.
     """
 
     def __init__(
@@ -82,56 +96,63 @@ class Table:
         seed: int | None = None,
     ):
         if not name:
-            raise ValueError("name: got an empty one, expected a name for the table")
+            raise ValueError("name: got an empty one, expected a name for the table.")
         if max_size <= 0:
-            raise ValueError(f"table {name!r}, max_size: got {max_size}, expected at least 1")
+            raise ValueError(f"table {name!r}, max_size: got {max_size}, expected at least 1.")
         if rate_limiter.min_size_to_sample > max_size:
             raise ValueError(
                 f"table {name!r}, min_size_to_sample: got {rate_limiter.min_size_to_sample}, expected at "
-                f"most max_size, {max_size}: it could never be sampled"
+                f"most max_size, {max_size}: it could never be sampled."
             )
         if extensions:
             raise ValueError(
-                f"table {name!r}, extensions: got {extensions}, expected none; they are not supported"
+                f"table {name!r}, extensions: got {extensions}, expected none; they are not supported."
             )
-        for role, selector in (("sampler", sampler), ("remover", remover)):
-            if len(selector) or selector.owner is not None or sampler is remover:
+        owners = {"sampler": sampler.owner, "remover": remover.owner, "rate_limiter": rate_limiter.owner}
+        if remover is sampler:
+            owners["remover"] = name
+        for role, owner in owners.items():
+            if owner is not None:
                 raise ValueError(
-                    f"table {name!r}, {role}: got one that is used elsewhere; make one for each use"
+                    f"table {name!r}, {role}: got one that belongs to table {owner!r}, expected a new one. "
+                    "Make one for each use."
                 )
         self.name = name
         self.signature = signature
-        self.concurrent = True
-        self.store = RowStore()
-        self._bindings = Bindings(self.store, name, signature)
-        self._rng = np.random.default_rng(seed)
-        self._waiting = Waiting()
-        self._lock = self._waiting.lock
-        self._closed: str | None = None
+        self.lock = threading.Lock()
+        self.num_waiting = [0, 0]
+        self._waited = [0.0, 0.0]  # seconds, of all calls of a side
+        self._conditions = [threading.Condition(self.lock) for _ in range(2)]
+        self._listeners: list[Callable[[], None]] = []
         self._writers: tuple[Callable[[], ShownWriter | None], ...] = ()
-        self._compose(sampler, remover, int(max_size), rate_limiter, max(0, int(max_times_sampled)))
-
-    def _compose(
-        self,
-        sampler: Selector,
-        remover: Selector,
-        max_size: int,
-        rate_limiter: RateLimiter,
-        max_times_sampled: int,
-    ) -> None:
-        """Becomes an empty table of these parts."""
-        rate_limiter.bind(self.name)
-        sampler.owner = remover.owner = self.name
+        self._closed: str | None = None
+        self._rng = np.random.default_rng(seed)
+        sampler.owner = remover.owner = rate_limiter.owner = name
         self.sampler = sampler
         self.remover = remover
-        self.max_size = max_size
+        self.max_size = int(max_size)
         self.rate_limiter = rate_limiter
-        self.max_times_sampled = max_times_sampled
+        self.max_times_sampled = max(0, int(max_times_sampled))
+        self.attach(RowStore())
+
+    def attach(self, store: RowStore, concurrent: bool = True) -> None:
+        """Makes `store` the one that items refer to. A server calls it before anything is inserted."""
+        if self.size:
+            raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
+        self.store = store
+        self.concurrent = concurrent
+        self._bindings = Bindings(store, self.name, self.signature)
         self._empty()
 
     def _empty(self) -> None:
-        self._contents = Contents(
-            self.sampler, self.remover, self.max_size, self.max_times_sampled, self._bindings, self._rng
+        self._items = Items(
+            self.sampler,
+            self.remover,
+            self.rate_limiter,
+            self.max_size,
+            self.max_times_sampled,
+            self._bindings,
+            self._rng,
         )
 
     @classmethod
@@ -161,20 +182,11 @@ class Table:
     def replace(self, **overrides: Any) -> Table:
         """A new, empty table like this one but for `overrides`, by the names of the constructor's
         arguments."""
-        options: dict[str, Any] = {
-            "name": self.name,
-            "sampler": self.sampler,
-            "remover": self.remover,
-            "max_size": self.max_size,
-            "rate_limiter": self.rate_limiter,
-            "max_times_sampled": self.max_times_sampled,
-            "signature": self.signature,
-            **overrides,
+        same: dict[str, Any] = {
+            name: getattr(self, name) for name in ("name", "max_size", "max_times_sampled", "signature")
         }
-        for name in ("sampler", "remover", "rate_limiter"):
-            if name not in overrides:
-                options[name] = options[name].copy()
-        return Table(**options)
+        copies = {name: getattr(self, name).copy() for name in ("sampler", "remover", "rate_limiter")}
+        return Table(**{**same, **copies, **overrides})
 
     def __repr__(self) -> str:
         return (
@@ -184,27 +196,18 @@ class Table:
 
     # Wiring.
 
-    def attach(self, store: RowStore, concurrent: bool = True) -> None:
-        """Makes `store` the one that items point into. A server calls it once, before anything is
-        inserted."""
-        if self.size:
-            raise ValueError(f"table {self.name!r}: got a new store while it holds items")
-        self.store = store
-        self.concurrent = concurrent
-        self._bindings = Bindings(store, self.name, self.signature)
-        self._empty()
-
     def add_writer(self, reference: Callable[[], ShownWriter | None]) -> None:
         """Adds a weak reference to a writer of this process: it inserts before a read."""
-        with self._lock:
+        with self.lock:
             self._writers = (*self._writers, reference)
 
     def remove_writer(self, reference: Callable[[], ShownWriter | None]) -> None:
         """Inverts `add_writer`."""
-        with self._lock:
+        with self.lock:
             self._writers = tuple(each for each in self._writers if each is not reference)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Has the writers of this process insert what they hold back."""
         if self.store.dropped_writers:
             self.store.end_dropped_writers()
         for reference in self._writers:
@@ -213,33 +216,42 @@ class Table:
                 writer.show()
 
     def watch(self, listener: Callable[[], None]) -> None:
-        """`listener` is called, with the table's lock held, when calls that wait should look again."""
-        self._waiting.listeners.append(listener)
+        """`listener` is called, with the lock held, when calls that wait should look again."""
+        self._listeners.append(listener)
 
     def count_waiting(self, side: int, change: int) -> None:
         """A call of another process begins (1) or ceases (-1) to wait; `side` 0 samples, 1 inserts."""
-        with self._lock:
-            self._waiting.counts[side] += change
+        with self.lock:
+            self.num_waiting[side] += change
 
     @property
     def sampler_waits(self) -> bool:
         """Whether a call waits for items now; a writer then holds nothing back."""
-        return self._waiting.counts[SAMPLERS] > 0
+        return self.num_waiting[SAMPLERS] > 0
 
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sampler's random numbers."""
-        with self._lock:
+        with self.lock:
             self._rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
     def close(self, reason: str = "the server was stopped") -> None:
-        """Every call that waits, and every later one, is a `ServerClosed`."""
-        with self._lock:
+        """Every call that waits, and every later one, raises `ServerClosed`."""
+        with self.lock:
             self._closed = f"table {self.name!r}: {reason}"
         self.wake()
 
     def wake(self) -> None:
         """Makes calls that wait look at their `cancelled` again."""
-        self._waiting.wake()
+        with self.lock:
+            self._notify(SAMPLERS)
+            self._notify(INSERTERS)
+
+    def _notify(self, side: int) -> None:
+        """The table has changed so that calls of `side` may go through. Called with the lock held."""
+        if self.num_waiting[side]:
+            self._conditions[side].notify_all()
+            for listener in self._listeners:
+                listener()
 
     def _wait(
         self,
@@ -249,43 +261,46 @@ class Table:
         deadline: float | None,
         cancelled: Callable[[], bool] | None,
     ) -> None:
-        """Waits until the other side has done something. Called with the lock held."""
+        """Waits until the other side has done something, or for some seconds. Called with the lock held."""
         if self._closed is not None:
             raise ServerClosed(self._closed)
         if cancelled is not None and cancelled():
             raise ServerClosed(f"table {self.name!r}: the client was interrupted")
-        expired = deadline is not None and time.monotonic() >= deadline
-        if self.concurrent and not expired:
-            self._waiting.wait(side, deadline)
-            return
-        limiter = self.rate_limiter
-        why = limiter.why_not_insert() if side == INSERTERS else limiter.why_not_sample()
-        text = (
-            f"table {self.name!r}: cannot {('sample', 'insert')[side]} {n} items ({done} went through): "
-            f"{why or 'no item is left to sample'}"
-        )
-        if expired:
-            raise DeadlineExceededError(f"{text}; the timeout is over", done)
-        raise WouldBlockError(f"{text}; nothing else runs in this thread, so the wait would never end")
+        begin = time.monotonic()
+        expired = deadline is not None and begin >= deadline
+        if expired or not self.concurrent:
+            text = (
+                f"table {self.name!r}: cannot {('sample', 'insert')[side]} {n} items ({done} went through): "
+                f"{self.rate_limiter.refusals()[side] or 'no item is left to sample'}"
+            )
+            if expired:
+                raise DeadlineExceededError(f"{text}; the timeout is over", done)
+            raise WouldBlockError(f"{text}; nothing else runs in this thread, so the wait would never end")
+        self.num_waiting[side] += 1
+        try:
+            self._conditions[side].wait(_LOOK if deadline is None else min(_LOOK, deadline - begin))
+        finally:
+            self.num_waiting[side] -= 1
+            self._waited[side] += time.monotonic() - begin
 
-    # Inserting.
+    # Insertion.
 
     def check_priorities(self, priorities: Any, n: int) -> np.ndarray:
-        """`priorities` as float64 `[n]`; ValueError if a selector cannot use one of them."""
+        """Returns `priorities` as float64 `[n]`; `ValueError` if a selector cannot use one of them."""
         array = np.asarray(priorities, np.float64)
         if array.shape != (n,):
-            raise ValueError(f"table {self.name!r}, priorities: got shape {array.shape}, expected ({n},)")
+            raise ValueError(f"table {self.name!r}, priorities: got shape {array.shape}, expected ({n},).")
         if n:
-            low, high = np.minimum.reduce(array), np.maximum.reduce(array)  # NaN if one is NaN
+            low, high = float(np.minimum.reduce(array)), float(np.maximum.reduce(array))  # NaN if one is NaN
             if not (low >= 0.0 and high < np.inf):
                 bad = array[~((array >= 0.0) & (array < np.inf))]
                 raise ValueError(
-                    f"table {self.name!r}, priorities: got {bad[:3].tolist()}, expected finite numbers >= 0; "
-                    "nothing was changed"
+                    f"table {self.name!r}, priorities: got {bad[:3].tolist()}, expected finite numbers >= 0. "
+                    "Nothing was changed."
                 )
             for selector in (self.sampler, self.remover):
                 if selector.uses_priorities:
-                    selector.check(float(low), float(high))
+                    selector.check(low, high)
         return array
 
     def new_items(
@@ -297,7 +312,20 @@ class Table:
         lengths: np.ndarray | None = None,
         episodes: np.ndarray | None = None,
     ) -> NewItems:
-        """Checks k items that `insert_now` is to insert; the arguments and errors are those of `insert`."""
+        """Checks k items that `insert_now` is to insert.
+
+        Args:
+          layout: what the items look like.
+          index: int64 `[k, layout.width]` rows, which the caller holds until the items are inserted.
+          priorities: float64 `[k]`, or None for the largest so far, 1.0 at first.
+          keys: uint64 `[k]` of `items.make_keys`, which makes them if None.
+          lengths: int32 `[k, groups]` for ragged items.
+          episodes: uint64 `[k]` names of the episodes that the items belong to, for `num_episodes`; 0 for
+            none.
+
+        Raises:
+          ValueError: The table cannot hold items with these priorities or this layout.
+        """
         n = len(index)
         if priorities is not None:
             priorities = self.check_priorities(priorities, n)
@@ -305,70 +333,38 @@ class Table:
         return NewItems(index, make_keys(n) if keys is None else keys, priorities, lengths, episodes, number)
 
     def insert_now(self, new: NewItems) -> int:
-        """Inserts the first of the items, as many as the rate limiter allows now; how many. Never waits."""
+        """Inserts the first of the items, as many as the rate limiter allows, and returns how many.
+
+        It never waits.
+        """
         n, done, limiter = len(new.keys), 0, self.rate_limiter
-        with self._lock:
+        with self.lock:
             if self._closed is not None:
                 raise ServerClosed(self._closed)
             while done < n and (allowed := limiter.allowed_inserts(min(n - done, self.max_size))):
-                self._contents.insert(new if allowed == n else new.part(done, done + allowed))
+                self._items.insert(new if allowed == n else new.part(done, done + allowed))
                 done += allowed
                 limiter.inserts += allowed
-                limiter.size = self._contents.items.size
-            if done:
-                self._waiting.notify(SAMPLERS)
+            if done and self.num_waiting[SAMPLERS]:
+                self._notify(SAMPLERS)
         return done
 
-    def insert(
-        self,
-        layout: Layout,
-        index: np.ndarray,
-        priorities: Any = None,
-        keys: np.ndarray | None = None,
-        lengths: np.ndarray | None = None,
-        episodes: np.ndarray | None = None,
-        timeout: float | None = None,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> np.ndarray:
-        """Inserts k items that point at rows which the caller holds; waits while the rate limiter refuses.
+    def wait_to_insert(self, timeout: float | None, cancelled: Callable[[], bool] | None = None) -> None:
+        """Waits until one item could be inserted.
 
         Args:
-          layout: what the items look like.
-          index: int64 `[k, layout.width]` rows.
-          priorities: float64 `[k]`, or None for the largest so far, 1.0 at first.
-          keys: uint64 `[k]` of `items.make_keys`, which makes them if None.
-          lengths: int32 `[k, groups]` for ragged items.
-          episodes: uint64 `[k]` names of the episodes that the items belong to, for `num_episodes`; 0 for
-            none.
-          timeout: seconds; None for no limit, and 0 does not wait.
-          cancelled: asked while waiting; the call ends with `ServerClosed` when it says so.
-
-        Returns:
-          uint64 `[k]` keys.
+          timeout: seconds; None waits without a limit, and 0 does not wait.
+          cancelled: asked while it waits; the call ends with `ServerClosed` when it returns True.
 
         Raises:
-          ValueError: wrong priorities, rows or layout; nothing was changed.
-          DeadlineExceededError: its `args[1]` says how many were inserted before the time was over.
+          DeadlineExceededError: The timeout is over.
         """
-        new = self.new_items(layout, index, priorities, keys, lengths, episodes)
-        n, done = len(index), 0
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            done += self.insert_now(new.part(done, n) if done else new)
-            if done == n:
-                return new.keys
-            with self._lock:
-                if not self.rate_limiter.can_insert(1):
-                    self._wait(INSERTERS, n, done, deadline, cancelled)
-
-    def wait_to_insert(self, timeout: float | None, cancelled: Callable[[], bool] | None = None) -> None:
-        """Waits until one item could be inserted; DeadlineExceededError if the timeout is over first."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            while not self.rate_limiter.can_insert(1):
+        with self.lock:
+            while not self.rate_limiter.allowed_inserts(1):
                 self._wait(INSERTERS, 1, 0, deadline, cancelled)
 
-    # Sampling.
+    # Samples.
 
     def sample(
         self, n: int, timeout: float | None = None, cancelled: Callable[[], bool] | None = None
@@ -378,11 +374,16 @@ class Table:
         Samples count when they are drawn, one by one as the limiter allows, so that writers can go on while
         this call waits for the rest. If the call fails, what it has drawn is given back.
 
+        Args:
+          n: number of samples.
+          timeout: seconds; None waits without a limit, and 0 does not wait.
+          cancelled: asked while it waits; the call ends with `ServerClosed` when it returns True.
+
         Raises:
-          DeadlineExceededError: nothing was sampled.
+          DeadlineExceededError: The timeout is over. Nothing was sampled.
         """
         if n < 1:
-            raise ValueError(f"table {self.name!r}, n: got {n}, expected at least 1 sample")
+            raise ValueError(f"table {self.name!r}, n: got {n}, expected at least 1 sample.")
         deadline = None if timeout is None else time.monotonic() + timeout
         delivery: Delivery | None = None
         try:
@@ -391,10 +392,10 @@ class Table:
                 got = 0 if delivery is None else len(delivery.slots)
                 if delivery is not None and got == n:
                     return delivery
-                with self._lock:
+                with self.lock:
                     # A large request takes several draws; its time is limited even if it never waits.
                     late = timeout and deadline is not None and time.monotonic() >= deadline
-                    if late or (delivery is before and not self.rate_limiter.can_sample(1)):
+                    if late or (delivery is before and not self.rate_limiter.allowed_samples(1)):
                         self._wait(SAMPLERS, n, got, deadline, cancelled)
         except BaseException:
             if delivery is not None:
@@ -402,58 +403,61 @@ class Table:
             raise
 
     def draw(self, n: int, delivery: Delivery | None = None) -> Delivery | None:
-        """The next samples of a request for `n`, as far as the rate limiter allows now; never waits.
+        """Draws the next samples of a request for `n`, as far as the rate limiter allows; never waits.
 
         Returns:
-          `delivery` with what was drawn added to it, and `delivery` itself if nothing was. A reset of the
-          table ends the old delivery, and the request begins again.
+          The samples of `delivery` and the new ones, in a delivery that takes its place; `delivery` itself if
+          there are none. A reset of the table ends the old delivery, and the request begins again.
         """
-        self._drain()
-        with self._lock:
+        self.drain()
+        with self.lock:
             if self._closed is not None:
                 raise ServerClosed(self._closed)
-            contents, limiter = self._contents, self.rate_limiter
-            if delivery is not None and delivery.contents is not contents:
-                delivery.contents.release(delivery.slots)
+            items, limiter = self._items, self.rate_limiter
+            if delivery is not None and delivery.items is not items:
+                delivery.items.release(delivery.slots)
                 delivery.open, delivery = False, None
-            missing = min(_MAX_DRAW, n - (0 if delivery is None else len(delivery.slots)))
-            picks: list[tuple[np.ndarray, SampleInfo]] = []
+            picks, missing, before = [], n, 0
+            if delivery is not None:
+                picks.append((delivery.slots, delivery.info))
+                missing, before = n - len(delivery.slots), delivery.age
+            missing, age, known = min(_MAX_DRAW, missing), before, len(picks)
             while missing > 0 and (allowed := limiter.allowed_samples(missing)):
-                picks.append(contents.pick(allowed, limiter.min_size_to_sample))
-                missing -= len(picks[-1][0])
-                limiter.samples += len(picks[-1][0])
-                limiter.size = contents.items.size
-            if not picks:
+                slots, info = items.draw(allowed)
+                missing -= len(slots)
+                limiter.samples += len(slots)
+                age += len(slots) * items.stamp - int(np.add.reduce(items.stamps.take(slots)))
+                picks.append((slots, info))
+            if len(picks) == known:
                 return delivery
-            slots, info = picks[0]
             if len(picks) > 1:
                 slots = np.concatenate([slots for slots, _ in picks])
                 info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
-            age = len(slots) * contents.stamp - int(np.add.reduce(contents.items.stamps.take(slots)))
-            contents.age_sum += age
-            drawn = Delivery(self.name, info, slots, contents.parts(slots), contents, age)
-            self._waiting.notify(INSERTERS)
-        return drawn if delivery is None else join(delivery, drawn)
+            if delivery is not None:
+                delivery.open = False
+            items.age_sum += age - before
+            if self.num_waiting[INSERTERS]:
+                self._notify(INSERTERS)
+            return Delivery(self.name, info, items.parts(slots), slots, items, age)
 
     def release(self, delivery: Delivery) -> None:
         """The reader has its copy: rows may be used again, and items that have left the table are gone."""
-        with self._lock:
+        with self.lock:
             if delivery.open:
                 delivery.open = False
-                delivery.contents.release(delivery.slots)
+                delivery.items.release(delivery.slots)
 
     def give_back(self, delivery: Delivery) -> None:
-        """The samples were not used: as if they had never been drawn. Items take their old places again."""
-        with self._lock:
+        """Undoes a draw whose samples were not used. Items take their old places again."""
+        with self.lock:
             if not delivery.open:
                 return
             delivery.open = False
-            delivery.contents.give_back(delivery.slots)
-            if delivery.contents is self._contents:  # no reset since the draw
-                self._contents.age_sum -= delivery.age
-                self.rate_limiter.samples -= len(delivery)
-                self.rate_limiter.size = self.size
-                self._waiting.notify(SAMPLERS)
+            delivery.items.give_back(delivery.slots)
+            if delivery.items is self._items:  # no reset since the draw
+                self._items.age_sum -= delivery.age
+                self.rate_limiter.samples -= len(delivery.slots)
+                self._notify(SAMPLERS)
 
     def sample_batch(
         self,
@@ -463,7 +467,7 @@ class Table:
         pad: bool = False,
         cancelled: Callable[[], bool] | None = None,
     ) -> ReplaySample | PaddedSample:
-        """`sample`, gather and `release` in one; see `Delivery.gather` for `out` and `pad`."""
+        """`sample`, gather and `release` in one; see `Samples.gather` for `out` and `pad`."""
         delivery = self.sample(n, timeout, cancelled)
         try:
             sample = delivery.gather(out, pad)
@@ -473,95 +477,90 @@ class Table:
         self.release(delivery)
         return sample
 
-    # Changing items.
+    # Changes of items.
 
     def mutate(self, keys: Any = (), priorities: Any = (), deletes: Any = ()) -> int:
-        """Deletes items, then sets priorities; keys that are gone are ignored. How many items were changed.
+        """Deletes items, then sets priorities, and returns how many items were changed.
+
+        Keys that are gone are ignored.
 
         Raises:
-          ValueError: a priority is negative or not a number; nothing was changed.
+          ValueError: A priority is negative or not a number. Nothing was changed.
         """
         keys = np.asarray(keys, np.uint64)
         priorities = self.check_priorities(priorities, len(keys))
-        self._drain()
-        with self._lock:
+        self.drain()
+        with self.lock:
             if self._closed is not None:
                 raise ServerClosed(self._closed)
-            contents, changed = self._contents, 0
+            items, changed = self._items, 0
             if len(deletes):
-                slots = np.unique(contents.items.find(np.asarray(deletes, np.uint64)))
+                slots = np.unique(items.find(np.asarray(deletes, np.uint64)))
                 slots = slots[slots >= 0]
-                if len(slots):
-                    contents.remove(slots)
-                    changed += len(slots)
-                    self.rate_limiter.size = contents.items.size
-                    self._waiting.notify(INSERTERS)
+                items.remove(slots)
+                changed += len(slots)
+                self._notify(INSERTERS)
             if len(keys):
-                slots = contents.items.find(keys)
+                slots = items.find(keys)
                 here = slots >= 0
                 if np.count_nonzero(here) < len(slots):
                     slots, priorities = slots[here], priorities[here]
                 if len(slots):
-                    contents.update(slots, priorities)
+                    items.update(slots, priorities)
                     changed += len(slots)
             return changed
 
     def reset(self) -> None:
         """Removes every item and sets every counter to 0. Rows are freed unless a delivery holds them."""
-        self._drain()  # items that were created before and have room go too
-        with self._lock:
-            self._contents.clear()
+        self.drain()  # items that were created before and that the limiter allows go too
+        with self.lock:
+            self._items.remove(np.flatnonzero(self._items.keys))
             self._empty()
             self.rate_limiter.reset()
-            self._waiting.notify(INSERTERS)
-            self._waiting.notify(SAMPLERS)
+            self._notify(INSERTERS)
+            self._notify(SAMPLERS)
 
-    # Looking.
+    # State.
 
     def can_sample(self, num_samples: int = 1) -> bool:
-        """Whether `num_samples` could be sampled now without waiting."""
-        self._drain()
-        with self._lock:
-            limiter = self.rate_limiter
-            return limiter.can_sample(num_samples) and (
-                not self.max_times_sampled or num_samples <= self._contents.turns(limiter.min_size_to_sample)
+        """Returns whether `num_samples` can be sampled now without waiting."""
+        self.drain()
+        with self.lock:
+            return self.rate_limiter.allowed_samples(num_samples) == num_samples and (
+                not self.max_times_sampled or num_samples <= self._items.turns()
             )
 
     def can_insert(self, num_inserts: int = 1) -> bool:
-        """Whether `num_inserts` could be inserted now without waiting."""
-        self._drain()
-        with self._lock:
-            return self.rate_limiter.can_insert(num_inserts)
+        """Returns whether `num_inserts` can be inserted now without waiting."""
+        self.drain()
+        with self.lock:
+            return self.rate_limiter.allowed_inserts(num_inserts) == num_inserts
 
     def weight(self) -> tuple[float, int]:
-        """The sum of the sampler's weights, and how many items it can choose from."""
-        self._drain()
-        with self._lock:
+        """Returns the sum of the sampler's weights, and the number of items that it can choose from."""
+        self.drain()
+        with self.lock:
             return self.sampler.total_weight(), len(self.sampler)
 
     @property
-    def max_priority(self) -> float | None:
-        """The largest priority so far, which items without one get; None before the first."""
-        return self._contents.max_priority
-
-    @property
     def size(self) -> int:
-        """Items in the table."""
-        return self._contents.items.size
+        """Number of items in the table."""
+        return self.rate_limiter.size
 
     def __len__(self) -> int:
-        return self.size
+        return self.rate_limiter.size
 
     def __bool__(self) -> bool:
         return True  # empty or not
 
     @property
     def info(self) -> TableInfo:
-        """What `server_info` reports."""
-        self._drain()
-        with self._lock:
-            limiter, contents, waiting = self.rate_limiter, self._contents, self._waiting
-            sampled_ms, inserted_ms = (int(1000 * seconds) for seconds in waiting.seconds)
+        """The description in `server_info`."""
+        self.drain()
+        with self.lock:
+            limiter, items, waiting = self.rate_limiter, self._items, self.num_waiting
+            why_not_sample, why_not_insert = limiter.refusals()
+            sampled_ms, inserted_ms = (int(1000 * seconds) for seconds in self._waited)
             return TableInfo(
                 name=self.name,
                 sampler_options=self.sampler.config(),
@@ -569,23 +568,100 @@ class Table:
                 max_size=self.max_size,
                 max_times_sampled=self.max_times_sampled,
                 rate_limiter_info=RateLimiterInfo(
-                    **limiter.options(),
-                    insert_stats=CallStats(limiter.inserts, waiting.counts[INSERTERS], inserted_ms),
-                    sample_stats=CallStats(limiter.samples, waiting.counts[SAMPLERS], sampled_ms),
+                    limiter.samples_per_insert,
+                    limiter.min_diff,
+                    limiter.max_diff,
+                    limiter.min_size_to_sample,
+                    CallStats(limiter.inserts, waiting[INSERTERS], inserted_ms),
+                    CallStats(limiter.samples, waiting[SAMPLERS], sampled_ms),
                 ),
                 signature=self.signature,
-                current_size=contents.items.size,
-                num_episodes=len(contents.episodes),
-                num_deleted_episodes=contents.num_deleted_episodes,
-                num_unique_samples=contents.num_unique_samples,
+                current_size=limiter.size,
+                num_episodes=len(items.episode_sizes),
+                num_deleted_episodes=items.num_deleted_episodes,
+                num_unique_samples=items.num_unique_deleted
+                + int(np.count_nonzero(items.times[items.keys > 0])),
                 table_worker_time=TableWorkerTime(
                     waiting_for_sampling_ms=inserted_ms, waiting_for_inserts_ms=sampled_ms
                 ),
-                max_priority=1.0 if contents.max_priority is None else contents.max_priority,
-                why_not_sample=limiter.why_not_sample(),
-                why_not_insert=limiter.why_not_insert(),
-                sampled_age=contents.age_sum,
+                max_priority=1.0 if items.max_priority is None else items.max_priority,
+                why_not_sample=why_not_sample,
+                why_not_insert=why_not_insert,
+                sampled_age=items.age_sum,
             )
+
+    # Checkpoints.
+
+    def config(self) -> dict[str, Any]:
+        """Returns what the table was made with, as numbers, strings and dicts."""
+        return {
+            "sampler": self.sampler.config(),
+            "remover": self.remover.config(),
+            "max_size": self.max_size,
+            "max_times_sampled": self.max_times_sampled,
+            "rate_limiter": self.rate_limiter.options(),
+        }
+
+    def save(self) -> tuple[dict[str, Any], dict[str, np.ndarray], list[SavedPart]]:
+        """Returns numbers and strings, arrays, and the rows of the items; see `Items.save`.
+
+        The caller holds the lock.
+        """
+        numbers, arrays, parts = self._items.save()
+        limits = [self.rate_limiter.inserts, self.rate_limiter.samples]
+        return {"name": self.name, "config": self.config(), "limiter": limits, **numbers}, arrays, parts
+
+    def restore(
+        self,
+        meta: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        rows: dict[str, np.ndarray],
+        from_checkpoint: bool,
+    ) -> None:
+        """Fills an empty table; see `Items.restore`.
+
+        Args:
+          meta, arrays, rows: what `save` has returned, and the rows of each stream.
+          from_checkpoint: whether the configuration in `meta` replaces the table's own. Differences are
+            logged either way.
+        """
+        saved, own = meta["config"], self.config()
+        for name, value in saved.items():
+            if own[name] != value:
+                _LOG.warning(
+                    "table %r, %s: the checkpoint has %s, the constructor %s; %s is used",
+                    self.name,
+                    name,
+                    value,
+                    own[name],
+                    "the checkpoint's" if from_checkpoint else "the constructor's",
+                )
+        if self.size:
+            raise CheckpointError(
+                f"table {self.name!r}: got a table that holds items, expected an empty one. Restore into new "
+                "tables."
+            )
+        with self.lock:
+            if from_checkpoint and own != saved:
+                made = {role: _selector(saved[role]) for role in ("sampler", "remover")}
+                limiter = RateLimiter(**saved["rate_limiter"])
+                twin = self.replace(**{**saved, **made, "rate_limiter": limiter})
+                for name in saved:
+                    setattr(self, name, getattr(twin, name))
+                own = saved
+            self._empty()
+            roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
+            self._items.restore(meta, arrays, rows, roles)
+            self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
+
+
+def _selector(saved: dict[str, Any]) -> Selector:
+    options = {name: value for name, value in saved.items() if name != "kind"}
+    if saved["kind"] not in _SELECTORS:
+        raise CheckpointError(
+            f"selector: got {saved['kind']!r} in the checkpoint, expected one of {_SELECTORS}."
+        )
+    return getattr(selectors, saved["kind"])(**options)
 
 
 class Tables(dict[str, Table]):

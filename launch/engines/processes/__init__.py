@@ -6,15 +6,23 @@ communicate through `ipc://` sockets in a private directory. `launch.engines.sup
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 
-from launch.engines.base import Options
+from launch.engines.base import Options, Resources, Unit
 from launch.engines.processes.folders import Folders
-from launch.engines.processes.fork_client import ForkServer
+from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
-from launch.engines.supervised.process import Host
+from launch.engines.supervised.process import Host, Report
 from launch.engines.supervised.runtime import Entry
 from launch.program import Program
+
+_CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
 
 
 def start(program: Program, options: Options) -> ProcessesJob:
@@ -40,3 +48,85 @@ class ProcessesJob(SupervisedJob):
 
     def _clean_up(self) -> None:
         self._folders.remove()
+
+
+class ForkServer(Host):
+    """A running fork server; see `launch.engines.processes.fork_server`.
+
+    Args:
+      preload: modules that it imports.
+      folders: folders that it removes if the launcher dies.
+      locks: descriptors that it and the nodes inherit.
+      grace: seconds that workers, and then services, have to end if the launcher dies.
+      report: see `launch.engines.supervised.process.Report`.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        folders: Sequence[str],
+        locks: Sequence[int],
+        grace: float,
+        report: Report,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        self._line = Channel(ours)
+        self._report = report
+        self._closed = False
+        self._lives = 0
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from launch.engines.processes.fork_server import main; "
+            f"main({theirs.fileno()})"
+        )
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        self._process = subprocess.Popen(
+            [sys.executable, *flags, "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno(), *locks],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        theirs.close()
+        self._line.send({"preload": list(preload), "folders": list(folders), "grace": grace})
+        self._reader = threading.Thread(target=self._read, name="launch-fork-server", daemon=True)
+        self._reader.start()
+
+    def fork(self, unit: Unit, resources: Resources, log: str | None) -> tuple[int, Channel]:
+        """Asks for a process. Returns the number of its life and the channel to it."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(30.0)  # a node that does not read is found by its heartbeat; do not wait for it
+        self._lives += 1
+        env = resources.environment()
+        request = {"fork": self._lives, "threads": resources.threads, "env": env, "log": log}
+        self._line.send(request, [theirs.fileno()])
+        theirs.close()
+        return self._lives, Channel(ours)
+
+    def ready(self, number: int, worker: bool) -> None:
+        """Reports whether a process is a worker or a service; services end last if the launcher dies."""
+        if not worker:
+            self._line.send({"service": number})
+
+    def kill(self, number: int) -> None:
+        """Kills a process and the processes that it started."""
+        self._line.send({"kill": number})
+
+    def close(self) -> None:
+        """Asks the fork server to end all nodes, clean up and exit; kills it if that takes too long."""
+        self._closed = True
+        self._line.end()
+        try:
+            self._process.wait(_CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # on Linux, its nodes end with it
+            self._process.wait()
+        self._reader.join()
+        self._line.close()
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                self._report(self._line.receive())
+        if not self._closed:
+            code = self._process.wait()
+            self._report({"error": f"The fork server ended with code {code}. Its messages are on stderr."})

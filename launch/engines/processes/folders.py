@@ -8,16 +8,12 @@ was killed as a whole.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Sequence
 
 from launch.context import SHARED_MEMORY
 from launch.rpc import sockets
-
-_OWNER = "owner"
 
 
 class Folders:
@@ -39,7 +35,7 @@ class Folders:
                 os.mkdir(shared := os.path.join(SHARED_MEMORY, f"lp-{job}"), 0o700)
                 self.paths.append(shared)
             for path in self.paths:
-                self.locks.append(_lock(path))
+                self.locks.append(sockets.lock_directory(path))
         except BaseException:
             self.remove()
             raise
@@ -60,27 +56,4 @@ def remove(paths: Sequence[str]) -> None:
 def sweep() -> None:
     """Removes the folders of this user's runs that have no live process."""
     for parent in {SHARED_MEMORY, *sockets.private_parents()}:
-        with contextlib.suppress(OSError), os.scandir(parent) as entries:
-            for entry in entries:
-                if entry.name.startswith("lp-") and entry.is_dir(follow_symlinks=False):
-                    _remove_if_abandoned(entry.path)
-
-
-def _remove_if_abandoned(path: str) -> None:
-    with contextlib.suppress(OSError):  # another user's, in use, being removed, or of something else
-        owner = os.open(os.path.join(path, _OWNER), os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(owner).st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(owner)
-
-
-def _lock(path: str) -> int:
-    """Locks a folder. The file gets its name after it is locked, so that no sweep removes it in between."""
-    new = os.path.join(path, f".{_OWNER}")
-    owner = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_EX)
-    os.rename(new, os.path.join(path, _OWNER))
-    return owner
+        sockets.remove_abandoned_directories(parent, "lp-")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import json
 import os
 import select
 import signal
@@ -23,47 +22,21 @@ from collections.abc import Callable
 from typing import Any
 
 from launch.engines.processes.folders import remove
+from launch.engines.supervised.channel import Channel
 
 
 def main(descriptor: int) -> None:
     """Runs on the main thread of a fresh interpreter; `descriptor` is the channel to the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles a terminal's Ctrl-C
-    line = _Line(socket.socket(fileno=descriptor))
-    requests: list[dict[str, Any]] = []
-    while not requests:
-        requests = line.read()
-    for name in ("launch.engines.supervised.node_process", *requests[0]["preload"]):
+    line = Channel(socket.socket(fileno=descriptor))
+    settings = line.receive()
+    for name in ("launch.engines.supervised.node_process", *settings["preload"]):
         importlib.import_module(name)
-    _ForkServer(line, requests[0]).serve(requests[1:])
-
-
-class _Line:
-    """The channel of the launcher's requests: one JSON text per line, some with a file descriptor."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
-        self.descriptors: list[int] = []
-        self._received = b""
-
-    def read(self) -> list[dict[str, Any]]:
-        """Reads once and returns the complete requests; raises `EOFError` if the launcher has exited."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self.socket, 65536, 1)
-        except ConnectionError:
-            data, descriptors = b"", []
-        if not data:
-            raise EOFError
-        self.descriptors += descriptors
-        *complete, self._received = (self._received + data).split(b"\n")
-        return [json.loads(text) for text in complete]
-
-    def tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the launcher has exited; the next read detects it
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
+    _ForkServer(line, settings).serve()
 
 
 class _ForkServer:
-    def __init__(self, line: _Line, settings: dict[str, Any]) -> None:
+    def __init__(self, line: Channel, settings: dict[str, Any]) -> None:
         self._line = line
         self._settings = settings
         self._children: dict[int, int] = {}  # pid to the launcher's number for the process
@@ -75,20 +48,20 @@ class _ForkServer:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(wake_end.fileno(), warn_on_full_buffer=False)
 
-    def serve(self, requests: list[dict[str, Any]]) -> None:
-        self._line.tell({"ready": os.getpid()})
+    def serve(self) -> None:
+        requests = self._line.messages
+        sources: list[Any] = [self._line, self._wake]
         while True:
-            for request in requests:
-                self._obey(request)
-            requests = []
-            readable, _, _ = select.select([self._line.socket, self._wake], [], [])
+            while requests:
+                self._obey(requests.pop(0))
+            readable, _, _ = select.select(sources, [], [])
             if self._wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
                 self._reap()
-            if self._line.socket in readable:
+            if self._line in readable:
                 try:
-                    requests = self._line.read()
+                    requests += self._line.receive_ready()
                 except EOFError:
                     self._launcher_has_gone()
                     return
@@ -101,7 +74,7 @@ class _ForkServer:
                 self._become_node(request, descriptor)
             os.close(descriptor)
             self._children[pid] = request["fork"]
-            self._line.tell({"forked": request["fork"], "pid": pid})
+            self._tell({"forked": request["fork"], "pid": pid})
         elif "service" in request:
             self._services.add(request["service"])
         elif "kill" in request:
@@ -114,7 +87,7 @@ class _ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._line.socket.close()
+            self._line.close()
             self._wake.close()
             self._wake_end.close()
             os.setsid()
@@ -151,13 +124,16 @@ class _ForkServer:
             if number is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)  # the processes that it started
-                self._line.tell({"exit": number, "code": os.waitstatus_to_exitcode(status)})
+                self._tell({"exit": number, "code": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the launcher has exited; the next read detects it
+            self._line.send(message)
 
     def _launcher_has_gone(self) -> None:
         self._wait(lambda number: number not in self._services)
-        for pid, number in reversed(
-            list(self._children.items())
-        ):  # in reverse order, because each may need those made before it
+        # In reverse order, because each may need those made before it.
+        for pid, number in reversed(list(self._children.items())):
             os.kill(pid, signal.SIGTERM)  # close
             self._wait(number.__eq__)
         for pid in list(self._children):

@@ -1,4 +1,4 @@
-"""A private channel between the launcher and one of its processes; carries pickles with their lengths."""
+"""A private channel between the launcher and one of its processes: pickles with their lengths."""
 
 from __future__ import annotations
 
@@ -7,45 +7,57 @@ import pickle
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
 
 
 class Channel:
-    """One end of a socket pair. Sending is safe from any thread; one thread receives."""
+    """One end of a pair of Unix sockets. Sending is safe from any thread; one thread receives.
+
+    Attributes:
+      descriptors: the received file descriptors, in their order.
+      messages: the messages that `receive` has read ahead.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self.descriptors: list[int] = []
         self._send_lock = threading.Lock()
         self._received = bytearray()
-        self._messages: list[Any] = []
+        self.messages: list[Any] = []
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Sends a message; raises `OSError` if the other end is closed."""
-        self.send_bytes(pickle.dumps(message))
+        self.send_bytes(pickle.dumps(message), descriptors)
 
-    def send_bytes(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Sends a message that is already a pickle."""
+        data = _LENGTH.pack(len(data)) + data
         with self._send_lock:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            if descriptors:
+                data = data[socket.send_fds(self._socket, [data], descriptors) :]
+            self._socket.sendall(data)
 
     def receive(self) -> Any:
         """Waits for the next message; raises `EOFError` if the other end is closed."""
-        while not self._messages:
-            self._messages += self.receive_ready()
-        return self._messages.pop(0)
+        while not self.messages:
+            self.messages += self.receive_ready()
+        return self.messages.pop(0)
 
     def receive_ready(self) -> list[Any]:
         """Reads once and returns the complete messages; `EOFError` at the end. Does not wait if readable."""
         try:
-            data = self._socket.recv(1 << 16)
+            data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 8)
         except ConnectionError:
-            data = b""
+            data, descriptors = b"", []
         if not data:
             raise EOFError("The other end of the channel is closed.")
+        self.descriptors += descriptors
         self._received += data
         messages: list[Any] = []
         while len(self._received) >= _LENGTH.size:
@@ -64,6 +76,11 @@ class Channel:
             while True:
                 messages += self.receive_ready()
         return messages
+
+    def end(self) -> None:
+        """Tells the other end that no more messages follow."""
+        with contextlib.suppress(OSError):  # the other end is already closed
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._socket.close()

@@ -11,9 +11,12 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import json
 import os
 import queue
+import secrets
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -23,15 +26,8 @@ from typing import Any
 import cloudpickle
 
 from launch.context import activate, deactivate
-from launch.engines.base import (
-    Job,
-    Options,
-    Resources,
-    find_leaf,
-    plan,
-    remote_error,
-)
-from launch.engines.supervised import code, reports
+from launch.engines.base import Job, Options, Resources, remote_error
+from launch.engines.supervised import code
 from launch.engines.supervised.process import Host, Process
 from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
@@ -51,12 +47,12 @@ class SupervisedJob(Job):
     """
 
     def __init__(self, program: Program, options: Options, engine: str) -> None:
-        super().__init__(program, engine, *plan(program, engine, options))
-        self._options = options
+        super().__init__(program, engine, options)
         self._keys = sockets.CurveKeys.generate()
         self._told: set[int] = set()  # the nodes that reported their addresses
         self._state = "running"
-        self._processes = [Process(unit) for unit in self._units]
+        # Pickling fails here, where the user sees it.
+        self._processes = [Process(unit, code.dumps(unit), options.directory) for unit in self._units]
         self._by_number: dict[int, Process] = {}
         self._stop_asked = False
         self._kill_asked = False
@@ -65,14 +61,12 @@ class SupervisedJob(Job):
         self._status_at = 0.0
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
-        blobs = [code.dumps(unit) for unit in self._units]  # fails here, where the user sees it
-        self._blobs = {unit.label: blob for unit, blob in zip(self._units, blobs, strict=True)}
         self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake, self._wake_end = socket.socketpair()
         self._wake.setblocking(False)
         self._wake_end.setblocking(False)
         self._entries, self._server = self._open()
-        self._runtime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
+        self._runtime: RemoteRuntime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         activate(self._runtime)
@@ -89,9 +83,6 @@ class SupervisedJob(Job):
     def kill(self) -> None:
         self._stop_asked = self._kill_asked = True
         self._ring()
-
-    def client(self, label: str, index: int = 0) -> Any:
-        return self._runtime.client(find_leaf(self._units, label, index).node.node_id)
 
     def state(self) -> str:
         return self._state
@@ -154,15 +145,13 @@ class SupervisedJob(Job):
         return max(0.0, min(_STATUS_INTERVAL, min(times) - time.monotonic()))
 
     def _fork(self, process: Process) -> None:
-        label, directory = process.unit.label, self._options.directory
         resources = self._options.resources.get(process.unit.group, Resources())
-        log = None if directory is None else reports.log_path(directory, label)
-        number, channel = self._server.fork(process.unit, resources, log)
+        number, channel = self._server.fork(process.unit, resources, process.log)
         process.begin(number, channel, time.monotonic())
         self._by_number[number] = process
         self._selector.register(channel, selectors.EVENT_READ, process)
         limits = self._options.heartbeat_timeout, self._options.stop_timeout
-        setup = Setup(self._blobs[label], dict(self._entries), self._keys, *limits)
+        setup = Setup(process.code, dict(self._entries), self._keys, *limits)
         try:
             channel.send_bytes(cloudpickle.dumps(setup))
         except OSError:
@@ -215,7 +204,7 @@ class SupervisedJob(Job):
             self.outcome.offer_result(None if value is None else cloudpickle.loads(value))
             self._stop_asked = True
         elif what == "log":
-            reports.append_log(self._options.directory, process.unit.label, value)
+            process.append_log(value)
         elif what == "alive":
             process.usage = value
         elif what == "closed":
@@ -228,7 +217,7 @@ class SupervisedJob(Job):
             process.kill_at = time.monotonic() + _EXIT_GRACE
             if not self._may_restart(process):
                 process.state = "failed"
-                self._fail(remote_error(process.unit.label, value, self._log_tail(process)))
+                self._fail(remote_error(process.unit.label, value, process.log_tail()))
 
     def _has_exited(self, process: Process, code: int, reason: str | None) -> None:
         assert process.channel is not None
@@ -247,11 +236,15 @@ class SupervisedJob(Job):
             return
         error: NodeError | None = None
         if process.failure is None:
-            kind, text = "ProcessDied", reason or reports.describe_exit(code)
+            kind, text = "ProcessDied", f"The process exited with code {code} before the program was over."
+            if reason is not None:
+                text = reason
+            elif code < 0:
+                text = f"The process was killed by {signal.Signals(-code).name}."
             if process.kill_reason is not None:
                 kind, text = "Hung", process.kill_reason
             process.error = f"{kind}: {text}"
-            error = NodeError(process.unit.label, kind, text, "", self._log_tail(process))
+            error = NodeError(process.unit.label, kind, text, "", process.log_tail())
         if self._may_restart(process):
             process.state = "restarting"
             now = time.monotonic()
@@ -315,10 +308,7 @@ class SupervisedJob(Job):
         for process in self._processes:
             process.restart_at = None
             process.order("stop")
-        try:
-            self._runtime.begin_stop()
-        except Exception as error:
-            self.outcome.fail(error)
+        super()._begin_stop()
 
     def _close_next(self) -> None:
         """Orders the last node that has not ended to close."""
@@ -398,8 +388,13 @@ class SupervisedJob(Job):
         except OSError:
             return  # full: the supervisor wakes anyway; closed: the run is over
 
-    def _log_tail(self, process: Process) -> str:
-        return reports.log_tail(self._options.directory, process.unit.label)
-
     def _write_status(self) -> None:
-        reports.write_status(self._options.directory, self.status())
+        """Replaces `status.json` atomically, so that a reader never sees a part of it."""
+        if self._options.directory is None:
+            return
+        path = os.path.join(self._options.directory, "status.json")
+        temporary = f"{path}.{secrets.token_hex(4)}"
+        with open(temporary, "w") as file:
+            status = {**self.status(), "time": time.time(), "launcher_pid": os.getpid()}
+            json.dump(status, file, indent=1)
+        os.replace(temporary, path)

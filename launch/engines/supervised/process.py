@@ -1,19 +1,29 @@
-"""The supervisor's record of each process, and the interface of the hosts that create processes."""
+"""The record of each process, its log included, and the interface of hosts, which create processes."""
 
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable
 from typing import Any
 
 from launch.engines.base import BackOff, Resources, Unit, node_status
 from launch.engines.supervised.channel import Channel
 
+_TAIL_LINES = 20
+_TAIL_BYTES = 16384
+
 
 class Process:
     """One unit and its current process.
 
+    Args:
+      unit: the unit.
+      code: the pickle of the unit.
+      directory: the folder of the run, or None.
+
     Attributes:
+      log: path of the log, or None.
       number: number of this life of the unit, for the host; a restarted unit gets a new one.
       channel: the private channel to the process; None when the process has ended.
       born: time at which this life began (`time.monotonic`).
@@ -24,8 +34,10 @@ class Process:
       closed: whether it reported that it has closed cleanly.
     """
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, code: bytes, directory: str | None) -> None:
         self.unit = unit
+        self.code = code
+        self.log = None if directory is None else os.path.join(directory, "logs", f"{unit.label}.log")
         self.restarts = 0
         self.back_off = BackOff()
         self.error: str | None = None
@@ -64,13 +76,28 @@ class Process:
             except OSError:
                 return  # it is ending; the host will report how
 
+    def append_log(self, data: bytes) -> None:
+        """Appends the output of a process on another machine to the log."""
+        if self.log is not None:
+            with open(self.log, "ab") as file:
+                file.write(data)
+
+    def log_tail(self) -> str:
+        """Returns the last lines of the log; empty if there is none."""
+        if self.log is None or not os.path.exists(self.log):
+            return ""
+        with open(self.log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-_TAIL_LINES:])
+
     def status(self) -> dict[str, Any]:
         unit = self.unit
         return node_status(unit, unit.label, self.state, self.restarts, self.error, self.pid, **self.usage)
 
 
-# : Takes a host's reports, from any thread: a process began `{"forked": number, "pid": pid}` or ended
-# `{"exit": : number, "code": code, "reason": text or None}`, or the host cannot create processes any more
+# Takes a report of a host, from any thread: a process began, `{"forked": number, "pid": pid}`; it ended,
+# `{"exit": number, "code": code, "reason": text or None}`; or the host cannot create processes any more,
 # `{"error": text}`.
 Report = Callable[[dict[str, Any]], None]
 

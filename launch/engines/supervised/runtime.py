@@ -50,19 +50,15 @@ class RemoteRuntime(Runtime):
     """The runtime of a process that runs some of the program's nodes, or none (the launcher)."""
 
     def __init__(
-        self, job: str, entries: dict[int, Entry], keys: CurveKeys, request_stop: Callable[[Any], None]
+        self, job: str, entries: dict[int, Entry], keys: CurveKeys, request_stop: Callable[..., None]
     ) -> None:
-        super().__init__(job)
+        super().__init__(job, request_stop)
         self._entries = entries
         self._keys = keys
-        self._request_stop = request_stop
         self._lock = threading.Lock()
         self._clients: dict[int, Any] = {}
         self._connections: dict[int, Any] = {}  # including replay clients
         self._moved = threading.Condition()
-
-    def request_stop(self, result: Any = None) -> None:
-        self._request_stop(result)
 
     def client(self, node_id: int) -> Any:
         entry = self._entries.get(node_id)

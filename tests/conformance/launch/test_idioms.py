@@ -399,7 +399,7 @@ def test_serial_finds_a_wait_that_nothing_can_end():
 
 def test_batched_handlers_take_launchpads_arguments():
     method = lp.batched_handler(8, 2, datetime.timedelta(milliseconds=50), True)(Answers().answer)
-    assert (method._batch_size, method._parallelism, method._timeout, method._pad) == (8, 2, 0.05, True)
+    assert method._options == (8, 0.05, True, 2)
     with pytest.raises(ValueError, match="max_parallelism"):
         lp.batched_handler(8, 0.5)
 

@@ -1,18 +1,22 @@
-"""Limits the policy lag of one actor: the version of the parameters with which each unroll begins."""
+"""Limits the policy lag: which parameters an unroll may begin with, and what happens when data is lost."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import launch
+from framework.adders import Adder
 from framework.replay.errors import DeadlineExceededError
 
 _WAIT_S = 0.5  # For a version of the parameters, between two checks for a stop of the program.
 _LAST_STEP_S = 60.0  # Limit of the wait for the learner's last step.
 _SAY_PERIOD_S = 60.0  # Between two log messages of a wait.
+# Seconds that a stall must last. Longer than clients wait for a restarted replay server.
+PATIENCE_S = 45.0
+_RECENT_S = 10.0  # Actors that wait ask every half second.
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,11 +59,11 @@ class Lockstep:
         needed = self.needed_version(steps)
         return needed is None or version >= needed or self._is_available(needed, 0.0, None)
 
-    def wait(self, needed: int, version: int, flush: Callable[[], None]) -> bool:
+    def wait(self, needed: int, version: int, adders: Sequence[Adder | None]) -> bool:
         """Waits half a second for version `needed`; returns whether the actor may step.
 
-        The learner makes the version from this actor's data. A longer wait therefore calls `flush`, which
-        raises errors of the adder, and logs a message once a minute.
+        The learner makes the version from this actor's data. A longer wait therefore flushes `adders`, which
+        raise their errors, and logs a message once a minute.
         """
         if version >= needed or self._is_available(needed, _WAIT_S, self._name):
             self._waiting_since = None
@@ -69,7 +73,9 @@ class Lockstep:
             self._waiting_since = self._said_at = now
         held_back = "All its items are in replay."
         try:
-            flush()
+            for adder in adders:
+                if adder is not None:
+                    adder.flush(timeout=0)
         except DeadlineExceededError as error:
             held_back = f"Not all its items are in replay: {error}"
         if now - self._said_at >= _SAY_PERIOD_S:
@@ -103,3 +109,53 @@ class Lockstep:
         # At the end of the budget, other actors may have stopped inside their unroll, so that no newer
         # version follows. This actor still makes its granted steps, which are fewer than an unroll.
         return self._learner.wait_for_version(needed, timeout, name) or self._counter.ungranted() == 0
+
+
+class StallDetector:
+    """Detects that the actors and the learner wait for each other because data was lost.
+
+    An actor waits for new parameters when all its items are in replay, and the learner makes the parameters
+    from the items of all actors. If every actor waits and the learner waits for data, some items were lost,
+    either with a replay server that was restarted, or with a learner that sampled them and was killed.
+    Without new data, the program never continues:
+
+    ```text
+    actor-0   |unroll 3|..............................|unroll 3 again|
+    actor-1   |unroll 3|..............................|unroll 3 again|
+    replay         lost ^                   patience ^
+    learner   .......................................................|step 4|
+    ```
+
+    Not thread-safe.
+
+    Args:
+      num_actors: number of actors in the program.
+      patience: seconds that all actors must have waited.
+      clock: returns the time in seconds; replaced in tests.
+    """
+
+    def __init__(
+        self, num_actors: int, patience: float | None = None, clock: Callable[[], float] = time.monotonic
+    ):
+        self._num_actors = num_actors
+        self._patience = PATIENCE_S if patience is None else patience
+        self._clock = clock
+        self._asked: dict[str, float] = {}
+        self._since: float | None = None
+
+    def moved(self) -> None:
+        """Records that new parameters are published."""
+        self._asked.clear()
+        self._since = None
+
+    def asked(self, actor: str) -> bool:
+        """Records that `actor` and the learner wait. Returns whether all have waited for too long."""
+        now = self._clock()
+        self._asked[actor] = now
+        self._asked = {each: at for each, at in self._asked.items() if now - at <= _RECENT_S}
+        if len(self._asked) < self._num_actors:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+        return now - self._since >= self._patience

@@ -1,4 +1,4 @@
-"""What a node's process sets up first."""
+"""The memory of a learner's process."""
 
 import subprocess
 import sys
@@ -8,9 +8,9 @@ import pytest
 _CODE = """
 import resource, sys
 import numpy as np
-from framework.programs import seeding
+from framework.programs import learner_worker
 if sys.argv[1] == "keep":
-    seeding.keep_freed_memory()
+    learner_worker.keep_freed_memory()
 def use():
     return float(np.ones(20 << 20, np.uint8)[-1])
 use()

@@ -1,0 +1,360 @@
+"""From observations to features: MLPs, convolutions, encoders of nests, and recurrent cores.
+
+Convolutions turn images `[..., C, H, W]` or `[..., H, W, C]` of uint8 or float into features
+`[..., output_size]`. They divide uint8 by 255. The axis of the spec with the fewest entries is that of the
+channels, so both `[4, 84, 84]` and `[84, 84, 4]` work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tree
+from dm_env import specs as dm_specs
+from torch import nn
+
+from framework.types import Nest
+
+State = tuple[torch.Tensor, ...]
+
+_RELU_GAIN = nn.init.calculate_gain("relu")
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+}
+
+
+def make_activation(name: str) -> nn.Module:
+    """The activation module called `name`: relu, tanh, elu or silu."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation: got {name!r}, expected one of {sorted(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]()
+
+
+def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:
+    """Orthogonal weights with the given gain and zero biases, in place (Saxe et al., 2014)."""
+    nn.init.orthogonal_(module.weight, gain)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+class MLP(nn.Module):
+    """`[..., input_size]` to `[..., output_size]` through hidden layers with an activation after each.
+
+    Args:
+      input_size: width of the last axis of what comes in.
+      hidden_sizes: widths of the hidden layers; empty for none.
+      output_size: width of a last linear layer without activation; None leaves it out, and the last hidden
+        layer is the output.
+      activation: relu, tanh, elu or silu.
+      orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialization.
+      layer_norm: normalizes each hidden layer before its activation (Ba et al., 2016).
+    """
+
+    output_size: int
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_sizes: Sequence[int] = (),
+        output_size: int | None = None,
+        activation: str = "relu",
+        orthogonal_gain: float | None = None,
+        layer_norm: bool = False,
+    ):
+        super().__init__()
+        layers: list[nn.Module] = []
+        width = input_size
+        for size in hidden_sizes:
+            layers.append(nn.Linear(width, size))
+            if layer_norm:
+                layers.append(nn.LayerNorm(size))
+            layers.append(make_activation(activation))
+            width = size
+        if output_size is not None:
+            layers.append(nn.Linear(width, output_size))
+            width = output_size
+        if orthogonal_gain is not None:
+            for layer in layers:
+                if isinstance(layer, nn.Linear):
+                    orthogonal_(layer, orthogonal_gain)
+        self.layers = nn.Sequential(*layers)
+        self.output_size = width
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:  # one call less than asking the Sequential
+            inputs = layer(inputs)
+        return inputs
+
+
+class _Images(nn.Module):
+    """Brings images of any layout to `[M, C, H, W]` float, and the features back to the leading axes."""
+
+    output_size: int
+
+    def __init__(self, shape: Sequence[int]):
+        super().__init__()
+        if len(shape) != 3:
+            raise ValueError(f"shape: got {tuple(shape)}, expected three axes, as (channels, height, width).")
+        self._channels_last = int(np.argmin(shape)) == 2
+        self.channels, self.height, self.width = (
+            (shape[2], *shape[:2]) if self._channels_last else tuple(shape)
+        )
+        if min(self.height, self.width) < 3:
+            raise ValueError(f"shape: got {tuple(shape)}, expected at least 3 x 3 pixels.")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        leading = images.shape[:-3]
+        images = images.reshape(-1, *images.shape[-3:])
+        if self._channels_last:
+            images = images.permute(0, 3, 1, 2)
+        device = images.device.type
+        if torch.is_grad_enabled() and device == "cpu":
+            # A fifth faster to learn from; to act on, in small batches, it is not. Now, as a pixel is a byte.
+            images = images.contiguous(memory_format=torch.channels_last)
+        if images.dtype == torch.uint8:
+            # At once to what mixed precision computes in, which holds all of 0 to 255 exactly.
+            mixed = torch.is_autocast_enabled(device)
+            images = images.to(torch.get_autocast_dtype(device) if mixed else torch.float32).div_(255.0)
+        else:
+            images = images.float()
+        return self.features(images).reshape(*leading, self.output_size)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """`[M, C, H, W]` float to `[M, output_size]`."""
+        raise NotImplementedError
+
+
+class _Stack(_Images):
+    """Convolutions `(filters, size, stride)` with ReLU, then one fully connected layer with ReLU.
+
+    MinAtar's 10 x 10 and other small images would vanish under large strides: they get the network of Young
+    and Tian (2019) instead, 16 filters of 3 x 3 and a layer of 128.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        kernels: Sequence[tuple[int, int, int]],
+        hidden_size: int | None,
+        usual_size: int,
+    ):
+        super().__init__(shape)
+        small = min(self.height, self.width) < 36
+        if small:
+            kernels = [(16, 3, 1)]
+        if hidden_size is None:
+            hidden_size = 128 if small else usual_size
+        layers: list[nn.Module] = []
+        channels, height, width = self.channels, self.height, self.width
+        for filters, size, stride in kernels:
+            convolution = nn.Conv2d(channels, filters, size, stride)
+            orthogonal_(convolution, _RELU_GAIN)
+            layers += [convolution, nn.ReLU()]
+            channels = filters
+            height, width = (height - size) // stride + 1, (width - size) // stride + 1
+        linear = nn.Linear(channels * height * width, hidden_size)
+        orthogonal_(linear, _RELU_GAIN)
+        self.layers = nn.Sequential(*layers, nn.Flatten(1), linear, nn.ReLU())
+        self.output_size = hidden_size
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images)
+
+
+class NatureConv(_Stack):
+    """Mnih et al. (2015), with a last layer of 512; images smaller than 36 pixels get MinAtar's network."""
+
+    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
+        super().__init__(shape, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], hidden_size, 512)
+
+
+class ShallowConv(_Stack):
+    """The shallow network of IMPALA (Espeholt et al., 2018, figure 3, left), with a last layer of 256.
+
+    Images smaller than 36 pixels get MinAtar's network.
+    """
+
+    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
+        super().__init__(shape, [(16, 8, 4), (32, 4, 2)], hidden_size, 256)
+
+
+class ResidualConv(_Images):
+    """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3, right).
+
+    For each entry of `filters`: a 3 x 3 convolution, a 3 x 3 max-pooling that halves the image, and two
+    residual blocks of two 3 x 3 convolutions; then one fully connected layer.
+    """
+
+    def __init__(self, shape: Sequence[int], filters: Sequence[int] = (16, 32, 32), hidden_size: int = 256):
+        super().__init__(shape)
+        layers: list[nn.Module] = []
+        channels, height, width = self.channels, self.height, self.width
+        for count in filters:
+            layers.append(nn.Conv2d(channels, count, 3, padding=1))
+            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+            layers += [_ResidualBlock(count), _ResidualBlock(count)]
+            channels = count
+            height, width = (height + 1) // 2, (width + 1) // 2
+        linear = nn.Linear(channels * height * width, hidden_size)
+        self.layers = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(1), linear, nn.ReLU())
+        self.output_size = hidden_size
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images)
+
+
+class _ResidualBlock(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images + self.layers(images)
+
+
+class ObservationEncoder(nn.Module):
+    """Any nest of observations, with any leading axes, to one vector of features `[..., output_size]`.
+
+    Leaves with three axes go through `make_convolution`; integers of a `DiscreteArray` become one-hot
+    vectors; all other leaves are flattened. What comes out is concatenated and, if `hidden_sizes` is not
+    empty and there is anything but images, sent through an MLP.
+
+    Args:
+      observation_spec: nest of dm_env specs of one env.
+      hidden_sizes: hidden layers behind the concatenation of the leaves that are no images.
+      activation: of those hidden layers.
+      make_convolution: shape of an image to a module with `output_size`; see `convolutions`.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        hidden_sizes: Sequence[int] = (),
+        activation: str = "relu",
+        make_convolution: Callable[[Sequence[int]], Any] = NatureConv,
+    ):
+        super().__init__()
+        self._specs: list[Any] = tree.flatten(observation_spec)
+        self._single = not tree.is_nested(observation_spec)
+        # One vector, what most observations are, needs nothing done to it.
+        self.is_vector = self._single and len(self._specs[0].shape) == 1 and not hidden_sizes
+        images = {}
+        width = image_features = 0
+        for index, spec in enumerate(self._specs):
+            if len(spec.shape) == 3:
+                images[str(index)] = make_convolution(spec.shape)
+                image_features += images[str(index)].output_size
+            elif isinstance(spec, dm_specs.DiscreteArray):
+                width += spec.num_values
+            else:
+                width += int(np.prod(spec.shape, dtype=np.int64))
+        self.images = nn.ModuleDict(images)
+        self.body = (
+            MLP(width, hidden_sizes, activation=activation) if width and hidden_sizes else nn.Identity()
+        )
+        if width and hidden_sizes:
+            width = hidden_sizes[-1]
+        self.output_size = width + image_features
+
+    def forward(self, observation: Nest) -> torch.Tensor:
+        if self.is_vector:
+            return observation.float()
+        leaves = [observation] if self._single else tree.flatten(observation)
+        if len(leaves) != len(self._specs):
+            raise ValueError(
+                f"observation: got {len(leaves)} leaves, expected {len(self._specs)} as in its spec."
+            )
+        flat, features = [], []
+        for index, (leaf, spec) in enumerate(zip(leaves, self._specs, strict=True)):
+            if len(spec.shape) == 3:
+                features.append(self.images[str(index)](leaf))
+            elif isinstance(spec, dm_specs.DiscreteArray):
+                flat.append(nn.functional.one_hot(leaf.long(), spec.num_values).float())
+            else:
+                axes = len(spec.shape)
+                flat.append((leaf.unsqueeze(-1) if axes == 0 else leaf.flatten(-axes)).float())
+        if flat:
+            features.insert(0, self.body(flat[0] if len(flat) == 1 else torch.cat(flat, -1)))
+        return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+
+class RecurrentCore(nn.Module):
+    """An LSTM (Hochreiter and Schmidhuber, 1997) or a GRU (Cho et al., 2014) of one layer.
+
+    ```python
+    state = core.initial_state(envs)
+    features, state = core.step(inputs, state)                      # acting, [B, ...]
+    features, _ = core.unroll(inputs, state, start_of_episode)      # learning, [N, T, ...]
+    ```
+
+    The LSTM's forget gates begin with a bias of 1 (Jozefowicz et al., 2015), which torch's do not: at 0 half
+    of the memory is lost at each step, and after ten there is next to nothing to learn from.
+
+    A state is a tuple of `[B, hidden_size]`: hidden and cell of an LSTM, hidden of a GRU; zeros at the
+    start of an episode. `step` and `unroll` use the same cell: for one time step a cell is about ten times as
+    fast as `nn.LSTM`, and in a sequence the state must restart wherever an episode does.
+
+    Args:
+      input_size: width of the inputs.
+      hidden_size: width of the state and of the output, `output_size`.
+      kind: "lstm" or "gru".
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, kind: str = "lstm"):
+        super().__init__()
+        cells: dict[str, type[nn.LSTMCell] | type[nn.GRUCell]] = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
+        if kind not in cells:
+            raise ValueError(f"kind: got {kind!r}, expected one of {sorted(cells)}.")
+        self.cell = cells[kind](input_size, hidden_size)
+        if kind == "lstm":
+            with torch.no_grad():
+                self.cell.bias_hh[hidden_size : 2 * hidden_size] += 1.0
+        self._parts = 2 if kind == "lstm" else 1
+        self.output_size = hidden_size
+
+    def initial_state(self, batch_size: int) -> State:
+        """Zeros for `batch_size` envs, on the device of the parameters."""
+        weight = self.cell.weight_hh
+        return tuple(weight.new_zeros(batch_size, self.output_size) for _ in range(self._parts))
+
+    def step(self, inputs: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        """`[B, input_size]` and a state to `[B, hidden_size]` and the next state."""
+        if self._parts == 1:
+            hidden = self.cell(inputs, state[0])
+            return hidden, (hidden,)
+        hidden, memory = self.cell(inputs, state)
+        return hidden, (hidden, memory)
+
+    def unroll(
+        self, inputs: torch.Tensor, state: State, start_of_episode: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, State]:
+        """`[N, T, input_size]` to `[N, T, hidden_size]` and the state behind the last row.
+
+        Args:
+          state: `[N, ...]` before the first row, as it was when its action was chosen.
+          start_of_episode: `[N, T]`; where it is 1 or True, the state restarts before that row.
+        """
+        if start_of_episode is not None and start_of_episode.shape != inputs.shape[:2]:
+            raise ValueError(
+                f"start_of_episode: got shape {tuple(start_of_episode.shape)}, expected "
+                f"{tuple(inputs.shape[:2])}, the first two axes of the inputs."
+            )
+        outputs = []
+        for t, row in enumerate(inputs.unbind(1)):
+            if start_of_episode is not None:
+                restarts = (start_of_episode[:, t] != 0).unsqueeze(-1)
+                state = tuple(part.masked_fill(restarts, 0.0) for part in state)
+            output, state = self.step(row, state)
+            outputs.append(output)
+        return torch.stack(outputs, 1), state

@@ -1,0 +1,294 @@
+"""The services of a program, which its workers call: the counter, the monitor and the checkpointer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import threading
+import time
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import launch
+from framework.checkpoints import Checkpointer, CheckpointReader, Part, torch_part
+from framework.core import Saveable
+from framework.loggers import Logger
+from framework.programs.run_config import RunConfig
+from framework.replay.checkpointers import DefaultCheckpointer
+
+_STEPS = "env_steps"  # The count to which `Counter.grant` adds spent steps.
+_REPLAY = "replay"  # The part of a checkpoint that the replay server writes.
+_LOG = logging.getLogger(__name__)
+
+
+class Counter(Saveable[dict[str, Any]]):
+    """Named counts and a budget of env steps, safe to use from any thread.
+
+    An actor requests steps before it takes them, so that all actors together stop at exactly `max_steps`:
+
+    ```python
+    granted = counter.grant("actor-0", 256)
+    while granted:
+        ...                                               # take `granted` env steps
+        granted = counter.grant("actor-0", 256, spent=granted)
+    ```
+
+    Args:
+      max_steps: the budget of env steps for `grant`. None is no limit.
+    """
+
+    def __init__(self, max_steps: int | None = None):
+        if max_steps is not None and max_steps < 0:
+            raise ValueError(f"max_steps: got {max_steps}, expected at least 0, or None for no limit.")
+        self._max_steps = max_steps
+        self._changed = threading.Condition()
+        self._counts: Counts[str] = Counts()
+        self._grants: dict[str, int] = {}
+        self._settled: set[str] | None = None  # Actors that have reported since `restore`; None without one.
+        self._interrupted = False
+
+    def increment(self, **counts: int) -> dict[str, int]:
+        """Adds to the named counts and returns all of them."""
+        with self._changed:
+            self._counts.update(counts)
+            self._changed.notify_all()
+            return dict(self._counts)
+
+    def get_counts(self) -> dict[str, int]:
+        """All counts."""
+        with self._changed:
+            return dict(self._counts)
+
+    def grant(self, who: str, n: int, spent: int = 0) -> int:
+        """Grants `who` up to `n` more steps of the budget; 0 when all steps are spent or granted.
+
+        The sum of all `spent` never exceeds `max_steps`. `grant(who, 0, spent)` only reports.
+
+        Args:
+          who: name of the actor, the same after a restart.
+          n: number of requested steps.
+          spent: number of steps taken from the last grant. The unspent rest of that grant returns to the
+            budget, so an actor that died during a grant requests a new one. The first report of each `who`
+            after `restore` is accepted without a grant, up to the budget, because the restarted counter does
+            not know the grant.
+        """
+        if n < 0 or spent < 0:
+            raise ValueError(f"grant({who!r}): got n={n} and spent={spent}, expected at least 0 for both.")
+        with self._changed:
+            held = self._grants.get(who, 0)
+            limit = math.inf if self._max_steps is None else self._max_steps
+            left = limit - self._counts[_STEPS] - sum(self._grants.values()) + held
+            if self._settled is not None and who not in self._settled:
+                self._settled.add(who)
+                spent = int(max(0, min(spent, left)))
+            elif spent > held:
+                raise ValueError(
+                    f"grant({who!r}): spent {spent} steps but holds a grant of {held}; ask for steps before "
+                    "taking them."
+                )
+            if spent:
+                self._counts[_STEPS] += spent
+                self._changed.notify_all()
+            self._grants[who] = int(max(0, min(n, left - spent)))
+            return self._grants[who]
+
+    def ungranted(self) -> int | None:
+        """Steps of the budget that are neither spent nor granted; None without a budget."""
+        with self._changed:
+            remaining = self.remaining()
+            return None if remaining is None else remaining - sum(self._grants.values())
+
+    def remaining(self) -> int | None:
+        """Steps of the budget that are not spent, including granted ones; None without a budget."""
+        with self._changed:
+            return None if self._max_steps is None else self._max_steps - self._counts[_STEPS]
+
+    def wait_for(self, name: str, value: int, timeout: float | None = None) -> bool:
+        """Blocks until the count `name` is at least `value`.
+
+        Returns:
+          True if it is; False after `timeout` seconds (None: no limit) or after `interrupt`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._interrupted or self._counts[name] >= value, timeout)
+            return self._counts[name] >= value
+
+    def interrupt(self) -> None:
+        """Ends every current and future `wait_for`. For the stop handlers of a program."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
+    def save(self) -> dict[str, Any]:
+        """The counts. Grants are not saved: their unspent steps return to the budget after a restore."""
+        return {"counts": self.get_counts()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._counts = Counts(state["counts"])
+            self._grants, self._settled = {}, set()
+            self._changed.notify_all()
+
+
+class Monitor:
+    """Writes the rows of all nodes to the logger, keeps the newest for `snapshot`, and ends the program.
+
+    Args:
+      logger: takes the rows. None keeps them in memory only.
+      on_write: called with `snapshot()` after every row, in the node's process. An exception from it ends
+        the program, and `launch.launch` raises it.
+      counter: the counter, whose counts are part of the snapshot.
+    """
+
+    def __init__(
+        self,
+        logger: Logger | None = None,
+        *,
+        on_write: Callable[[dict[str, Any]], None] | None = None,
+        counter: Any = None,
+    ):
+        self._logger, self._on_write, self._counter = logger, on_write, counter
+        self._lock = threading.Lock()
+        self._latest: dict[str, dict[str, Any]] = {}
+        self._started = time.monotonic()
+        self._result: dict[str, Any] | None = None
+
+    def write(self, label: str, row: dict[str, Any]) -> None:
+        """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`."""
+        with self._lock:
+            if label == "learner":
+                actors = [other for name, other in self._latest.items() if name.startswith("actor")]
+                versions = [other["variables_version"] for other in actors if "variables_version" in other]
+                if versions:
+                    row = {**row, "acting_staleness": float(row["version"] - sum(versions) / len(versions))}
+            self._latest[label] = {**self._latest.get(label, {}), **row}
+            if self._logger is not None:
+                self._logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
+        if self._on_write is None:
+            return
+        try:
+            self._on_write(self.snapshot())
+        except Exception as error:
+            if launch.get_node_context().engine not in ("serial", "threads"):
+                _LOG.exception(
+                    "on_write raised an error, which ends the program."
+                )  # Pickling drops its trace.
+            launch.stop(error)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The newest rows: `{"labels": {label: row}, "counts": …, "seconds": …, "result": …}`."""
+        with self._lock:
+            labels = {label: dict(row) for label, row in self._latest.items()}
+        return {
+            "labels": labels,
+            "counts": self._counter.get_counts() if self._counter is not None else {},
+            "seconds": time.monotonic() - self._started,
+            "result": self._result,
+        }
+
+    def finish(self, reason: str, numbers: dict[str, Any]) -> None:
+        """Ends the program with the result `{"reason": reason, **numbers}`. Only the first call counts."""
+        with self._lock:
+            if self._result is None:
+                self._result = {"reason": reason, **numbers}
+        launch.stop(self._result)
+
+    def close(self) -> None:
+        """Flushes and closes the logger."""
+        if self._logger is not None:
+            self._logger.close()
+
+
+class RunCheckpointer:
+    """Keeps the newest state of every part of a run and writes all parts as one checkpoint.
+
+    Workers `put` their state between steps and when they stop. The checkpointer asks the counter and the
+    replay server when it writes. It closes after the workers and before replay, and then writes the last
+    checkpoint of a run, however the run ends.
+
+    Args:
+      config: the run's settings. Checkpoints go to `checkpoints/` in its directory.
+      counter: the counter, whose counts are part of every checkpoint. `env_steps` names the checkpoint.
+      replay: a replay client, whose server writes its own part. None for an agent without replay.
+    """
+
+    def __init__(self, config: RunConfig, *, counter: Any, replay: Any = None):
+        self._checkpointer = run_checkpoints(config)
+        self._counter, self._replay = counter, replay
+        self._lock = threading.Lock()  # Guards the states; not held while a checkpoint is written.
+        self._writing = threading.Lock()
+        self._puts = self._saved_puts = 0
+        reader = self._checkpointer.newest_intact()
+        self._states: dict[str, Any] = {}
+        if reader is not None:
+            self._states = {name: reader.state(name) for name in reader.names if name != _REPLAY}
+
+    def get(self, part: str) -> Any:
+        """The newest state of `part`, from this run or from the checkpoint that it resumes; None without."""
+        with self._lock:
+            return self._states.get(part)
+
+    def put(self, part: str, state: Any) -> None:
+        """Takes the newest state of `part`: dicts, lists and tuples of tensors, arrays and scalars."""
+        with self._lock:
+            self._states[part] = state
+            self._puts += 1
+
+    def commit(self, reason: str) -> str | None:
+        """Writes a checkpoint of all parts now and returns its folder; None if nothing has changed."""
+        with self._writing:
+            with self._lock:
+                states, puts = dict(self._states), self._puts
+            if puts == self._saved_puts:
+                return None
+            states["counter"] = self._counter.save()
+            parts: dict[str, Part] = {name: torch_part(state) for name, state in states.items()}
+            if self._replay is not None:
+                written = str(self._replay.checkpoint())
+                parts[_REPLAY] = lambda path: shutil.move(written, path)
+            steps = int(self._counter.get_counts().get(_STEPS, 0))
+            path = self._checkpointer.save(steps, parts, {"reason": reason})
+            self._saved_puts = puts
+            return os.fspath(path)
+
+    def close(self) -> None:
+        """Writes the last checkpoint."""
+        self.commit("end of the run")
+
+
+def run_checkpoints(config: RunConfig) -> Checkpointer:
+    """The checkpoints of the run in `config.directory`."""
+    assert config.directory is not None
+    return Checkpointer(Path(config.directory) / "checkpoints", keep=config.keep_checkpoints)
+
+
+def make_counter(config: RunConfig) -> Counter:
+    """The run's counter, which continues from the newest intact checkpoint."""
+    counter = Counter(max_steps=config.max_env_steps)
+    reader = _newest(config)
+    if reader is not None and "counter" in reader.names:
+        counter.restore(reader.state("counter"))
+    return counter
+
+
+def replay_checkpointer(config: RunConfig) -> DefaultCheckpointer:
+    """The checkpointer of the run's replay server.
+
+    It writes a folder beside the run's checkpoints, and `RunCheckpointer` moves the folder into a checkpoint.
+    It restores the replay part of the newest intact checkpoint, so that all parts of a run come from the same
+    checkpoint.
+    """
+    assert config.directory is not None
+    aside = Path(config.directory) / "checkpoints" / ".replay"
+    shutil.rmtree(aside, ignore_errors=True)  # From a killed server; part of no checkpoint.
+    reader = _newest(config)
+    part = reader.part(_REPLAY) if reader is not None and _REPLAY in reader.names else None
+    return DefaultCheckpointer(aside, fallback_checkpoint_path=part)
+
+
+def _newest(config: RunConfig) -> CheckpointReader | None:
+    return None if config.directory is None else run_checkpoints(config).newest_intact()

@@ -1,0 +1,394 @@
+"""Selectors: which item of a table is sampled, or removed, next.
+
+They know items as *slots*, the table's small integers for its items.
+"""
+
+from __future__ import annotations
+
+import abc
+import heapq
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from framework.replay.rows.store import grown
+from framework.replay.tables.sum_tree import SumTree
+
+# Sums of billions of weights must stay finite.
+_LARGEST = 1e290
+
+
+class Selector(abc.ABC):
+    """Chooses among slots. It belongs to one table, whose lock guards every call.
+
+    A call with several slots means the same as one call for each of them in order; the slots of one call are
+    distinct. `stamps` grow with each insertion into the table, so they order the items by age.
+
+    Attributes:
+      options: the arguments that it was made with.
+      owner: name of the table that it belongs to; None before it belongs to one.
+    """
+
+    #: Whether the choice needs no random numbers; its probability is 1 then.
+    deterministic = True
+    #: Whether the choice depends on priorities.
+    uses_priorities = False
+    #: The int64 arrays whose length depends on the number of slots, and how many entries each slot has there.
+    _arrays: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, **options: float) -> None:
+        self.options = options
+        self.owner: str | None = None
+        for name in self._arrays:
+            setattr(self, name, np.zeros(0, np.int64))
+
+    def check(self, low: float, high: float) -> None:
+        """Raises `ValueError` if it cannot use priorities in `[low, high]`, which are finite and >= 0."""
+        return None
+
+    def reserve(self, num_slots: int) -> None:
+        """Makes room for the slots below `num_slots`; called before they are inserted."""
+        for name, entries in self._arrays.items():
+            setattr(self, name, grown(getattr(self, name), entries * num_slots, -1))
+
+    @abc.abstractmethod
+    def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        """Adds slots that it does not hold."""
+
+    @abc.abstractmethod
+    def delete(self, slots: np.ndarray) -> None:
+        """Removes slots that it holds."""
+
+    def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities of slots that it holds; called if `uses_priorities`."""
+        return None
+
+    def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        """Deletes slots and inserts them for new items."""
+        self.delete(slots)
+        self.insert(slots, priorities, stamps)
+
+    @abc.abstractmethod
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Chooses `n` times, without a change: slots int64 `[n]` and probabilities float64 `[n]`.
+
+        It must not be empty.
+        """
+
+    def first(self, n: int) -> np.ndarray:
+        """Returns the `n` slots that a deterministic selector chooses if each is deleted once chosen."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of slots."""
+
+    def __bool__(self) -> bool:
+        return True  # an empty selector too: `sampler or Uniform()`
+
+    def total_weight(self) -> float:
+        """Returns the sum of the weights of its choice: the number of slots if all weights are equal."""
+        return float(len(self))
+
+    def order(self) -> np.ndarray | None:
+        """Returns the slots in an order in which inserting them restores it exactly; None for that of age."""
+        return None
+
+    def config(self) -> dict[str, Any]:
+        """Returns its kind and its options, for `server_info` and checkpoints."""
+        return {"kind": type(self).__name__, **self.options}
+
+    def copy(self) -> Selector:
+        """Returns a new, empty one with the same options."""
+        return type(self)(**self.options)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{type(self).__name__}({options})"
+
+
+class Uniform(Selector):
+    """Each of the n items with probability 1 / n, independently; priorities have no effect."""
+
+    deterministic = False
+    _arrays = {"_slots": 1, "_where": 1}
+    _slots: np.ndarray  # the first _size are the slots, in no particular order
+    _where: np.ndarray  # slot -> place in _slots; -1 for none
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0
+        self._identity = True  # _slots[i] == i, until one is deleted out of order
+
+    def __len__(self) -> int:
+        return self._size
+
+    def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        begin, end = self._size, self._size + len(slots)
+        places = np.arange(begin, end)
+        self._identity = self._identity and not np.count_nonzero(slots != places)
+        self._slots[begin:end] = slots
+        self._where[slots] = places
+        self._size = end
+
+    def delete(self, slots: np.ndarray) -> None:
+        # Slots from the end take the places of the deleted ones.
+        end = self._size - len(slots)
+        places = self._where[slots]
+        tail = self._slots[end : self._size].copy()
+        self._where[slots] = -1
+        movers = tail[self._where[tail] >= 0]
+        holes = places[places < end]
+        self._slots[holes] = movers
+        self._where[movers] = holes
+        self._size = end
+        self._identity = not end or (self._identity and not len(holes))
+
+    def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        return None  # it holds the same slots as before
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        chosen = rng.random(n)
+        chosen *= self._size  # less than _size: the product with the largest double below 1 rounds down
+        places = chosen.astype(np.int64)
+        chosen.fill(1.0 / self._size)
+        return (places if self._identity else self._slots.take(places)), chosen
+
+    def order(self) -> np.ndarray:
+        return self._slots[: self._size].copy()
+
+
+class Prioritized(Selector):
+    """P(i) = p_i ** e / sum_j p_j ** e (Schaul et al. 2015, "Prioritized Experience Replay").
+
+    An item with priority 0 is never chosen, whatever the exponent, unless all priorities are 0: then all
+    items are equally likely.
+
+    Args:
+      priority_exponent: e. 0 makes all items with a priority > 0 equally likely; a negative one inverts the
+        order.
+    """
+
+    deterministic = False
+    uses_priorities = True
+
+    def __init__(self, priority_exponent: float):
+        if not math.isfinite(priority_exponent):
+            raise ValueError(f"priority_exponent: got {priority_exponent}, expected a finite number.")
+        self.priority_exponent = float(priority_exponent)
+        super().__init__(priority_exponent=self.priority_exponent)
+        self._tree = SumTree()
+        self._members = Uniform()  # chooses if all weights are 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def check(self, low: float, high: float) -> None:
+        extreme = high if self.priority_exponent >= 0.0 else (low or high)
+        try:
+            weight = float(extreme) ** self.priority_exponent if extreme else 0.0
+        except OverflowError:
+            weight = math.inf
+        if weight > _LARGEST:
+            raise ValueError(
+                f"priorities: got {extreme:g}, whose power {self.priority_exponent:g} is above "
+                f"{_LARGEST:g}: sums of such weights would overflow. Scale the priorities. Nothing was "
+                "changed."
+            )
+
+    def _weights(self, priorities: np.ndarray) -> np.ndarray:
+        if self.priority_exponent == 1.0:
+            return priorities
+        if self.priority_exponent > 0.0:
+            return priorities**self.priority_exponent
+        weights = np.zeros(len(priorities))
+        np.power(priorities, self.priority_exponent, out=weights, where=priorities > 0)
+        return weights
+
+    def reserve(self, num_slots: int) -> None:
+        self._members.reserve(num_slots)
+
+    def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        self._members.insert(slots, priorities, stamps)
+        self._tree.set(slots, self._weights(priorities))
+
+    def delete(self, slots: np.ndarray) -> None:
+        self._members.delete(slots)
+        self._tree.set(slots, np.zeros(len(slots)))
+
+    def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        self._tree.set(slots, self._weights(priorities))
+
+    def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        self._tree.set(slots, self._weights(priorities))
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        return (self._tree if self._tree.total > 0.0 else self._members).sample(n, rng)
+
+    def total_weight(self) -> float:
+        return self._tree.total
+
+    def order(self) -> np.ndarray:
+        return self._members.order()
+
+
+class _ByAge(Selector):
+    """The slots in order of their stamps, oldest at `_head`; -1 in place of a deleted one."""
+
+    _newest_first = False
+    # At least half of the order is free after `_compact`, which makes it O(1), amortized.
+    _arrays = {"_order": 2, "_stamps": 2, "_where": 1}
+    _order: np.ndarray
+    _stamps: np.ndarray
+    _where: np.ndarray  # slot -> place in _order
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._head = self._tail = self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        n = len(slots)
+        if self._tail + n > len(self._order):
+            self._compact()
+        begin, end = self._tail, self._tail + n
+        self._order[begin:end] = slots
+        self._stamps[begin:end] = stamps
+        self._where[slots] = np.arange(begin, end)
+        self._tail = end
+        self._size += n
+        if begin > self._head and stamps[0] < self._stamps[begin - 1]:
+            self._compact()  # an item that was given back takes its old place again
+
+    def _compact(self) -> None:
+        """Moves the slots, by age, to the front of the order."""
+        live = self._order[self._head : self._tail] >= 0
+        slots = self._order[self._head : self._tail][live]
+        stamps = self._stamps[self._head : self._tail][live]
+        if np.count_nonzero(stamps[1:] < stamps[:-1]):
+            by_age = np.argsort(stamps, kind="stable")
+            slots, stamps = slots[by_age], stamps[by_age]
+        self._head, self._tail = 0, len(slots)
+        self._order[: self._tail] = slots
+        self._stamps[: self._tail] = stamps
+        self._where[slots] = np.arange(self._tail)
+
+    def delete(self, slots: np.ndarray) -> None:
+        self._order[self._where[slots]] = -1
+        self._size -= len(slots)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Moves head and tail past deleted places."""
+        if not self._size:
+            self._head = self._tail = 0
+            return
+        while self._order[self._head] < 0:
+            live = self._order[self._head : self._head + 1024] >= 0
+            step = int(live.argmax())
+            self._head += step if live[step] else len(live)
+        while self._order[self._tail - 1] < 0:
+            live = self._order[max(self._head, self._tail - 1024) : self._tail][::-1] >= 0
+            step = int(live.argmax())
+            self._tail -= step if live[step] else len(live)
+
+    def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        n = len(slots)
+        oldest = self._order[self._head : self._head + n]
+        if n < self._size and np.count_nonzero(oldest == slots) == n:  # each insert into a full table
+            self._head += n
+            self._size -= n
+            if self._order[self._head] < 0:
+                self._trim()
+        else:
+            self.delete(slots)
+        self.insert(slots, priorities, stamps)
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        at = self._tail - 1 if self._newest_first else self._head
+        return np.full(n, self._order[at]), np.ones(n)
+
+    def first(self, n: int) -> np.ndarray:
+        block = self._order[self._head : self._tail]
+        block = block[::-1] if self._newest_first else block
+        near = block[:n]
+        if len(block) == self._size or (len(near) == n and near.min(initial=0) >= 0):
+            return near.copy()  # no deleted places, or none among these
+        return block[block >= 0][:n]
+
+
+class Fifo(_ByAge):
+    """The item that was inserted first."""
+
+
+class Lifo(_ByAge):
+    """The item that was inserted last."""
+
+    _newest_first = True
+
+
+class _Heap(Selector):
+    """A binary heap of `(sign * priority, turn, slot)`.
+
+    Of equal priorities the one that was inserted or updated least recently is first. Entries that an update
+    or a deletion has made stale stay until they surface, or until they are the majority.
+    """
+
+    uses_priorities = True
+    _sign = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap: list[tuple[float, int, int]] = []
+        self._turn_of: dict[int, int] = {}  # slot -> the turn of its valid entry
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._turn_of)
+
+    def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
+        for slot, priority in zip(slots.tolist(), priorities.tolist(), strict=True):
+            self._turn += 1
+            self._turn_of[slot] = self._turn
+            heapq.heappush(self._heap, (self._sign * priority, self._turn, slot))
+
+    def delete(self, slots: np.ndarray) -> None:
+        for slot in slots.tolist():
+            del self._turn_of[slot]
+        self._clean()
+
+    def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        self.insert(slots, priorities, slots)
+        self._clean()
+
+    def _clean(self) -> None:
+        if len(self._heap) > 64 + 2 * len(self._turn_of):
+            self._heap = [entry for entry in self._heap if self._turn_of.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+        while self._heap and self._turn_of.get(self._heap[0][2]) != self._heap[0][1]:
+            heapq.heappop(self._heap)
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(n, self._heap[0][2], np.int64), np.ones(n)
+
+    def first(self, n: int) -> np.ndarray:
+        if n == 1:
+            return np.full(1, self._heap[0][2], np.int64)
+        live = (entry for entry in self._heap if self._turn_of.get(entry[2]) == entry[1])
+        return np.array([entry[2] for entry in heapq.nsmallest(n, live)], np.int64)
+
+    def order(self) -> np.ndarray:
+        return np.array(sorted(self._turn_of, key=self._turn_of.__getitem__), np.int64)
+
+
+class MinHeap(_Heap):
+    """The item with the smallest priority."""
+
+
+class MaxHeap(_Heap):
+    """The item with the largest priority."""
+
+    _sign = -1.0
