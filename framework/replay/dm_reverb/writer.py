@@ -99,20 +99,11 @@ class ReverbWriter(BaseWriter):
         finally:
             self._lock.release()
 
-    def close(self, timeout: float | None = None) -> int:
-        with self._lock:
-            if self._closed:
-                return 0
-            try:
-                with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
-                    self._wait(timeout, 0)
-                return self.num_pending
-            finally:
-                self._closed, self._ended = True, ServerClosed("The writer was closed.")
-                self._late.close()
-                if self._writer is not None:
-                    self._writer.close()
-                self._rows.close()
+    def _finish(self) -> int:
+        if self._writer is not None:
+            self._writer.close()
+        self._rows.close()
+        return self.num_pending
 
     def __del__(self) -> None:
         self.close(timeout=0)
