@@ -56,7 +56,7 @@ make_keys = KeyCounter().take
 
 @dataclasses.dataclass(slots=True, eq=False)
 class NewItems:
-    """Items of one layout for one table, which has checked them: see `Table.new_items`.
+    """Items of one layout for one table, which has checked them: see `Table.check_items`.
 
     Attributes:
       index: int64 `[k, width]`, the rows of each item.
