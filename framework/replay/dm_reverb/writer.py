@@ -99,23 +99,15 @@ class ReverbWriter(BaseWriter):
         finally:
             self._lock.release()
 
-    def close(self, timeout: float | None = None) -> int:
-        with self._lock:
-            if self._closed:
-                return 0
-            try:
-                with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
-                    self._wait(timeout, 0)
-                return self.num_pending
-            finally:
-                self._closed, self._ended = True, ServerClosed("The writer was closed.")
-                self._late.close()
-                if self._writer is not None:
-                    self._writer.close()
-                self._rows.close()
+    def _finish(self) -> int:
+        if self._writer is not None:
+            self._writer.close()
+        self._rows.close()
+        return self.num_pending
 
     def __del__(self) -> None:
-        self.close(timeout=0)
+        if not self._closed:
+            self.close(timeout=0)
 
     # Sending.
 
@@ -123,7 +115,7 @@ class ReverbWriter(BaseWriter):
         items.keys = items.keys[:0]  # dm-reverb makes its own
         described = self._tables.signature(table) is None
         if items.priorities is None:
-            priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
+            priorities = np.full(len(items.index), self._tables.max_priority(table))
         else:
             priorities = check_priorities(table, items.priorities, len(items.index))
             self._tables.saw_priorities(table, priorities)

@@ -272,23 +272,6 @@ class LocalWriter(BaseWriter):
         if self._items:
             self._insert()
 
-    def close(self, timeout: float | None = None) -> int:
-        if self._closed:
-            return 0
-        with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
-            self._wait(timeout, 0)
-        with self._lock:
-            self._closed, self._ended = True, ServerClosed("the writer was closed")
-            self._late.close()
-            self._before_read = None
-            dropped, self.num_pending = self.num_pending, 0
-            self._items.clear()
-            self._release_rows(self._created)
-            self._release_all()
-        for table in self._tables.values():
-            table.remove_writer(self._reference)
-        return dropped
-
     def end(self) -> bool:
         """Closes a writer that was dropped once its items are in their tables; whether it is closed."""
         with contextlib.suppress(ServerClosed):
@@ -299,6 +282,15 @@ class LocalWriter(BaseWriter):
                 return False
         self.close(timeout=0)
         return True
+
+    def _finish(self) -> int:
+        dropped, self.num_pending = self.num_pending, 0
+        self._items.clear()
+        self._release_rows(self._created)
+        self._release_all()
+        for table in self._tables.values():
+            table.remove_writer(self._reference)
+        return dropped
 
     def _put(self, table: str, layout: Layout, items: NewItems) -> None:
         into, count = self._tables[table], len(items.keys)
