@@ -80,8 +80,19 @@ class FirstLearner:
         self.barrier = Barrier(size)
         launch.register_stop_handler(self.barrier.close)
 
-    def meeting(self) -> tuple[int, dict[str, Any]]:
-        """`(port of the store, initial state)` for a learner that joins."""
+    def meeting(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
+        """`(port of the store, initial state)` for the learner of the node `label`, which joins.
+
+        Raises:
+          ValueError: The learner is on another host. It could not reach the store.
+        """
+        here = launch.get_node_context()
+        if host != here.host:
+            raise ValueError(
+                f"num_learners: got learners on the hosts {here.host!r} ({here.label}) and {host!r} "
+                f"({label}), expected one host. Give the group 'learner' the strategy STRICT_PACK, or use "
+                "one learner."
+            )
         if self.barrier.started:
             raise RuntimeError(
                 "One of several learners was restarted after the first step. It cannot rejoin the others. "
@@ -136,7 +147,8 @@ class LearnerReplica(ProgramWorker):
 
     def step(self) -> None:
         if self._group is None:
-            port, state = self._first.meet_learners()
+            here = launch.get_node_context()
+            port, state = self._first.meet_learners(here.label, here.host)
             self._learner.restore(state)
             if self._first.arrive(self._rank) is None:
                 self._finished = True

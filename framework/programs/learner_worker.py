@@ -116,9 +116,9 @@ class LearnerWorker(ProgramWorker):
         with self._published:
             return not self._waits_for_data
 
-    def meet_learners(self) -> tuple[int, dict[str, Any]]:
+    def meet_learners(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
         """For the other learners: see `FirstLearner.meeting`."""
-        return self._together().meeting()
+        return self._together().meeting(label, host)
 
     def arrive(self, rank: int) -> int | None:
         """For the learner of `rank`: waits until all have data for the next step.

@@ -13,9 +13,9 @@ message.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import secrets
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,15 +25,18 @@ import numpy as np
 from framework.replay import contracts
 from framework.replay.batches import join
 from framework.replay.client import Client
-from framework.replay.contracts import Source, Writer
+from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api.client import ReverbApi
-from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo
+from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo, check_priorities
+from framework.replay.writer import SHARD_SHIFT, BaseWriter
 from launch.rpc.sockets import CurveKeys
 
-_SHIFT = np.uint64(56)  # keys carry the number of their server in bits 56 to 60
+_SHIFT = np.uint64(SHARD_SHIFT)
+_KEY = np.uint64((1 << SHARD_SHIFT) - 1)  # the bits of a server's own keys
 MAX_SHARDS = 32
 _LOOK = 0.05  # seconds to wait for each of several empty tables in turn
+_SUMMED = ("current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples", "max_size")
 
 
 class ShardedClient(ReverbApi, contracts.Client):
@@ -55,13 +58,14 @@ class ShardedClient(ReverbApi, contracts.Client):
         self.shards = [Client(each, curve=curve) if isinstance(each, str) else each for each in servers]
         self._seed = seed
         self._turns = itertools.count(secrets.randbelow(len(servers)) if seed is None else seed)
-        self._sources: list[ShardedSource] = []
-        self._lock = threading.Lock()
+        self._idle: collections.deque[ShardedSource] = collections.deque()  # those of `sample_batch`
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> ShardedWriter:
-        """Returns a writer to one of the servers, the next in turn."""
+    def batch_writer(self, max_in_flight_items: int | None = None) -> BaseWriter:
+        """Returns a writer to one of the servers, the next in turn; `shard` is its number."""
         shard = next(self._turns) % len(self.shards)
-        return ShardedWriter(self.shards[shard].batch_writer(max_in_flight_items), shard)
+        writer: BaseWriter = self.shards[shard].batch_writer(max_in_flight_items)
+        writer.shard = shard
+        return writer
 
     def source(self) -> ShardedSource:
         """Returns the source that a `Dataset` draws from."""
@@ -74,32 +78,28 @@ class ShardedClient(ReverbApi, contracts.Client):
         timeout: float | None = None,
         out: list[Any] | None = None,
         pad: bool = False,
-    ) -> Any:
+    ) -> ReplaySample | PaddedSample:
         """Draws `batch_size` samples of all servers; see `EmbeddedClient.sample_batch`.
 
         Probabilities are relative to the items of all servers.
         """
-        with self._lock:
-            source = self._sources.pop() if self._sources else self.source()
+        try:
+            source = self._idle.pop()
+        except IndexError:  # every other one is in use by another thread
+            source = self.source()
         try:
             sample, drawn = source.draw(table, batch_size, timeout, out, pad)
             source.release(drawn)
             return sample
         finally:
-            with self._lock:
-                self._sources.append(source)
+            self._idle.append(source)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
-        if keys.shape != priorities.shape:
-            raise ValueError(
-                f"priorities: got shape {priorities.shape}, expected the keys' shape {keys.shape}."
-            )
-        if len(priorities) and not (priorities.min() >= 0 and priorities.max() < np.inf):
-            raise ValueError(f"priorities: got {priorities[:3].tolist()}…, expected finite numbers >= 0.")
+        keys = np.asarray(keys, np.uint64)
+        priorities = check_priorities(table, priorities, len(keys))  # before any server changes an item
         for shard, mine in self._split(keys):
-            self.shards[shard].update_priorities(table, _plain(keys[mine]), priorities[mine])
+            shard.update_priorities(table, keys[mine] & _KEY, priorities[mine])
 
     def mutate_priorities(
         self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
@@ -107,20 +107,20 @@ class ShardedClient(ReverbApi, contracts.Client):
         """Deletes items, then sets priorities."""
         gone = np.asarray(() if deletes is None else deletes, np.uint64)
         for shard, mine in self._split(gone):
-            self.shards[shard].mutate_priorities(table, deletes=_plain(gone[mine]).tolist())
+            shard.mutate_priorities(table, deletes=(gone[mine] & _KEY).tolist())
         if updates:
             self.update_priorities(table, list(updates.keys()), list(updates.values()))
 
-    def _split(self, keys: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        shards = (keys >> _SHIFT) & np.uint64(MAX_SHARDS - 1)
-        return [(n, shards == n) for n in range(len(self.shards)) if (shards == n).any()]
+    def _split(self, keys: np.ndarray) -> list[tuple[Any, np.ndarray]]:
+        """Returns the servers' clients with the places of their keys, those that have any."""
+        numbers = (keys >> _SHIFT) & np.uint64(MAX_SHARDS - 1)
+        places = [(shard, np.flatnonzero(numbers == n)) for n, shard in enumerate(self.shards)]
+        return [(shard, mine) for shard, mine in places if len(mine)]
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether every server that holds items has `n`: then a draw does not wait for any share."""
-        sizes = [info[table].current_size for info in self._infos()]
-        return any(sizes) and all(
-            shard.can_sample(table, n) for shard, size in zip(self.shards, sizes, strict=True) if size
-        )
+        filled = [shard for shard in self.shards if shard.server_info()[table].current_size]
+        return bool(filled) and all(shard.can_sample(table, n) for shard in filled)
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether every server takes `n` items now."""
@@ -131,15 +131,12 @@ class ShardedClient(ReverbApi, contracts.Client):
         for shard in self.shards:
             shard.reset(table)
 
-    def _infos(self, timeout: float | None = None) -> list[dict[str, TableInfo]]:
-        return [shard.server_info(timeout) for shard in self.shards]
-
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns each table's counts, summed over the servers; `shards` has those of each server."""
-        infos = self._infos(timeout)
+        infos = [shard.server_info(timeout) for shard in self.shards]
         return {name: _add([info[name] for info in infos]) for name in infos[0]}
 
-    def checkpoint(self) -> list[str]:  # one for each server
+    def checkpoint(self) -> list[str]:
         """Writes a checkpoint on every server; returns their paths there."""
         return [shard.checkpoint() for shard in self.shards]
 
@@ -150,46 +147,12 @@ class ShardedClient(ReverbApi, contracts.Client):
 
     def close(self) -> None:
         """Closes this client and the clients of its servers."""
-        for source in self._sources:
-            source.close()
-        for shard in self.shards:
-            shard.close()
+        for part in (*self._idle, *self.shards):
+            part.close()
 
 
-class ShardedWriter:
-    """A writer to one server, whose number is part of the items' keys; see `contracts.Writer`."""
-
-    def __init__(self, writer: Writer, shard: int) -> None:
-        self._mark = np.uint64(shard) << _SHIFT
-        self._writer = writer
-        self.shard = shard
-        self.append = writer.append
-        self.slice = writer.slice
-        self.release = writer.release
-        self.read = writer.read
-        self.can_insert = writer.can_insert
-        self.flush = writer.flush
-        self.close = writer.close
-        self.call_later = writer.call_later
-        self.before_read = writer.before_read
-
-    @property
-    def num_pending(self) -> int:
-        """Number of created items that are not known to be in their table."""
-        return self._writer.num_pending
-
-    def create_items(
-        self,
-        table: str,
-        trajectory: Any,
-        priorities: Any = None,
-        episodes: np.ndarray | None = None,
-        timeout: float | None = None,
-    ) -> np.ndarray:
-        return self._writer.create_items(table, trajectory, priorities, episodes, timeout) | self._mark
-
-
-_Part = tuple[Source, Any]  # the source of one server, and the value that its draw() returned for release()
+# The source of one server, and what its draw() returned for release().
+_Part = tuple[Source, Any]
 
 
 class ShardedSource(Source):
@@ -205,8 +168,8 @@ class ShardedSource(Source):
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, list[_Part]]:
         """Draws samples of all servers, those of the first server first."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        weights = self._look(table, deadline)
+        deadline = np.inf if timeout is None else time.monotonic() + timeout
+        weights = self._weights(table, deadline)
         share = weights / weights.sum()
         counts = self._rng.multinomial(n, share)
         drawn: list[_Part] = []
@@ -216,7 +179,7 @@ class ShardedSource(Source):
             for shard in np.flatnonzero(counts).tolist():
                 count = int(counts[shard])
                 piece = None if out is None else [array[begin : begin + count] for array in out]
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                left = None if timeout is None else max(0.0, deadline - time.monotonic())
                 source = self._sources[shard]
                 sample, part = source.draw(table, count, left, piece, pad)
                 drawn.append((source, part))
@@ -251,62 +214,38 @@ class ShardedSource(Source):
         for source in self._sources:
             source.close()
 
-    def _look(self, table: str, deadline: float | None) -> np.ndarray:
-        """Returns the servers' current weights; waits until one of them has items."""
+    def _weights(self, table: str, deadline: float) -> np.ndarray:
+        """Returns the servers' current weights, or sizes if all weights are 0; waits until one has items."""
+        shards = self._client.shards
         if table not in self._checked:
-            self._check(table)
-        weights = self._ask(table)
-        for shard in itertools.cycle(range(len(self._sources))):
-            if weights.any():
-                return weights
-            left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
-            source = self._sources[shard]
+            infos = [shard.server_info()[table] for shard in shards]
+            found = {repr(sorted(info.sampler_options.items())) for info in infos}
+            if len(found) > 1:
+                raise ValueError(
+                    f"table {table!r}: got the samplers {sorted(found)}, expected the same on all servers."
+                )
+            self._checked.add(table)
+        for source in itertools.cycle(self._sources):
+            weights, sizes = np.array([shard.weight(table) for shard in shards], np.float64).T
+            if sizes.any():
+                return weights if weights.any() else sizes
             try:
-                _, probe = source.draw(table, 1, left, None, True)
+                left = max(0.0, deadline - time.monotonic())
+                source.give_back(source.draw(table, 1, min(_LOOK, left), None, True)[1])
             except DeadlineExceededError:
-                if deadline is not None and time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:
                     raise
-            else:
-                source.give_back(probe)
-            weights = self._ask(table)
         raise AssertionError("there is at least one server")
-
-    def _check(self, table: str) -> None:
-        """Raises `ValueError` if the servers' samplers differ."""
-        found = {repr(sorted(each[table].sampler_options.items())) for each in self._client._infos()}
-        if len(found) > 1:
-            raise ValueError(
-                f"table {table!r}: got the samplers {sorted(found)}, expected the same on all servers."
-            )
-        self._checked.add(table)
-
-    def _ask(self, table: str) -> np.ndarray:
-        """Returns the current weight of each server's table; the sizes if all priorities are 0."""
-        weights, sizes = np.array([shard.weight(table) for shard in self._client.shards], np.float64).T
-        return weights if weights.any() else sizes
-
-
-def _plain(keys: np.ndarray) -> np.ndarray:
-    return keys & np.uint64((1 << int(_SHIFT)) - 1)
 
 
 def _add(infos: Sequence[TableInfo]) -> TableInfo:
-    def stats(which: str) -> CallStats:
-        each = [getattr(info.rate_limiter_info, which) for info in infos]
-        return CallStats(*[sum(values) for values in zip(*each, strict=True)])
-
-    first = infos[0]
-    limiter = first.rate_limiter_info._replace(
-        insert_stats=stats("insert_stats"), sample_stats=stats("sample_stats")
-    )
-    names = (
-        "current_size",
-        "num_episodes",
-        "num_deleted_episodes",
-        "num_unique_samples",
-        "max_size",
-    )
-    sums = {name: sum(getattr(info, name) for info in infos) for name in names}
-    return first._replace(
-        rate_limiter_info=limiter, max_priority=max(info.max_priority for info in infos), **sums
+    limiters = [info.rate_limiter_info for info in infos]
+    inserts = zip(*[limiter.insert_stats for limiter in limiters], strict=True)
+    samples = zip(*[limiter.sample_stats for limiter in limiters], strict=True)
+    return infos[0]._replace(
+        rate_limiter_info=limiters[0]._replace(
+            insert_stats=CallStats(*map(sum, inserts)), sample_stats=CallStats(*map(sum, samples))
+        ),
+        max_priority=max(info.max_priority for info in infos),
+        **{name: sum(getattr(info, name) for info in infos) for name in _SUMMED},
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from framework import nest as nests
 from framework.types import Nest
 
 
@@ -104,6 +106,29 @@ class TableInfo(NamedTuple):
     why_not_insert: str = ""
     sampled_age: int = 0
 
+    def to_wire(self) -> TableInfo:
+        """Returns what a message can hold: the signature is described by lists; tuples travel as lists."""
+        if self.signature is None:
+            return self
+        leaves, structure = nests.flatten(self.signature)
+        specs = [TensorSpec.of(leaf) for leaf in leaves]
+        described = [[list(spec.shape), spec.dtype.str, spec.name] for spec in specs]
+        return self._replace(signature=[structure, described])
+
+    @classmethod
+    def from_wire(cls, value: Sequence[Any]) -> TableInfo:
+        """Inverts `to_wire`; the signature becomes a nest of `TensorSpec`."""
+        info = cls(*value)
+        ratio, low, high, size, inserts, samples = info.rate_limiter_info
+        limiter = RateLimiterInfo(ratio, low, high, size, CallStats(*inserts), CallStats(*samples))
+        signature = info.signature
+        if signature is not None:
+            structure, described = signature
+            specs = [TensorSpec(tuple(shape), np.dtype(kind), name) for shape, kind, name in described]
+            signature = nests.packer(structure)(specs)
+        times = TableWorkerTime(*info.table_worker_time)
+        return info._replace(rate_limiter_info=limiter, table_worker_time=times, signature=signature)
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
@@ -119,3 +144,22 @@ class TensorSpec:
         shape = tuple([None if size is None else int(size) for size in spec.shape])
         dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
         return cls(shape, dtype, str(getattr(spec, "name", None) or ""))
+
+
+def check_priorities(table: str, priorities: Any, n: int) -> np.ndarray:
+    """Returns `priorities` of a table's items as float64 `[n]`.
+
+    Raises:
+      ValueError: There are not n, or one of them is negative or not finite.
+    """
+    array = np.asarray(priorities, np.float64)
+    # The smallest and the largest are NaN if one is NaN.
+    if array.shape != (n,) or (
+        n and not 0.0 <= np.minimum.reduce(array) <= np.maximum.reduce(array) < np.inf
+    ):
+        wrong = array[~((array >= 0.0) & (array < np.inf))][:3].tolist()
+        raise ValueError(
+            f"table {table!r}, priorities: got shape {array.shape} with {wrong}, expected finite numbers "
+            f">= 0 of shape ({n},). Nothing was changed."
+        )
+    return array

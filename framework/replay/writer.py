@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
-from framework.replay.errors import ServerClosed
+from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
 from framework.replay.tables.items import NewItems, make_keys
 from framework.types import Nest
 
+# A client of several servers has the number of a server in bits 56 to 60 of the keys.
+SHARD_SHIFT = 56
+
+_Table = TypeVar("_Table")
 _Self = TypeVar("_Self", bound="BaseWriter")
 
 
@@ -34,7 +40,6 @@ class HeldRows:
       held: bool `[rows]`.
       spare: where rows are leased in blocks: the rows that are not used yet, int64.
       block: number of rows in a block.
-      wanted: number of rows to lease with the next message.
     """
 
     stream: str
@@ -44,7 +49,6 @@ class HeldRows:
     held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
     spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
-    wanted: int = 0
 
     def holds(self, rows: np.ndarray) -> bool:
         """Returns whether the writer holds all of `rows`, an int64 array of any shape."""
@@ -53,6 +57,12 @@ class HeldRows:
             np.count_nonzero(rows.view(np.uint64) >= len(self.held)) == 0
             and np.count_nonzero(self.held.take(rows)) == rows.size
         )
+
+
+def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, NewItems]]:
+    """Joins items of one kind and table that follow one another: many go in for hardly more than one."""
+    for (table, *_), run in itertools.groupby(items, lambda item: (item[0], *item[1].kind())):
+        yield table, NewItems.join([new for _, new in run])
 
 
 class BaseWriter(Writer):
@@ -64,9 +74,13 @@ class BaseWriter(Writer):
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
       dropped: where a writer that is dropped without `close` puts itself, to be ended.
+
+    Attributes:
+      shard: the server's number, which the keys that `create_items` returns have; 0 for a single server.
     """
 
     num_pending: int = 0
+    shard: int = 0
     _closed = True  # until the subclass is ready: there is nothing to end
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
 
@@ -182,7 +196,7 @@ class BaseWriter(Writer):
             self._put(table, layout, items)
         if self.num_pending > self._max_in_flight:
             self._wait(timeout, self._max_in_flight)
-        return items.keys
+        return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
 
     def release(self, stream: str, rows: Any) -> None:
         with self._lock:
@@ -212,6 +226,21 @@ class BaseWriter(Writer):
             self._raise()
         self._wait(timeout, keep)
 
+    def close(self, timeout: float | None = None) -> int:
+        dropped = 0
+        try:
+            if self._ended is None:
+                with contextlib.suppress(ReverbError):  # items that did not get in are counted
+                    self._wait(timeout, 0)
+        finally:
+            with self._lock:
+                if not self._closed:
+                    dropped = self._finish()
+                    self._closed, self._ended = True, ServerClosed("the writer was closed")
+                    self._before_read = None
+                    self._late.close()
+        return dropped
+
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         self._late.call_later(method, delay)
 
@@ -237,6 +266,10 @@ class BaseWriter(Writer):
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""
+        raise NotImplementedError
+
+    def _finish(self) -> int:
+        """Drops the items that are pending and all rows; returns how many items were dropped or lost."""
         raise NotImplementedError
 
     def _raise(self) -> None:

@@ -66,6 +66,23 @@ def test_two_on_policy_learners_share_the_envs(lag, tmp_path):
         small_program(PPO(config), envs_per_actor=4, num_learners=3)
 
 
+class OnAnotherHost(DQN):
+    """Pretends that the learner of rank 1 is on another machine."""
+
+    def make_learner(self, networks, spec):
+        if self.rank == 1:
+            launch.NodeContext.host = property(lambda context: "elsewhere")
+        return super().make_learner(networks, spec)
+
+
+def test_learners_on_different_hosts_are_an_error_that_names_them(tmp_path):
+    here = launch.NodeContext("p", "g", 0, "g-0", "processes").host
+    with pytest.raises(launch.NodeError) as caught:
+        launch.launch(small_program(OnAnotherHost(CONFIG), directory=tmp_path, max_learner_steps=40))
+    assert f"learners on the hosts {here!r} (learner-0) and 'elsewhere' (learner-1)" in str(caught.value)
+    assert "STRICT_PACK" in str(caught.value)
+
+
 @pytest.mark.filterwarnings("error::launch.StopTimeoutWarning")
 def test_a_stop_ends_learners_that_wait_for_data_and_for_each_other():
     started = threading.Event()

@@ -25,6 +25,7 @@ def assert_distributed(counts, probabilities):
 
 def fill(selector, priorities):
     slots = np.arange(len(priorities))
+    selector.reserve(len(slots))
     selector.insert(slots, np.asarray(priorities, np.float64), slots)
     return selector
 
@@ -53,6 +54,7 @@ def test_distribution(size, exponent):
 def test_distribution_after_many_changes(name):
     rng = np.random.default_rng(5)
     selector = selectors.Uniform() if name == "Uniform" else selectors.Prioritized(1.0)
+    selector.reserve(3000)
     weights = np.zeros(3000)
     for _ in range(300):
         slots = rng.choice(3000, rng.integers(1, 100), replace=False)
@@ -142,6 +144,7 @@ class Listed:
 )
 def test_order(kind, operations):
     selector, reference = getattr(selectors, kind)(), Listed(kind)
+    selector.reserve(31)
     for operation, slot, priority in operations:
         one, value = np.array([slot]), np.array([float(priority)])
         if operation == "insert" and slot not in reference.entries:
@@ -173,6 +176,7 @@ def test_given_back_items_take_their_old_place(kind):
 @pytest.mark.parametrize("kind", ["Fifo", "Lifo", "MinHeap", "MaxHeap", "Uniform"])
 def test_memory_stays_bounded(kind):
     selector = getattr(selectors, kind)()
+    selector.reserve(9)
     zero = np.zeros(1)
     selector.insert(np.array([0]), zero, np.array([0]))  # the oldest stays for ever
     for turn in range(1, 5000):

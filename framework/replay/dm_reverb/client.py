@@ -16,7 +16,7 @@ from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.tables import ServerTables
 from framework.replay.dm_reverb.writer import ReverbWriter
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
-from framework.replay.types import PaddedSample, ReplaySample, TableInfo
+from framework.replay.types import PaddedSample, ReplaySample, TableInfo, check_priorities
 
 # Seconds between two polls of a table without samples: dm-reverb offers no notification.
 _LOOK = 0.005
@@ -146,7 +146,7 @@ class Client(contracts.Client):
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
         keys = np.asarray(keys, np.uint64).ravel()
-        priorities = convert.check_priorities(priorities, len(keys))
+        priorities = check_priorities(table, np.ravel(priorities), len(keys))
         self.mutate_priorities(table, dict(zip(keys.tolist(), priorities.tolist(), strict=True)))
 
     def mutate_priorities(
@@ -161,7 +161,7 @@ class Client(contracts.Client):
           ValueError: A priority is negative or not finite. Nothing is changed.
         """
         updates = dict(updates or {})
-        priorities = convert.check_priorities(list(updates.values()), len(updates))
+        priorities = check_priorities(table, list(updates.values()), len(updates))
         self._tables.signature(table)  # raises UnknownTableError
         self._settle()
         self.native.mutate_priorities(table, updates, [int(key) for key in deletes or ()])

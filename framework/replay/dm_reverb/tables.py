@@ -103,12 +103,14 @@ class ServerTables:
 
     def has_room(self, table: str, n: int) -> bool:
         """Returns whether the rate limiter lets n items in."""
-        return convert.limiter_of(self.info(table)).can_insert(n)
+        return convert.limiter_of(self.info(table)).allowed_inserts(n) == n
 
     def all_have_room(self) -> bool:
         """Returns whether the server answers and no rate limiter refuses an item."""
         try:
-            return all(convert.limiter_of(info).can_insert(1) for info in self.infos(_ASK_SECONDS).values())
+            return all(
+                convert.limiter_of(info).allowed_inserts(1) for info in self.infos(_ASK_SECONDS).values()
+            )
         except (DeadlineExceededError, ServerClosed):
             return False
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.replay import info as infos
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote.connection import (
@@ -260,7 +259,8 @@ class ServedClient(ReverbApi, Client):
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """What is to be known of each table; DeadlineExceededError if the server does not answer in time."""
         answer = self._call({"op": "info"}, timeout)
-        return {table["name"]: infos.from_wire(table) for table in answer["tables"]}
+        infos = [TableInfo.from_wire(each) for each in answer["tables"]]
+        return {info.name: info for info in infos}
 
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""

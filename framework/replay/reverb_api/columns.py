@@ -116,14 +116,16 @@ class ColumnHistory:
           IndexError: There is no such step.
         """
         numbers, squeeze = _select(self, index)
-        length, kept = self.steps.length, self.steps.kept
+        length, path, kept = self.steps.length, self.path, self.steps.kept
+        oldest = length - self.keep
         steps = []
         for number in numbers:
             at = number + length if number < 0 else number
-            if not self.has(at):
+            step = kept.get(at)
+            if step is None or at < oldest or path not in step.data:
                 raise self._missing(number, at)
-            steps.append(kept[at])
-        return TrajectoryColumn(self.path, tuple(steps), squeeze, self.steps)
+            steps.append(step)
+        return TrajectoryColumn(path, tuple(steps), squeeze, self.steps)
 
     def _missing(self, number: int, at: int) -> Exception:
         length = self.steps.length

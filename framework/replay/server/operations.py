@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 
 from framework import nest as nests
-from framework.replay import info as infos
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.rows.layout import Layout
@@ -126,7 +125,7 @@ class Operations:
                         held[0].give_back(held[1])
                 return {}
             case "info":
-                return {"tables": [infos.to_wire(table.info) for table in self._tables.values()]}
+                return {"tables": [table.info.to_wire() for table in self._tables.values()]}
             case "checkpoint":
                 late = DeadlineExceededError("no checkpoint was written in time")
                 return Request(("checkpoint", session.number), message["timeout"], self._save(), lambda: late)
@@ -239,7 +238,8 @@ class Operations:
                     )
             for stream, begin, end in layout.parts:
                 self._leases[stream].check(session.number, index[:, begin:end].ravel())
-            items = table.new_items(layout, index, priorities, keys.copy(), lengths, episodes)
+            items = NewItems(index, keys.copy(), priorities, lengths, episodes)
+            table.check_items(layout, items)
             batches.append((table, items))
         return batches
 

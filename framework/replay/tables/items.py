@@ -56,7 +56,7 @@ make_keys = KeyCounter().take
 
 @dataclasses.dataclass(slots=True, eq=False)
 class NewItems:
-    """Items of one layout for one table, which has checked them: see `Table.new_items`.
+    """Items of one layout for one table, which has checked them: see `Table.check_items`.
 
     Attributes:
       index: int64 `[k, width]`, the rows of each item.
@@ -167,6 +167,8 @@ class Items:
         self._free = stack
         self._num_free += size - old
         self._cells, self._strays = None, {}
+        self.sampler.reserve(size)
+        self.remover.reserve(size)
 
     def _widen(self, width: int, groups: int) -> None:
         """Makes room for index lines of `width` rows and `groups` lengths."""
@@ -208,7 +210,7 @@ class Items:
                 self.remove(slots)
                 replaces = False
             else:
-                self._forget(slots)
+                self._forget(at)
                 for binding, _, index, _ in self.parts(slots):
                     binding.release(index)
         if not replaces:
@@ -242,7 +244,8 @@ class Items:
                 selector.replace(slots, priorities, stamps)
             else:
                 selector.insert(slots, priorities, stamps)
-        self.trim()
+        if limiter.size > self.max_size:
+            self.trim()
 
     def remove(self, slots: np.ndarray) -> None:
         """Removes items, live or spent. Rows that a reader holds stay until it is done."""
@@ -266,15 +269,15 @@ class Items:
         self.limiter.size -= len(slots)
         self.num_left += len(slots)
 
-    def _forget(self, slots: np.ndarray) -> None:
+    def _forget(self, slots: np.ndarray | slice) -> None:
         """Counts items that leave for good, and forgets their keys."""
-        self.num_unique_deleted += int(np.count_nonzero(self.times.take(slots)))
+        self.num_unique_deleted += int(np.count_nonzero(self.times[slots]))
         if self._strays:
-            for key in self.keys.take(slots).tolist():
+            for key in self.keys[slots].tolist():
                 self._strays.pop(key, None)
         self.keys[slots] = 0
         if self.episode_sizes:
-            self._count_episodes(self.episodes.take(slots), -1)
+            self._count_episodes(self.episodes[slots], -1)
 
     def _end(self, slots: np.ndarray) -> None:
         """Frees the slots of items that have left the table and have no reader."""
@@ -396,10 +399,6 @@ class Items:
         for selector in (self.sampler, self.remover):
             if selector.uses_priorities and len(slots):
                 selector.update(slots, priorities)
-
-    def clear(self) -> None:
-        """Removes everything; other `Items` take the place of these."""
-        self.remove(np.flatnonzero((self.state == LIVE) | (self.state == SPENT)))
 
     # Keys.
 

@@ -56,14 +56,6 @@ class RateLimiter:
         """inserts * samples_per_insert - samples."""
         return self.inserts * self.samples_per_insert - self.samples
 
-    def can_sample(self, n: int) -> bool:
-        """Returns whether `n` samples are allowed now, if none of them removes an item."""
-        return self.allowed_samples(n) == n
-
-    def can_insert(self, n: int) -> bool:
-        """Returns whether `n` inserts are allowed now."""
-        return self.allowed_inserts(n) == n
-
     def allowed_samples(self, n: int) -> int:
         """Returns how many of `n` samples are allowed, one after another, if none of them removes an item."""
         if self.size < self.min_size_to_sample:

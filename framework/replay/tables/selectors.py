@@ -8,10 +8,11 @@ from __future__ import annotations
 import abc
 import heapq
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from framework.replay.errors import CheckpointError
 from framework.replay.rows.store import grown
 from framework.replay.tables.sum_tree import SumTree
 
@@ -34,14 +35,23 @@ class Selector(abc.ABC):
     deterministic = True
     #: Whether the choice depends on priorities.
     uses_priorities = False
+    #: The int64 arrays whose length depends on the number of slots, and how many entries each slot has there.
+    _arrays: ClassVar[dict[str, int]] = {}
 
     def __init__(self, **options: float) -> None:
         self.options = options
         self.owner: str | None = None
+        for name in self._arrays:
+            setattr(self, name, np.zeros(0, np.int64))
 
-    def check(self, low: float, high: float) -> None:
-        """Raises `ValueError` if it cannot use priorities in `[low, high]`, which are finite and >= 0."""
+    def check(self, priorities: np.ndarray) -> None:
+        """Raises `ValueError` if it cannot use one of the priorities, which are finite and >= 0."""
         return None
+
+    def reserve(self, num_slots: int) -> None:
+        """Makes room for the slots below `num_slots`; called before they are inserted."""
+        for name, entries in self._arrays.items():
+            setattr(self, name, grown(getattr(self, name), entries * num_slots, -1))
 
     @abc.abstractmethod
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
@@ -103,22 +113,24 @@ class Uniform(Selector):
     """Each of the n items with probability 1 / n, independently; priorities have no effect."""
 
     deterministic = False
+    _arrays = {"_slots": 1, "_where": 1}
+    _slots: np.ndarray  # the first _size are the slots, in no particular order
+    _where: np.ndarray  # slot -> place in _slots; -1 for none
 
     def __init__(self) -> None:
         super().__init__()
-        self._slots = np.zeros(1024, np.int64)  # the first _size are the slots, in no particular order
-        self._where = np.full(1024, -1, np.int64)  # slot -> place in _slots
         self._size = 0
+        self._identity = True  # _slots[i] == i, until one is deleted out of order
 
     def __len__(self) -> int:
         return self._size
 
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         begin, end = self._size, self._size + len(slots)
-        self._slots = grown(self._slots, end)
-        self._where = grown(self._where, int(np.maximum.reduce(slots, initial=-1)) + 1, -1)
+        places = np.arange(begin, end)
+        self._identity = self._identity and not np.count_nonzero(slots != places)
         self._slots[begin:end] = slots
-        self._where[slots] = np.arange(begin, end)
+        self._where[slots] = places
         self._size = end
 
     def delete(self, slots: np.ndarray) -> None:
@@ -132,6 +144,7 @@ class Uniform(Selector):
         self._slots[holes] = movers
         self._where[movers] = holes
         self._size = end
+        self._identity = not end or (self._identity and not len(holes))
 
     def replace(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         return None  # it holds the same slots as before
@@ -139,9 +152,9 @@ class Uniform(Selector):
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         chosen = rng.random(n)
         chosen *= self._size  # less than _size: the product with the largest double below 1 rounds down
-        slots = self._slots.take(chosen.astype(np.int64))
+        places = chosen.astype(np.int64)
         chosen.fill(1.0 / self._size)
-        return slots, chosen
+        return (places if self._identity else self._slots.take(places)), chosen
 
     def order(self) -> np.ndarray:
         return self._slots[: self._size].copy()
@@ -172,7 +185,8 @@ class Prioritized(Selector):
     def __len__(self) -> int:
         return len(self._members)
 
-    def check(self, low: float, high: float) -> None:
+    def check(self, priorities: np.ndarray) -> None:
+        low, high = float(np.minimum.reduce(priorities)), float(np.maximum.reduce(priorities))
         extreme = high if self.priority_exponent >= 0.0 else (low or high)
         try:
             weight = float(extreme) ** self.priority_exponent if extreme else 0.0
@@ -193,6 +207,9 @@ class Prioritized(Selector):
         weights = np.zeros(len(priorities))
         np.power(priorities, self.priority_exponent, out=weights, where=priorities > 0)
         return weights
+
+    def reserve(self, num_slots: int) -> None:
+        self._members.reserve(num_slots)
 
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         self._members.insert(slots, priorities, stamps)
@@ -222,12 +239,14 @@ class _ByAge(Selector):
     """The slots in order of their stamps, oldest at `_head`; -1 in place of a deleted one."""
 
     _newest_first = False
+    # At least half of the order is free after `_compact`, which makes it O(1), amortized.
+    _arrays = {"_order": 2, "_stamps": 2, "_where": 1}
+    _order: np.ndarray
+    _stamps: np.ndarray
+    _where: np.ndarray  # slot -> place in _order
 
     def __init__(self) -> None:
         super().__init__()
-        self._order = np.full(1024, -1, np.int64)
-        self._stamps = np.zeros(1024, np.int64)
-        self._where = np.zeros(1024, np.int64)  # slot -> place in _order
         self._head = self._tail = self._size = 0
 
     def __len__(self) -> int:
@@ -235,9 +254,8 @@ class _ByAge(Selector):
 
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
         n = len(slots)
-        self._where = grown(self._where, int(np.maximum.reduce(slots, initial=-1)) + 1)
         if self._tail + n > len(self._order):
-            self._compact(n)
+            self._compact()
         begin, end = self._tail, self._tail + n
         self._order[begin:end] = slots
         self._stamps[begin:end] = stamps
@@ -245,18 +263,20 @@ class _ByAge(Selector):
         self._tail = end
         self._size += n
         if begin > self._head and stamps[0] < self._stamps[begin - 1]:
-            self._compact(0)  # an item that was given back takes its old place again
+            self._compact()  # an item that was given back takes its old place again
 
-    def _compact(self, room: int) -> None:
-        """Moves the slots, by age, to the front of an array with space for `room` more; amortized O(1)."""
-        places = np.flatnonzero(self._order[self._head : self._tail] >= 0) + self._head
-        places = places[np.argsort(self._stamps[places], kind="stable")]
-        n, size = self._size, max(1024, 2 * (self._size + room))
-        order, stamps = np.full(size, -1, np.int64), np.zeros(size, np.int64)
-        order[:n] = self._order[places]
-        stamps[:n] = self._stamps[places]
-        self._where[order[:n]] = np.arange(n)
-        self._order, self._stamps, self._head, self._tail = order, stamps, 0, n
+    def _compact(self) -> None:
+        """Moves the slots, by age, to the front of the order."""
+        live = self._order[self._head : self._tail] >= 0
+        slots = self._order[self._head : self._tail][live]
+        stamps = self._stamps[self._head : self._tail][live]
+        if np.count_nonzero(stamps[1:] < stamps[:-1]):
+            by_age = np.argsort(stamps, kind="stable")
+            slots, stamps = slots[by_age], stamps[by_age]
+        self._head, self._tail = 0, len(slots)
+        self._order[: self._tail] = slots
+        self._stamps[: self._tail] = stamps
+        self._where[slots] = np.arange(self._tail)
 
     def delete(self, slots: np.ndarray) -> None:
         self._order[self._where[slots]] = -1
@@ -374,3 +394,13 @@ class MaxHeap(_Heap):
     """The item with the largest priority."""
 
     _sign = -1.0
+
+
+def from_config(config: dict[str, Any]) -> Selector:
+    """Inverts `Selector.config`; `CheckpointError` for a kind that is not of this module."""
+    kinds = {kind.__name__: kind for kind in (Uniform, Prioritized, Fifo, Lifo, MinHeap, MaxHeap)}
+    options = dict(config)
+    kind = options.pop("kind")
+    if kind not in kinds:
+        raise CheckpointError(f"selector: got {kind!r} in the checkpoint, expected one of {sorted(kinds)}.")
+    return kinds[kind](**options)
