@@ -22,6 +22,7 @@ import os
 import pickle
 import random
 import secrets
+import socket
 import threading
 import types
 import weakref
@@ -142,6 +143,8 @@ class _Pickler(StatePickler):
             return weakref.ref, (obj(),)
         if kind is weakref.finalize:
             return _nothing, ()  # The object's memory is this process's, and ends with it.
+        if kind is socket.socket:
+            return socket.socket, (obj.family, obj.type)  # Nothing waits at its other end.
         if kind is launch.Client:
             return _client, (_runtime().label_of(obj),)
         if kind is RunConfig:

@@ -1,4 +1,4 @@
-"""Batches put together from several tables or servers."""
+"""Joins batches from several tables or servers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 def join(
     samples: Sequence[ReplaySample | PaddedSample], out: list[Any] | None = None
 ) -> ReplaySample | PaddedSample:
-    """One batch of several with the same structure; shorter sequences are padded with zeros.
+    """Joins batches of the same structure; shorter sequences are padded with zeros.
 
     Args:
       samples: the batches, at least one.
-      out: the leaves, if the batches lie in them already, one after another.
+      out: the joined leaves, if the batches were gathered into parts of them; None copies.
 
     Raises:
-      ValueError: the structures differ.
+      ValueError: The structures differ.
     """
     first = samples[0]
     if len(samples) == 1:
@@ -29,7 +29,9 @@ def join(
     info = SampleInfo(*map(np.concatenate, zip(*[sample.info for sample in samples], strict=True)))
     flat = [nests.flatten(sample.data) for sample in samples]
     if any(structure != flat[0][1] for _, structure in flat):
-        raise ValueError(f"tables with items of different structure cannot be mixed: {[s for _, s in flat]}")
+        raise ValueError(
+            f"batches: got items of different structures, {[s for _, s in flat]}, expected equal ones."
+        )
     pack = nests.packer(flat[0][1])
     if out is not None:
         return ReplaySample(info, pack(out))

@@ -28,7 +28,7 @@ from framework.replay.client import Client
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api.client import ReverbApi
-from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo
+from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo, check_priorities
 from framework.replay.writer import SHARD_SHIFT, BaseWriter
 from launch.rpc.sockets import CurveKeys
 
@@ -96,13 +96,8 @@ class ShardedClient(ReverbApi, contracts.Client):
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
-        # Checked before any server changes an item.
-        if keys.shape != priorities.shape or not ((priorities >= 0) & (priorities < np.inf)).all():
-            raise ValueError(
-                f"priorities: got {priorities[:3]}… of shape {priorities.shape}, expected finite numbers "
-                f">= 0, one for each of {keys.shape} keys."
-            )
+        keys = np.asarray(keys, np.uint64)
+        priorities = check_priorities(table, priorities, len(keys))  # before any server changes an item
         for shard, mine in self._split(keys):
             shard.update_priorities(table, keys[mine] & _KEY, priorities[mine])
 

@@ -144,3 +144,22 @@ class TensorSpec:
         shape = tuple([None if size is None else int(size) for size in spec.shape])
         dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
         return cls(shape, dtype, str(getattr(spec, "name", None) or ""))
+
+
+def check_priorities(table: str, priorities: Any, n: int) -> np.ndarray:
+    """Returns `priorities` of a table's items as float64 `[n]`.
+
+    Raises:
+      ValueError: There are not n, or one of them is negative or not finite.
+    """
+    array = np.asarray(priorities, np.float64)
+    # The smallest and the largest are NaN if one is NaN.
+    if array.shape != (n,) or (
+        n and not 0.0 <= np.minimum.reduce(array) <= np.maximum.reduce(array) < np.inf
+    ):
+        wrong = array[~((array >= 0.0) & (array < np.inf))][:3].tolist()
+        raise ValueError(
+            f"table {table!r}, priorities: got shape {array.shape} with {wrong}, expected finite numbers "
+            f">= 0 of shape ({n},). Nothing was changed."
+        )
+    return array

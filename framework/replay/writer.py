@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
-from framework.replay.errors import ServerClosed
+from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
 from framework.replay.tables.items import NewItems, make_keys
@@ -39,7 +40,6 @@ class HeldRows:
       held: bool `[rows]`.
       spare: where rows are leased in blocks: the rows that are not used yet, int64.
       block: number of rows in a block.
-      wanted: number of rows to lease with the next message.
     """
 
     stream: str
@@ -49,7 +49,6 @@ class HeldRows:
     held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1024, np.bool_))
     spare: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
-    wanted: int = 0
 
     def holds(self, rows: np.ndarray) -> bool:
         """Returns whether the writer holds all of `rows`, an int64 array of any shape."""
@@ -227,6 +226,21 @@ class BaseWriter(Writer):
             self._raise()
         self._wait(timeout, keep)
 
+    def close(self, timeout: float | None = None) -> int:
+        dropped = 0
+        try:
+            if self._ended is None:
+                with contextlib.suppress(ReverbError):  # items that did not get in are counted
+                    self._wait(timeout, 0)
+        finally:
+            with self._lock:
+                if not self._closed:
+                    dropped = self._finish()
+                    self._closed, self._ended = True, ServerClosed("the writer was closed")
+                    self._before_read = None
+                    self._late.close()
+        return dropped
+
     def call_later(self, method: Callable[[], object], delay: float) -> None:
         self._late.call_later(method, delay)
 
@@ -252,6 +266,10 @@ class BaseWriter(Writer):
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         """Waits until at most `keep` items are pending; see `flush`. Called without the lock."""
+        raise NotImplementedError
+
+    def _finish(self) -> int:
+        """Drops the items that are pending and all rows; returns how many items were dropped or lost."""
         raise NotImplementedError
 
     def _raise(self) -> None:

@@ -6,6 +6,7 @@ from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
+from framework.replay.tables.items import NewItems, make_keys
 
 
 def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options):
@@ -35,7 +36,8 @@ def insert(client, values, priorities=None, table="t", timeout=0, writer=None):
 def insert_now(table, leaf):
     """Past the queue of any writer: the keys of the items, and how many of them the limiter let through."""
     layout, index, _ = LayoutBuilder().build(leaf)
-    items = table.new_items(layout, index)
+    items = NewItems(index, make_keys(len(index)))
+    table.check_items(layout, items)
     return items.keys, table.insert_now(items)
 
 

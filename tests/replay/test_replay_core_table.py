@@ -12,7 +12,7 @@ from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
-from framework.replay.tables.items import make_keys
+from framework.replay.tables.items import NewItems, make_keys
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,9 @@ def test_writers_keys_are_found():
     layout, index, _ = LayoutBuilder().build(writer.slice("s", "x", rows))
     keys = make_keys(4)
     table = client.tables["t"]
-    assert table.insert_now(table.new_items(layout, index, [1, 1, 1, 1], keys)) == 4
+    items = NewItems(index, keys, np.ones(4))
+    table.check_items(layout, items)
+    assert table.insert_now(items) == 4
     client.update_priorities("t", keys[2:3], [8.0])
     assert client.sample_batch("t", 1).data[0] == 2
     client.mutate_priorities("t", deletes=keys)
@@ -186,13 +188,12 @@ def test_keys_are_found_where_their_cells_collide(steps):
     items = table._items
     items.find(np.zeros(1, np.uint64))  # makes the cells
     layout, index, _ = LayoutBuilder().build(writer.slice("s", "x", writer.append("s", {"x": np.arange(1)})))
+    table.check_items(layout, NewItems(index, make_keys(1)))
     for adds, pairs in steps:
         numbers = {client * len(items._cells) + number for client, number in pairs}
         keys = np.array(sorted(numbers - live if adds else numbers), np.uint64)
         if adds:
-            assert table.insert_now(table.new_items(layout, index.repeat(len(keys), 0), keys=keys)) == len(
-                keys
-            )
+            assert table.insert_now(NewItems(index.repeat(len(keys), 0), keys)) == len(keys)
             live |= numbers
         else:
             assert table.mutate(deletes=keys) == len(live & numbers)

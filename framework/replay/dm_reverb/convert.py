@@ -134,7 +134,7 @@ def describe_structure(structure: nests.Structure) -> np.ndarray:
 def stack(
     table: str, samples: Sequence[Any], signature: Nest, out: list[Any] | None, pad: bool
 ) -> ReplaySample | PaddedSample:
-    """Returns a batch of samples of `reverb.Client.sample(emit_timesteps=False)`; see `Table.sample_batch`.
+    """Returns a batch of samples of `reverb.Client.sample(emit_timesteps=False)`; see `Samples.gather`.
 
     Raises:
       ValueError: The items differ in structure, differ in length without `pad`, or do not fit `out`.
@@ -173,15 +173,3 @@ def stack(
     if pad:
         return PaddedSample(info, pack(leaves), pack(lengths))
     return ReplaySample(info, pack(leaves))
-
-
-def check_priorities(priorities: Any, n: int) -> np.ndarray:
-    """Returns priorities as float64 `[n]`; `ValueError` for values that would break a dm-reverb table."""
-    array = np.asarray(priorities, np.float64).ravel()
-    invalid = array[~((array >= 0) & np.isfinite(array))]
-    if len(array) != n or len(invalid):
-        raise ValueError(
-            f"priorities: got {len(array)}, {invalid[:3].tolist()} of them invalid, expected {n} finite "
-            "numbers >= 0. Nothing was changed."
-        )
-    return array

@@ -23,12 +23,13 @@ import numpy as np
 import reverb
 
 from framework import nest as nests
-from framework.replay.dm_reverb.convert import check_priorities, describe_structure
+from framework.replay.dm_reverb.convert import describe_structure
 from framework.replay.dm_reverb.tables import ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import NewItems
+from framework.replay.types import check_priorities
 from framework.replay.writer import BaseWriter
 
 # dm-reverb prints warnings if about 64 items or more are in flight.
@@ -98,23 +99,15 @@ class ReverbWriter(BaseWriter):
         finally:
             self._lock.release()
 
-    def close(self, timeout: float | None = None) -> int:
-        with self._lock:
-            if self._closed:
-                return 0
-            try:
-                with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
-                    self._wait(timeout, 0)
-                return self.num_pending
-            finally:
-                self._closed, self._ended = True, ServerClosed("The writer was closed.")
-                self._late.close()
-                if self._writer is not None:
-                    self._writer.close()
-                self._rows.close()
+    def _finish(self) -> int:
+        if self._writer is not None:
+            self._writer.close()
+        self._rows.close()
+        return self.num_pending
 
     def __del__(self) -> None:
-        self.close(timeout=0)
+        if not self._closed:
+            self.close(timeout=0)
 
     # Sending.
 
@@ -122,9 +115,9 @@ class ReverbWriter(BaseWriter):
         items.keys = items.keys[:0]  # dm-reverb makes its own
         described = self._tables.signature(table) is None
         if items.priorities is None:
-            priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
+            priorities = np.full(len(items.index), self._tables.max_priority(table))
         else:
-            priorities = check_priorities(items.priorities, len(items.index))
+            priorities = check_priorities(table, items.priorities, len(items.index))
             self._tables.saw_priorities(table, priorities)
         self._make_writer(layout)
         refused = False  # by a rate limiter: then the items wait in dm-reverb's writer

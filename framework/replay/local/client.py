@@ -129,7 +129,10 @@ class EmbeddedClient(ReverbApi, Client):
         """Draws a batch of samples; see `contracts.Client.sample_batch`."""
         if self._interrupted:
             raise ServerClosed("the client was interrupted or closed")
-        return self.tables[table].sample_batch(batch_size, timeout, out, pad, self.is_interrupted)
+        source = EmbeddedSource(self)
+        sample, drawn = source.draw(table, batch_size, timeout, out, pad)
+        source.release(drawn)
+        return sample
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
@@ -269,23 +272,6 @@ class LocalWriter(BaseWriter):
         if self._items:
             self._insert()
 
-    def close(self, timeout: float | None = None) -> int:
-        if self._closed:
-            return 0
-        with contextlib.suppress(DeadlineExceededError, ServerClosed, WouldBlockError):
-            self._wait(timeout, 0)
-        with self._lock:
-            self._closed, self._ended = True, ServerClosed("the writer was closed")
-            self._late.close()
-            self._before_read = None
-            dropped, self.num_pending = self.num_pending, 0
-            self._items.clear()
-            self._release_rows(self._created)
-            self._release_all()
-        for table in self._tables.values():
-            table.remove_writer(self._reference)
-        return dropped
-
     def end(self) -> bool:
         """Closes a writer that was dropped once its items are in their tables; whether it is closed."""
         with contextlib.suppress(ServerClosed):
@@ -297,11 +283,18 @@ class LocalWriter(BaseWriter):
         self.close(timeout=0)
         return True
 
+    def _finish(self) -> int:
+        dropped, self.num_pending = self.num_pending, 0
+        self._items.clear()
+        self._release_rows(self._created)
+        self._release_all()
+        for table in self._tables.values():
+            table.remove_writer(self._reference)
+        return dropped
+
     def _put(self, table: str, layout: Layout, items: NewItems) -> None:
         into, count = self._tables[table], len(items.keys)
-        items = into.new_items(
-            layout, items.index, items.priorities, items.keys, items.lengths, items.episodes
-        )
+        into.check_items(layout, items)
         # A batch goes straight in if no items wait before it.
         done = into.insert_now(items) if count > 1 and not self._items else 0
         self._created += count

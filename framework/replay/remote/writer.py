@@ -1,8 +1,8 @@
 """The writer of a client in another process than the server.
 
-Rows are the server's, leased in blocks. On the server's machine they are written straight into its shared
-memory; from elsewhere they travel as arrays with the items. Items and released rows are sent in one message,
-which also asks for the next rows; its answer comes when all of its items are in their tables:
+The server leases rows to the writer in blocks. On the server's machine, the writer writes them into shared
+memory; from elsewhere, arrays travel with the items. One message holds items and released rows, and asks for
+the next rows. Its answer comes when all of its items are in their tables:
 
 ```text
 append ──▶ rows ──────────▶ shared memory              (or arrays of the next message)
@@ -10,8 +10,8 @@ create_items ─▶ queue ─▶ insert [items, released rows, rows wanted]
                              ◀─ answer [leased rows]
 ```
 
-A writer ends with its session: when the server is lost, items in flight are lost and counted, and every later
-call raises `ServerLost`. The caller makes a new writer.
+A writer ends with its session. When the server is lost, items in flight are lost and counted, and every later
+call raises `ServerLost`. The caller creates a new writer.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupt
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
+from framework.replay.types import check_priorities
 from framework.replay.writer import BaseWriter, HeldRows, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
@@ -65,6 +66,8 @@ class ServedWriter(BaseWriter):
       num_lost: items that were in flight when the server was lost.
     """
 
+    _message: dict[str, Any]
+
     def __init__(
         self,
         connection: Connection,
@@ -76,16 +79,8 @@ class ServedWriter(BaseWriter):
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
-        # The next message.
-        self._new_layouts: list[Any] = []
-        self._writes: list[Any] = []
-        self._write_bytes = 0
-        self._items: list[tuple[str, NewItems]] = []
-        self._num_queued = 0
-        self._released: list[tuple[str, np.ndarray]] = []
-        self._num_released = 0
-        # Messages without an answer yet: how many items each has.
-        self._in_flight: dict[int, int] = {}
+        self._begin_message()
+        self._in_flight: dict[int, int] = {}  # the number of items of each message that was not answered
         self._created = 0
         self._failed = 0  # items that the server has refused
         self._waits = False  # a thread waits in here for the server
@@ -121,29 +116,17 @@ class ServedWriter(BaseWriter):
         finally:
             self._lock.release()
 
-    def close(self, timeout: float | None = None) -> int:
-        with self._lock:
-            if self._closed:
-                return 0
-            try:
-                if self._ended is None and self._connection.session:
-                    self._close_session(timeout)
-            finally:
-                self._closed, self._ended = True, ServerClosed("the writer was closed")
-                self._before_read = None
-                self._late.close()
-                self._connection.close()
-            return self.num_pending + self._failed + self.num_lost
-
-    def _close_session(self, timeout: float | None) -> None:
-        with contextlib.suppress(ReverbError):  # what did not get in is counted
-            try:
-                self._wait(timeout, 0)
-            except (DeadlineExceededError, Interrupted):
+    def _finish(self) -> int:
+        try:
+            if self.num_pending and self._ended is None:
                 # Some of a message may be in its table: the server says how many, once it tries no more.
-                self._call(self._connection.post, {"op": "cancel"})
-                answer = self._call(self._connection.request, {"op": "sync"}, LAST_WORDS)
-                self.num_pending = self._created - self._failed - int(answer["inserted"])
+                with contextlib.suppress(ReverbError):
+                    self._call(self._connection.post, {"op": "cancel"})
+                    answer = self._call(self._connection.request, {"op": "sync"}, LAST_WORDS)
+                    self.num_pending = self._created - self._failed - int(answer["inserted"])
+        finally:
+            self._connection.close()
+        return self.num_pending + self._failed + self.num_lost
 
     # --- rows ---
 
@@ -178,18 +161,18 @@ class ServedWriter(BaseWriter):
             held.spare = np.concatenate([held.spare, answer["rows"]])
         rows, held.spare = held.spare[:n].copy(), held.spare[n:]
         if len(held.spare) < n:
-            held.wanted = max(2 * n, held.block)
+            self._message["lease"][held.stream] = max(2 * n, held.block)
         return rows
 
     def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         copies = {held.names[name]: array.copy() for name, array in arrays.items()}
-        self._writes.append([held.stream, rows, copies])
-        self._write_bytes += sum(array.nbytes for array in copies.values())
-        if self._write_bytes >= _SEND_BYTES:
+        self._message["write"].append([held.stream, rows, copies])
+        self._num_bytes += sum(array.nbytes for array in copies.values())
+        if self._num_bytes >= _SEND_BYTES:
             self._send()
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
-        self._released.append((stream, rows))
+        self._message["release"].append((stream, rows))
         self._num_released += len(rows)
         if self._num_released >= _SEND_ROWS:
             self._send()
@@ -200,49 +183,38 @@ class ServedWriter(BaseWriter):
         tables = self._connection.welcome["tables"]
         if table not in tables:
             raise UnknownTableError(f"table {table!r} was not found; the server has {tables}")
-        n, priorities = len(items.keys), items.priorities
-        if priorities is not None and (
-            priorities.shape != (n,) or not (priorities >= 0).all() or not np.isfinite(priorities).all()
-        ):
-            raise ValueError(
-                f"priorities: got {priorities.ravel()[:3].tolist()}… of shape {priorities.shape}, expected "
-                f"finite numbers >= 0 of shape ({n},)."
-            )
+        n = len(items.keys)
+        if items.priorities is not None:
+            check_priorities(table, items.priorities, n)
         if layout not in self._layouts:
             self._layouts[layout] = len(self._layouts)
-            self._new_layouts.append([self._layouts[layout], layout.to_wire()])
+            self._message["layouts"].append([self._layouts[layout], layout.to_wire()])
         items.layout = self._layouts[layout]
         self._items.append((table, items))
-        self._num_queued += n
+        self._num_items += n
         self.num_pending += n
         self._created += n
-        if self._num_queued >= _SEND_ITEMS:
+        if self._num_items >= _SEND_ITEMS:
             self._send()
         else:
             self._late.call_later(self._send_late, _DELAY)
 
+    def _begin_message(self) -> None:
+        self._message = {"op": "insert", "layouts": [], "write": [], "release": [], "lease": {}}
+        self._items: list[tuple[str, NewItems]] = []
+        self._num_bytes = self._num_items = self._num_released = 0
+
     def _send(self) -> None:
-        """Sends what is queued."""
-        if not (self._items or self._writes or self._released):
+        """Sends the message, if there is anything in it but a request for rows."""
+        message = self._message
+        if not (self._items or message["write"] or message["release"]):
             return
-        items = [
+        message["items"] = [
             [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
             for table, new in joined(self._items)
         ]
-        message = {
-            "op": "insert",
-            "layouts": self._new_layouts,
-            "write": self._writes,
-            "items": items,
-            "release": self._released,
-            "lease": {held.stream: held.wanted for held in self._streams.values() if held.wanted},
-        }
-        number = self._call(self._connection.post, message)
-        self._in_flight[number] = self._num_queued
-        for held in self._streams.values():
-            held.wanted = 0
-        self._new_layouts, self._writes, self._items, self._released = [], [], [], []
-        self._write_bytes = self._num_queued = self._num_released = 0
+        self._in_flight[self._call(self._connection.post, message)] = self._num_items
+        self._begin_message()
         self._collect(0.0)
 
     def _send_late(self) -> None:

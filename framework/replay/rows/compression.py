@@ -1,8 +1,9 @@
-"""Columns whose rows are compressed one by one, with lz4, while they are at rest.
+"""Columns whose rows are compressed one by one, with lz4.
 
-Worth it for images with plain areas (frames of Atari games shrink 10 to 40 times), not for floats or noise.
-At 84 x 84 bytes a row takes 10 to 40 µs to write and 1 to 2 µs to read, about ten times a copy, and 41 bytes
-beside its data, so small rows grow. Reading is what learners wait for: measure before turning it on.
+Compression pays for images with plain areas (frames of Atari games shrink 10 to 40 times), not for floats or
+noise. A row of 84 x 84 bytes takes 10 to 40 µs to write and 1 to 2 µs to read, about ten times as long as a
+copy. Each row takes 41 bytes beside its data, so small rows grow. Learners wait for reads: measure before you
+turn it on.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ from typing import Any
 
 import numpy as np
 
-# What Python keeps of a row beside its compressed bytes: the header of the object and its place in the list.
+# Bytes of a row beside its compressed data: the header of the Python object and its place in the list.
 _OVERHEAD = 41
 
 
 class CompressedColumn:
-    """The part of an array `[capacity, *shape]` that a row store needs: `take`, and rows set and got.
+    """An array `[capacity, *shape]` with what a row store needs of it: `take`, and access by row.
 
     Rows that were never written, or were cleared since, are zeros. Threads may use different rows at once.
 
     Args:
-      account: called with the bytes by which what is kept grows or shrinks, before it grows; may refuse.
+      shape: `(capacity, *shape of one row)`.
+      dtype: the rows' dtype.
+      account: called with the bytes by which the memory in use grows or shrinks, before it grows; may raise.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, account: Callable[[int], None]):
-        # Imported here: nobody who does not compress needs the package.
+        # An optional package: only compression needs it.
         from lz4 import block
 
         self._compress, self._decompress = block.compress, block.decompress
@@ -61,9 +64,7 @@ class CompressedColumn:
     def take(
         self, rows: np.ndarray, axis: int = 0, out: np.ndarray | None = None, mode: str = "clip"
     ) -> np.ndarray:
-        """`numpy.ndarray.take` along axis 0: rows `[...]` give an array `[..., *shape]`."""
-        if axis != 0:
-            raise ValueError(f"axis: got {axis}, expected 0")
+        """`numpy.ndarray.take` along axis 0: rows `[...]` give an array `[..., *shape of one row]`."""
         rows = np.asarray(rows)
         array = np.empty((*rows.shape, *self.shape[1:]), self.dtype) if out is None else out
         whole = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
@@ -84,7 +85,7 @@ class CompressedColumn:
         return array
 
     def clear(self, rows: np.ndarray) -> None:
-        """Forgets rows that nobody holds any more."""
+        """Frees rows that are not in use."""
         freed = 0
         for row in rows.tolist():
             if row < len(self._rows):

@@ -238,7 +238,8 @@ class Operations:
                     )
             for stream, begin, end in layout.parts:
                 self._leases[stream].check(session.number, index[:, begin:end].ravel())
-            items = table.new_items(layout, index, priorities, keys.copy(), lengths, episodes)
+            items = NewItems(index, keys.copy(), priorities, lengths, episodes)
+            table.check_items(layout, items)
             batches.append((table, items))
         return batches
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from framework.replay.errors import CheckpointError
+from framework.replay.kernels import SumTree
 from framework.replay.rows.store import grown
-from framework.replay.tables.sum_tree import SumTree
 
 # Sums of billions of weights must stay finite.
 _LARGEST = 1e290
@@ -43,8 +44,8 @@ class Selector(abc.ABC):
         for name in self._arrays:
             setattr(self, name, np.zeros(0, np.int64))
 
-    def check(self, low: float, high: float) -> None:
-        """Raises `ValueError` if it cannot use priorities in `[low, high]`, which are finite and >= 0."""
+    def check(self, priorities: np.ndarray) -> None:
+        """Raises `ValueError` if it cannot use one of the priorities, which are finite and >= 0."""
         return None
 
     def reserve(self, num_slots: int) -> None:
@@ -184,7 +185,8 @@ class Prioritized(Selector):
     def __len__(self) -> int:
         return len(self._members)
 
-    def check(self, low: float, high: float) -> None:
+    def check(self, priorities: np.ndarray) -> None:
+        low, high = float(np.minimum.reduce(priorities)), float(np.maximum.reduce(priorities))
         extreme = high if self.priority_exponent >= 0.0 else (low or high)
         try:
             weight = float(extreme) ** self.priority_exponent if extreme else 0.0
@@ -392,3 +394,13 @@ class MaxHeap(_Heap):
     """The item with the largest priority."""
 
     _sign = -1.0
+
+
+def from_config(config: dict[str, Any]) -> Selector:
+    """Inverts `Selector.config`; `CheckpointError` for a kind that is not of this module."""
+    kinds = {kind.__name__: kind for kind in (Uniform, Prioritized, Fifo, Lifo, MinHeap, MaxHeap)}
+    options = dict(config)
+    kind = options.pop("kind")
+    if kind not in kinds:
+        raise CheckpointError(f"selector: got {kind!r} in the checkpoint, expected one of {sorted(kinds)}.")
+    return kinds[kind](**options)

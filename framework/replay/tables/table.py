@@ -20,17 +20,16 @@ from framework.replay.errors import (
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables import selectors
-from framework.replay.tables.items import Delivery, Items, NewItems, SavedPart, make_keys
+from framework.replay.tables.items import Delivery, Items, NewItems, SavedPart
 from framework.replay.tables.rate_limiters import Queue, RateLimiter, Stack
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
 from framework.replay.types import (
     CallStats,
-    PaddedSample,
     RateLimiterInfo,
-    ReplaySample,
     SampleInfo,
     TableInfo,
     TableWorkerTime,
+    check_priorities,
 )
 from framework.types import Nest
 
@@ -42,7 +41,6 @@ SAMPLERS, INSERTERS = 0, 1
 _MAX_DRAW = 1 << 16
 # Seconds of a single wait, which keep Ctrl-C working.
 _LOOK = 5.0
-_SELECTORS = ("Uniform", "Fifo", "Lifo", "MinHeap", "MaxHeap", "Prioritized")
 
 
 class ShownWriter(Protocol):
@@ -285,52 +283,22 @@ class Table:
 
     # Insertion.
 
-    def check_priorities(self, priorities: Any, n: int) -> np.ndarray:
-        """Returns `priorities` as float64 `[n]`; `ValueError` if a selector cannot use one of them."""
-        array = np.asarray(priorities, np.float64)
-        if array.shape != (n,):
-            raise ValueError(f"table {self.name!r}, priorities: got shape {array.shape}, expected ({n},).")
-        if n:
-            low, high = float(np.minimum.reduce(array)), float(np.maximum.reduce(array))  # NaN if one is NaN
-            if not (low >= 0.0 and high < np.inf):
-                bad = array[~((array >= 0.0) & (array < np.inf))]
-                raise ValueError(
-                    f"table {self.name!r}, priorities: got {bad[:3].tolist()}, expected finite numbers >= 0. "
-                    "Nothing was changed."
-                )
-            for selector in (self.sampler, self.remover):
-                if selector.uses_priorities:
-                    selector.check(low, high)
-        return array
-
-    def new_items(
-        self,
-        layout: Layout,
-        index: np.ndarray,
-        priorities: Any = None,
-        keys: np.ndarray | None = None,
-        lengths: np.ndarray | None = None,
-        episodes: np.ndarray | None = None,
-    ) -> NewItems:
-        """Checks k items that `insert_now` is to insert.
-
-        Args:
-          layout: what the items look like.
-          index: int64 `[k, layout.width]` rows, which the caller holds until the items are inserted.
-          priorities: float64 `[k]`, or None for the largest so far, 1.0 at first.
-          keys: uint64 `[k]` of `items.make_keys`, which makes them if None.
-          lengths: int32 `[k, groups]` for ragged items.
-          episodes: uint64 `[k]` names of the episodes that the items belong to, for `num_episodes`; 0 for
-            none.
+    def check_items(self, layout: Layout, new: NewItems) -> None:
+        """Checks items that `insert_now` is to insert, and notes the number of their layout.
 
         Raises:
           ValueError: The table cannot hold items with these priorities or this layout.
         """
-        n = len(index)
-        if priorities is not None:
-            priorities = self.check_priorities(priorities, n)
-        number = self._bindings[layout]
-        return NewItems(index, make_keys(n) if keys is None else keys, priorities, lengths, episodes, number)
+        if new.priorities is not None:
+            new.priorities = self._check_priorities(new.priorities, len(new.index))
+        new.layout = self._bindings[layout]
+
+    def _check_priorities(self, priorities: Any, n: int) -> np.ndarray:
+        array = check_priorities(self.name, priorities, n)
+        for selector in (self.sampler, self.remover):
+            if n and selector.uses_priorities:
+                selector.check(array)
+        return array
 
     def insert_now(self, new: NewItems) -> int:
         """Inserts the first of the items, as many as the rate limiter allows, and returns how many.
@@ -435,7 +403,7 @@ class Table:
                 info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
             if delivery is not None:
                 delivery.open = False
-            items.age_sum += age - before
+            items.sampled_age += age - before
             if self.num_waiting[INSERTERS]:
                 self._notify(INSERTERS)
             return Delivery(self.name, info, items.parts(slots), slots, items, age)
@@ -455,27 +423,9 @@ class Table:
             delivery.open = False
             delivery.items.give_back(delivery.slots)
             if delivery.items is self._items:  # no reset since the draw
-                self._items.age_sum -= delivery.age
+                self._items.sampled_age -= delivery.age
                 self.rate_limiter.samples -= len(delivery.slots)
                 self._notify(SAMPLERS)
-
-    def sample_batch(
-        self,
-        n: int,
-        timeout: float | None = None,
-        out: Sequence[np.ndarray] | None = None,
-        pad: bool = False,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> ReplaySample | PaddedSample:
-        """`sample`, gather and `release` in one; see `Samples.gather` for `out` and `pad`."""
-        delivery = self.sample(n, timeout, cancelled)
-        try:
-            sample = delivery.gather(out, pad)
-        except BaseException:
-            self.give_back(delivery)
-            raise
-        self.release(delivery)
-        return sample
 
     # Changes of items.
 
@@ -488,7 +438,7 @@ class Table:
           ValueError: A priority is negative or not a number. Nothing was changed.
         """
         keys = np.asarray(keys, np.uint64)
-        priorities = self.check_priorities(priorities, len(keys))
+        priorities = self._check_priorities(priorities, len(keys))
         self.drain()
         with self.lock:
             if self._closed is not None:
@@ -587,7 +537,7 @@ class Table:
                 max_priority=1.0 if items.max_priority is None else items.max_priority,
                 why_not_sample=why_not_sample,
                 why_not_insert=why_not_insert,
-                sampled_age=items.age_sum,
+                sampled_age=items.sampled_age,
             )
 
     # Checkpoints.
@@ -626,16 +576,11 @@ class Table:
             logged either way.
         """
         saved, own = meta["config"], self.config()
+        used = "the checkpoint's" if from_checkpoint else "the constructor's"
         for name, value in saved.items():
             if own[name] != value:
-                _LOG.warning(
-                    "table %r, %s: the checkpoint has %s, the constructor %s; %s is used",
-                    self.name,
-                    name,
-                    value,
-                    own[name],
-                    "the checkpoint's" if from_checkpoint else "the constructor's",
-                )
+                difference = f"the checkpoint has {value}, the constructor {own[name]}; {used} is used"
+                _LOG.warning("table %r, %s: %s", self.name, name, difference)
         if self.size:
             raise CheckpointError(
                 f"table {self.name!r}: got a table that holds items, expected an empty one. Restore into new "
@@ -643,7 +588,7 @@ class Table:
             )
         with self.lock:
             if from_checkpoint and own != saved:
-                made = {role: _selector(saved[role]) for role in ("sampler", "remover")}
+                made = {role: selectors.from_config(saved[role]) for role in ("sampler", "remover")}
                 limiter = RateLimiter(**saved["rate_limiter"])
                 twin = self.replace(**{**saved, **made, "rate_limiter": limiter})
                 for name in saved:
@@ -653,15 +598,6 @@ class Table:
             roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
             self._items.restore(meta, arrays, rows, roles)
             self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
-
-
-def _selector(saved: dict[str, Any]) -> Selector:
-    options = {name: value for name, value in saved.items() if name != "kind"}
-    if saved["kind"] not in _SELECTORS:
-        raise CheckpointError(
-            f"selector: got {saved['kind']!r} in the checkpoint, expected one of {_SELECTORS}."
-        )
-    return getattr(selectors, saved["kind"])(**options)
 
 
 class Tables(dict[str, Table]):
