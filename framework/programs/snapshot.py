@@ -40,7 +40,7 @@ from framework.replay.local.client import EmbeddedClient
 from framework.replay.rows.store import Allocator, Stream
 from framework.variables import VariableBlock
 from launch import context
-from launch.engines.in_process import LocalRuntime
+from launch.engines.in_process import LocalRuntime, Place
 from launch.program import ProgramState
 
 if TYPE_CHECKING:
@@ -145,13 +145,19 @@ class _Pickler(StatePickler):
             return _nothing, ()  # The object's memory is this process's, and ends with it.
         if kind is socket.socket:
             return socket.socket, (obj.family, obj.type)  # Nothing waits at its other end.
-        if kind is launch.Client:
-            return _client, (_runtime().label_of(obj),)
+        if kind is LocalRuntime:
+            return context.current_runtime, ()
+        if kind is Place:
+            return _place, (obj.label,)
         if kind is RunConfig:
             return _config, ()
         if isinstance(obj, threading.Event) and obj is launch.stop_event():
             return launch.stop_event, ()
-        if kind in (EmbeddedClient, VariableBlock):  # Their own reductions are for other processes.
+        if kind in (
+            EmbeddedClient,
+            VariableBlock,
+            launch.Client,
+        ):  # Whose reductions are for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         if kind is Stream:
             self._num_rows.update((id(array), obj.num_leased) for array in obj.arrays())
@@ -173,14 +179,10 @@ class _Pickler(StatePickler):
         return NotImplemented
 
 
-def _runtime() -> LocalRuntime:
+def _place(label: str) -> Place:
     runtime = context.current_runtime()
     assert isinstance(runtime, LocalRuntime)
-    return runtime
-
-
-def _client(label: str) -> Any:
-    return _runtime().client_of(label)
+    return next(place for place in runtime.places.values() if place.label == label)
 
 
 def _config() -> RunConfig:

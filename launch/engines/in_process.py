@@ -167,14 +167,6 @@ class LocalRuntime(Runtime):
             "at first use instead of in the constructor."
         )
 
-    def label_of(self, client: Client) -> str:
-        """Returns the label of a client's node."""
-        return next(p.label for node_id, p in self.places.items() if self._clients.get(node_id) is client)
-
-    def client_of(self, label: str) -> Any:
-        """Returns the client of the node with this label."""
-        return self.client(next(node_id for node_id, p in self.places.items() if p.label == label))
-
     def client(self, node_id: int) -> Any:
         client = self._clients.get(node_id)
         if client is None:
