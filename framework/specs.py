@@ -185,6 +185,13 @@ def pick(nest: Nest, path: Path) -> Any:
     return nest
 
 
+def is_bounded(spec: Array) -> bool:
+    """Whether all bounds of a leaf are finite."""
+    if not isinstance(spec, BoundedArray):
+        return False
+    return bool(np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all())
+
+
 def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
     """A nest of zeros of `[*batch_shape, *shape]` in the specs' dtypes (not necessarily within bounds)."""
     return tree.map_structure(lambda leaf: np.zeros((*batch_shape, *leaf.shape), leaf.dtype), spec)
@@ -209,6 +216,7 @@ __all__ = [
     "frame_stack",
     "from_space",
     "from_spaces",
+    "is_bounded",
     "leaves",
     "make_environment_spec",
     "path_name",

@@ -131,29 +131,24 @@ def client_of(node_id: int) -> Any:
     return context.current_runtime().client(node_id)
 
 
-Calls = Callable[[str, tuple, dict[str, Any], float | None], Any]
+# `(name, timeout, *args, **kwargs)`: calls a method with a timeout in seconds, or None.
+Calls = Callable[..., Any]
 
 
 class Methods:
-    """Turns each attribute into a method that calls `call(name, args, kwargs, timeout)`."""
+    """Turns each attribute into a method that calls `call(name, timeout, *args, **kwargs)`."""
 
     def __init__(self, call: Calls, timeout: float | None) -> None:
         self._call = call
         self._timeout = timeout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call("__call__", args, kwargs, self._timeout)
+        return self._call("__call__", self._timeout, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(f"{name!r}: only public methods can be called in another node")
-        call, timeout = self._call, self._timeout
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return call(name, args, kwargs, timeout)
-
-        method.__name__ = name
-        self.__dict__[name] = method
+        method = self.__dict__[name] = functools.partial(self._call, name, self._timeout)
         return method
 
 

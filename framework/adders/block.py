@@ -11,7 +11,6 @@ from __future__ import annotations
 import abc
 import copy
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -233,14 +232,12 @@ class BlockAdder(Adder):
             )
 
     def flush(self, timeout: float | None = None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._check_usable()
             self._write_block(timeout=0)
-        self._flush_writer(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self._flush_writer(timeout)
 
     def close(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             if self._closed:
                 return 0
@@ -255,7 +252,7 @@ class BlockAdder(Adder):
                 raise
             finally:
                 self._open = False
-        return self._writer.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self._writer.close(timeout)
 
     def __enter__(self) -> BlockAdder:
         return self

@@ -171,7 +171,8 @@ class RowAdder(BlockAdder):
         first_rows = None
         if self._extras is not None and self._of_first_row:
             values = self._extras.take(index[:, 0])
-            first_rows = self._writer.append(FIRST_ROWS, {name: values[name] for name in self._of_first_row})
+            values = {name: value for name, value in values.items() if name in self._of_first_row}
+            first_rows = self._writer.append(FIRST_ROWS, values)
         trajectory = self._pack(
             [
                 self._writer.slice(FIRST_ROWS, name, first_rows)

@@ -50,35 +50,14 @@ class ForkingAdder(Adder):
         return sum([adder.close(_left(deadline)) for adder in self._adders])
 
 
-class IgnoreExtrasAdder(Adder):
+class IgnoreExtrasAdder(ForkingAdder):
     """Passes every call to an adder without the extras."""
 
     def __init__(self, adder: Adder):
-        self._adder = adder
-
-    def add_first(self, timestep: Any) -> None:
-        self._adder.add_first(timestep)
+        super().__init__([adder])
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
-        self._adder.add(action, next_timestep)
-
-    def reset(self) -> None:
-        self._adder.reset()
-
-    def ready(self) -> bool:
-        return self._adder.ready()
-
-    def state(self) -> dict[str, Any]:
-        return self._adder.state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        self._adder.set_state(state)
-
-    def flush(self, timeout: float | None = None) -> None:
-        self._adder.flush(timeout)
-
-    def close(self, timeout: float | None = None) -> int:
-        return self._adder.close(timeout)
+        super().add(action, next_timestep)
 
 
 def _left(deadline: float | None) -> float | None:

@@ -37,7 +37,7 @@ def text() -> str:
             continue
         presets += [f"  repertory train {name} --environment {of}" for of in presets_of(agent.load())]
     environments = ["environments"]
-    for suite, example in suites.EXAMPLES.items():
+    for suite, (_, example) in suites.SUITES.items():
         environments.append(f"  {suite}:NAME  such as {suite}:{example}{_lacks(suite)}")
     engines = ["engines", *(f"  {name}{_lacks(name)}" for name in engine_names())]
     return "\n\n".join("\n".join(part) for part in (agents, environments, engines, presets))

@@ -75,7 +75,7 @@ class AtariEnvironment(dm_env.Environment):
         """Loads a game, by the name `Pong` or `pong`.
 
         Raises:
-          ImportError: ale-py or OpenCV is missing.
+          ImportError: ale-py is missing, or OpenCV, which resizes frames.
           ValueError: there is no such game.
         """
         self._game = game
@@ -98,20 +98,15 @@ class AtariEnvironment(dm_env.Environment):
 
     def _load(self) -> None:
         """Loads the game and the packages that it needs."""
-        try:
-            import ale_py
-            import ale_py.roms
+        import ale_py
+        import ale_py.roms
 
-            if self._options.size is not None:
-                import cv2
+        if self._options.size is not None:
+            import cv2
 
-                # Its own threads cost more than they give on such small pictures, and fight with other envs.
-                cv2.setNumThreads(0)
-                self._resize = cv2.resize
-        except ImportError as error:
-            raise ImportError(
-                "Atari games need ale-py, and OpenCV to resize frames. Run pip install 'repertory[atari]'."
-            ) from error
+            # Its own threads cost more than they give on such small pictures, and compete with other envs.
+            cv2.setNumThreads(0)
+            self._resize = cv2.resize
         rom = _find_rom(self._game, ale_py.roms.get_all_rom_ids())
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self._ale = ale = ale_py.ALEInterface()

@@ -13,6 +13,7 @@ from framework import nest as nests
 from framework import specs
 from framework.environments import suites, testing
 from framework.environments.single import call_factory
+from framework.types import Nest
 
 
 class Violation(NamedTuple):
@@ -54,20 +55,20 @@ def check_environment(
     """
     source = suites.find(environment, dict(options or {}), None)
     report = _Report()
+    built: list[Any] = []
     try:
-        built = [call_factory(source.make_one, seed, source.options) for _ in range(2)]
-    except Exception as error:
-        report.add(
-            "constructor", f"raised {type(error).__name__}: {error}", "make it build with these options"
-        )
-        return report.violations
-    try:
-        adapters = [_adapt(one, report, seed) for one in built]
-        first, second = adapters
-        if first is not None and second is not None and _check_spec(first.spec, report):
+        for _ in range(2):
+            built.append(call_factory(source.make_one, seed, source.options))
+        first, second = [_adapt(one, report, seed) for one in built]
+        if _check_spec(first.spec, report):
             trace = _play(first, report, num_steps, seed)
             if trace is not None and not report.violations:
                 _compare(trace, _play(second, _Report(), num_steps, seed), report)
+    except _Broken as error:
+        report.add(*error.args)
+    except Exception as error:
+        what = f"raised {type(error).__name__}: {error}"
+        report.add("constructor", what, "make it build with these options")
     finally:
         for one in built:
             close = getattr(one, "close", None)
@@ -81,72 +82,62 @@ class _Report:
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
-        self._seen: set[tuple[str, str]] = set()
 
     def add(self, where: str, what: str, fix: str) -> None:
-        if (where, fix) not in self._seen:
-            self._seen.add((where, fix))
+        if (where, fix) not in [(violation.where, violation.fix) for violation in self.violations]:
             self.violations.append(Violation(where, what, fix))
 
 
-class _Stop(Exception):
-    """The environment is too broken to continue."""
+class _Broken(Exception):
+    """The environment is too broken to continue. Its arguments are those of a `Violation`."""
 
 
 class _Gymnasium:
     """Checks gymnasium's part of the contract, and returns (observation, reward, discount, over)."""
 
-    def __init__(self, environment: Any, report: _Report, seed: int):
+    def __init__(self, environment: Any, seed: int):
         self._environment = environment
         self._seed: int | None = seed
-        self.report = report
         self.spec = specs.from_spaces(environment.observation_space, environment.action_space)
-        self._offsets = specs.discrete_offsets(environment.observation_space)
-        self._action_offsets = specs.discrete_offsets(environment.action_space)
+        self._starts = specs.discrete_offsets(environment.observation_space)
+        self._action_starts = specs.discrete_offsets(environment.action_space)
 
-    def reset(self) -> Any:
+    def reset(self, report: _Report) -> Nest:
         seed, self._seed = self._seed, None
         try:
             result = self._environment.reset(seed=seed)
         except TypeError as error:
-            self.report.add(
-                "reset()", f"raised TypeError: {error}", "define reset(self, *, seed=None, options=None)"
-            )
-            raise _Stop from error
+            fix = "define reset(self, *, seed=None, options=None)"
+            raise _Broken("reset()", f"raised TypeError: {error}", fix) from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            self.report.add(
-                "reset()", f"returned {_describe(result)}", "return the pair (observation, info), info a dict"
-            )
-            raise _Stop
-        return self._shift(result[0], self.spec.observations, self._offsets, -1)
+            fix = "return the pair (observation, info), info a dict"
+            raise _Broken("reset()", f"returned {_describe(result)}", fix)
+        return self._shift(result[0], self.spec.observations, self._starts, -1)
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, bool]:
-        action = self._shift(action, self.spec.actions, self._action_offsets, 1)
-        result = self._environment.step(action)
+    def step(self, action: Nest, report: _Report) -> tuple[Nest, Nest, Nest, bool]:
+        result = self._environment.step(self._shift(action, self.spec.actions, self._action_starts, 1))
         if not (isinstance(result, tuple) and len(result) == 5):
-            self.report.add(
+            raise _Broken(
                 "step()",
                 f"returned {_describe(result)}",
                 "return (observation, reward, terminated, truncated, info); the old 'done' is either "
                 "terminated (no value after it) or truncated (a time limit)",
             )
-            raise _Stop
         observation, reward, terminated, truncated, info = result
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
-                self.report.add(f"step().{name}", f"is {flag!r}, expected a bool", f"return bool({name})")
+                report.add(f"step().{name}", f"is {flag!r}, expected a bool", f"return bool({name})")
         if not isinstance(info, dict):
-            self.report.add(
-                "step().info", f"is {_describe(info)}, expected a dict", "return {} if there is none"
-            )
-        observation = self._shift(observation, self.spec.observations, self._offsets, -1)
+            what = f"is {_describe(info)}, expected a dict"
+            report.add("step().info", what, "return {} if there is none")
+        observation = self._shift(observation, self.spec.observations, self._starts, -1)
         return observation, reward, 0.0 if terminated else 1.0, bool(terminated or truncated)
 
-    def _shift(self, nest: Any, spec: Any, offsets: list[int], sign: int) -> Any:
-        if not any(offsets):
+    def _shift(self, nest: Nest, spec: Nest, starts: list[int], sign: int) -> Nest:
+        if not any(starts):
             return nest
         values = [specs.pick(nest, path) for path, _ in specs.leaves(spec)]
-        return nests.unflattener(spec)([v + sign * o for v, o in zip(values, offsets, strict=True)])
+        return nests.unflattener(spec)([v + sign * start for v, start in zip(values, starts, strict=True)])
 
 
 class _DmEnv:
@@ -154,67 +145,50 @@ class _DmEnv:
 
     def __init__(self, environment: dm_env.Environment, report: _Report):
         self._environment = environment
-        self.report = report
         self.spec = specs.make_environment_spec(environment)
         if repr(specs.make_environment_spec(environment)) != repr(self.spec):
             report.add("specs", "change from call to call", "compute the specs once, in the constructor")
 
-    def reset(self) -> Any:
-        timestep = self._environment.reset()
-        self._check_type("reset()", timestep)
+    def reset(self, report: _Report) -> Nest:
+        timestep = self._check("reset()", self._environment.reset())
         if not timestep.first():
-            self.report.add(
-                "reset()",
-                f"returned step_type {timestep.step_type!r}, expected FIRST",
-                "return dm_env.restart(observation)",
-            )
-            raise _Stop
+            what = f"returned step_type {timestep.step_type!r}, expected FIRST"
+            raise _Broken("reset()", what, "return dm_env.restart(observation)")
         return timestep.observation
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, bool]:
-        timestep = self._environment.step(action)
-        self._check_type("step()", timestep)
+    def step(self, action: Nest, report: _Report) -> tuple[Nest, Nest, Nest, bool]:
+        timestep = self._check("step()", self._environment.step(action))
         if timestep.first():
-            self.report.add(
+            raise _Broken(
                 "step()",
                 "returned FIRST although the step before was not LAST",
                 "end an episode with dm_env.termination() or truncation(), begin the next one step later",
             )
-            raise _Stop
         return timestep.observation, timestep.reward, timestep.discount, timestep.last()
 
-    def _check_type(self, where: str, timestep: Any) -> None:
+    def _check(self, where: str, timestep: Any) -> dm_env.TimeStep:
         if not isinstance(timestep, dm_env.TimeStep):
-            self.report.add(
-                where,
-                f"returned {_describe(timestep)}",
-                "return a dm_env.TimeStep (dm_env.restart, transition)",
-            )
-            raise _Stop
+            fix = "return a dm_env.TimeStep (dm_env.restart, transition)"
+            raise _Broken(where, f"returned {_describe(timestep)}", fix)
+        return timestep
 
 
-def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv | None:
-    import gymnasium
+def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv:
+    import gymnasium  # 0.2 s
 
     try:
         if isinstance(environment, gymnasium.Env):
-            return _Gymnasium(environment, report, seed)
+            return _Gymnasium(environment, seed)
         if isinstance(environment, dm_env.Environment):
             return _DmEnv(environment, report)
     except specs.UnsupportedSpaceError as error:
-        report.add("spaces", str(error).rstrip("."), "use a supported space, or wrap the environment")
-        return None
+        what, fix = str(error).rstrip("."), "use a supported space, or wrap the environment"
+        raise _Broken("spaces", what, fix) from error
     except AttributeError as error:
-        report.add(
-            "spaces", str(error), "set observation_space and action_space (or define the *_spec methods)"
-        )
-        return None
-    report.add(
-        "type",
-        f"is {type(environment).__name__}, neither a gymnasium.Env nor a dm_env.Environment",
-        "derive from one of the two",
-    )
-    return None
+        fix = "set observation_space and action_space (or define the *_spec methods)"
+        raise _Broken("spaces", str(error), fix) from error
+    what = f"is {type(environment).__name__}, neither a gymnasium.Env nor a dm_env.Environment"
+    raise _Broken("type", what, "derive from one of the two")
 
 
 def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
@@ -228,98 +202,81 @@ def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
             elif leaf.dtype.kind not in "biuf":
                 good = False
                 report.add(where, f"has dtype {leaf.dtype}", "use numbers: encode text and objects as arrays")
-            elif field == "action" and leaf.dtype.kind == "f" and not _is_bounded(leaf):
-                report.add(
-                    where, f"has no finite bounds: {leaf}", "bound it, say to -1 ... 1, and scale inside"
-                )
+            elif field == "action" and leaf.dtype.kind == "f" and not specs.is_bounded(leaf):
+                fix = "bound it, say to -1 ... 1, and scale inside"
+                report.add(where, f"has no finite bounds: {leaf}", fix)
     return good
-
-
-def _is_bounded(leaf: specs.Array) -> bool:
-    return (
-        isinstance(leaf, specs.BoundedArray)
-        and bool(np.isfinite(leaf.minimum).all())
-        and bool(np.isfinite(leaf.maximum).all())
-    )
 
 
 def _play(
     environment: _Gymnasium | _DmEnv, report: _Report, num_steps: int, seed: int
-) -> list[tuple[str, Any]] | None:
+) -> list[tuple[str, Nest]] | None:
     """Plays the environment. Returns the results as (call, nest) pairs; None if the environment broke."""
     rng = np.random.default_rng(seed)
     spec = environment.spec
-    environment.report = report
-    trace: list[tuple[str, Any]] = []
-    over = True
-    call = "reset()"
+    trace: list[tuple[str, Nest]] = []
+    over, call = True, "reset()"
     try:
         for _ in range(num_steps):
+            call = "reset()" if over else "step()"
             if over:
-                call = "reset()"
-                observation = environment.reset()
-                over = False
+                observation, over = environment.reset(report), False
             else:
-                call = "step()"
                 action = tree.map_structure(lambda leaf: testing.draw(leaf, rng), spec.actions)
-                observation, reward, discount, over = environment.step(action)
+                observation, reward, discount, over = environment.step(action, report)
                 _check_values(report, "step().reward", spec.rewards, reward)
                 _check_values(report, "step().discount", spec.discounts, discount)
                 trace.append((call, np.array(reward, dtype=object)))
             _check_values(report, f"{call}.observation", spec.observations, observation)
             # A copy: environments may write into the same array again.
             trace.append((call, tree.map_structure(np.array, observation)))
-    except _Stop:
+    except _Broken as error:
+        report.add(*error.args)
         return None
     except Exception as error:
-        report.add(
-            call, f"raised {type(error).__name__}: {error}", "run it under a debugger with the same seed"
-        )
+        what = f"raised {type(error).__name__}: {error}"
+        report.add(call, what, "run it under a debugger with the same seed")
         return None
     return trace
 
 
-def _check_values(report: _Report, where: str, spec: Any, value: Any) -> None:
+def _check_values(report: _Report, where: str, spec: Nest, value: Nest) -> None:
     for path, leaf in specs.leaves(spec):
         place = specs.path_name(where, path)
         try:
-            array = np.asarray(specs.pick(value, path))
+            picked = specs.pick(value, path)
         except (KeyError, IndexError, TypeError):
             report.add(place, "is missing", "return every part that the spec has")
             continue
+        array = np.asarray(picked)
         expected = f"expected {leaf.dtype}{list(leaf.shape)}"
-        python_number = isinstance(specs.pick(value, path), bool | int | float)
         if array.shape != leaf.shape:
             report.add(place, f"has shape {list(array.shape)}, {expected}", "make value and spec agree")
             continue
         if array.dtype.kind not in "biuf":
             report.add(place, f"is {_describe(value)}, {expected}", "return a number or an array of numbers")
             continue
-        if "observation" in where and array.dtype != leaf.dtype and not python_number:
-            report.add(
-                place,
-                f"has dtype {array.dtype}, {expected}",
-                f"return it as {leaf.dtype}, or change the spec",
-            )
+        # Python's numbers have no dtype of their own.
+        own_dtype = "observation" in where and not isinstance(picked, bool | int | float)
+        if own_dtype and array.dtype != leaf.dtype:
+            fix = f"return it as {leaf.dtype}, or change the spec"
+            report.add(place, f"has dtype {array.dtype}, {expected}", fix)
         if not np.isfinite(array).all():
             report.add(place, f"is {array!r}", "return finite numbers; end the episode before it diverges")
         elif isinstance(leaf, specs.BoundedArray) and (
             (array < leaf.minimum).any() or (array > leaf.maximum).any()
         ):
-            report.add(
-                place,
-                f"is {array!r}, outside {leaf.minimum} ... {leaf.maximum}",
-                "clip it, or widen the bounds of the spec",
-            )
-    if not tree.is_nested(spec):
-        return
-    extra = {path for path, _ in specs.leaves(value)} - {path for path, _ in specs.leaves(spec)}
-    if extra:
-        names = ", ".join(sorted(specs.path_name("", path) for path in extra))
-        report.add(where, f"has parts that its spec lacks: {names}", "add them to the spec or leave them out")
+            what = f"is {array!r}, outside {leaf.minimum} ... {leaf.maximum}"
+            report.add(place, what, "clip it, or widen the bounds of the spec")
+    if tree.is_nested(spec):
+        extra = {path for path, _ in specs.leaves(value)} - {path for path, _ in specs.leaves(spec)}
+        if extra:
+            names = ", ".join(sorted(specs.path_name("", path) for path in extra))
+            what = f"has parts that its spec lacks: {names}"
+            report.add(where, what, "add them to the spec or leave them out")
 
 
-def _compare(trace: list[tuple[str, Any]], other: list[tuple[str, Any]] | None, report: _Report) -> None:
+def _compare(trace: list[tuple[str, Nest]], other: list[tuple[str, Nest]] | None, report: _Report) -> None:
     for index, (call, value) in enumerate(trace):
         theirs = other[index][1] if other is not None and index < len(other) else None
         same = theirs is not None and all(

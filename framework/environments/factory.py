@@ -87,6 +87,8 @@ def make(
 def _batch(
     source: suites.Source, num_envs: int, seed: int | None, stepping: str, num_processes: int | None
 ) -> BatchedEnvironment:
+    import gymnasium  # 0.2 s
+
     if stepping == "vector":
         if source.make_vector is None:
             raise ValueError(
@@ -108,8 +110,14 @@ def _batch(
     else:
         first = call_factory(source.make_one, seeds[0], source.options)
     many = isinstance(first, BatchedEnvironment) and (makes_batches or first.num_envs > 1)
-    if many or suites.is_vector(first):
-        return _adopt(source.name, first, num_envs, seed)
+    if many or isinstance(first, gymnasium.vector.VectorEnv):
+        if first.num_envs != num_envs:
+            first.close()
+            raise ValueError(
+                f"{source.name}: the factory returned a batch of {first.num_envs} envs, expected {num_envs}. "
+                "Give it a parameter num_envs, so that each node can ask for the envs that it steps."
+            )
+        return first if many else VectorEnvironment(source.name, first, seed)
     if makes_batches and num_envs > 1:
         raise ValueError(
             f"{source.name}: got one env from a factory with a parameter num_envs, expected a batch of "
@@ -140,16 +148,3 @@ def _fast_vector(source: suites.Source, num_envs: int, seed: int | None) -> Vect
             return vector
     environment.close()
     return None
-
-
-def _adopt(name: str, environment: Any, num_envs: int, seed: int | None) -> BatchedEnvironment:
-    """The batch of envs that a factory returned."""
-    if environment.num_envs != num_envs:
-        environment.close()
-        raise ValueError(
-            f"{name}: the factory returned a batch of {environment.num_envs} envs, expected {num_envs}. "
-            "Give it a parameter num_envs, so that each node can ask for the envs that it steps."
-        )
-    if isinstance(environment, BatchedEnvironment):
-        return environment
-    return VectorEnvironment(name, environment, seed)

@@ -20,21 +20,10 @@ GAMES = {
 
 # One color per channel for render(), which enlarges each cell to this many pixels.
 _CELL = 16
-_COLOURS = np.array(
-    [
-        [230, 80, 60],
-        [250, 220, 90],
-        [120, 130, 150],
-        [90, 170, 230],
-        [120, 210, 130],
-        [200, 130, 220],
-        [240, 150, 60],
-        [90, 220, 210],
-        [220, 220, 220],
-        [160, 110, 80],
-    ],
+_COLORS = np.frombuffer(
+    bytes.fromhex("e6503c fadc5a 788296 5aaae6 78d282 c882dc f0963c 5adcd2 dcdcdc a06e50"),
     np.uint8,
-)
+).reshape(-1, 3)
 
 
 class MinAtarEnvironment(dm_env.Environment):
@@ -57,24 +46,16 @@ class MinAtarEnvironment(dm_env.Environment):
           minimal_actions: only the actions that the game uses, instead of all six.
           max_steps: steps after which an episode is truncated; None for no limit. Without one a ball of
             Breakout can bounce without end between walls and a paddle that does not move.
-
-        Raises:
-          ImportError: the package minatar is missing.
-          ValueError: there is no such game.
         """
-        name = GAMES.get(game, game)
-        if name not in GAMES.values():
-            raise ValueError(f"MinAtar game: got {game!r}, expected one of {', '.join(GAMES)}.")
+        # It warns at import that it cannot draw without seaborn; render() below needs none.
+        logging.disable(logging.WARNING)
         try:
-            # It warns at import that it cannot draw without seaborn; render() below needs none.
-            logging.disable(logging.WARNING)
-            try:
-                import minatar
-            finally:
-                logging.disable(logging.NOTSET)
-        except ImportError as error:
-            raise ImportError(f"minatar:{game} needs minatar. Run pip install minatar.") from error
-        self._game = minatar.Environment(name, sticky_action_prob=sticky_actions, difficulty_ramping=ramping)
+            import minatar
+        finally:
+            logging.disable(logging.NOTSET)
+        self._game = minatar.Environment(
+            GAMES.get(game, game), sticky_action_prob=sticky_actions, difficulty_ramping=ramping
+        )
         self._game.seed(seed)
         self._actions = self._game.minimal_action_set() if minimal_actions else list(range(6))
         height, width, channels = self._game.state_shape()
@@ -116,5 +97,5 @@ class MinAtarEnvironment(dm_env.Environment):
         state = self._game.state()
         picture = np.zeros((*state.shape[:2], 3), np.uint8)
         for channel in range(state.shape[2]):
-            picture[state[:, :, channel] > 0] = _COLOURS[channel % len(_COLOURS)]
+            picture[state[:, :, channel] > 0] = _COLORS[channel % len(_COLORS)]
         return picture.repeat(_CELL, axis=0).repeat(_CELL, axis=1)

@@ -1,8 +1,8 @@
 """B environments in child processes, for environments whose steps take long.
 
 A call is a message (method, arguments) to each child and a message (whether it succeeded, result) back.
-Observations, rewards and step types are in memory that all processes map. The memory has no name, so no file
-remains, whichever process ends first.
+Actions and time steps are in memory that all processes map. The memory has no name, so no file remains,
+whichever process ends first.
 """
 
 from __future__ import annotations
@@ -28,16 +28,12 @@ from typing import Any
 import cloudpickle
 import dm_env
 import numpy as np
+import tree
 
 from framework import nest as nests
+from framework import specs
 from framework.environments.base import BatchedEnvironment, EnvironmentFault
-from framework.environments.stepping import (
-    Buffers,
-    InlineEnvironment,
-    action_checker,
-    buffer_layout,
-    load_env_states,
-)
+from framework.environments.stepping import FieldChecker, InlineEnvironment, load_env_states
 from framework.environments.suites import Source
 from framework.types import Nest
 
@@ -117,7 +113,9 @@ class ProcessEnvironment(BatchedEnvironment):
             raise ValueError(
                 f"{self.name}: stepping='processes' needs a POSIX system. Use stepping='inline'."
             )
-        wanted = num_processes if num_processes is not None else _usable_cores()
+        # Processes may be bound to some of the cores only.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        wanted = cores if num_processes is None else num_processes
         if wanted < 1:
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
         self._step_timeout = step_timeout
@@ -130,8 +128,8 @@ class ProcessEnvironment(BatchedEnvironment):
             for group in np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs)):
                 self._children.append(_Child(int(group[0]), len(group), memory))
             recipe = cloudpickle.dumps(source)
-            self._send([(recipe, seeds[child.rows], child.rows.start) for child in self._children])
-            found = [pickle.loads(spec) for spec in self._collect("building", start_timeout)]
+            tasks = [(recipe, seeds[child.rows], child.rows, self.num_envs) for child in self._children]
+            found = [pickle.loads(spec) for spec in self._ask("building", tasks, start_timeout)]
             self.spec = found[0]
             for child, spec in zip(self._children, found, strict=True):
                 if spec != self.spec:
@@ -139,10 +137,9 @@ class ProcessEnvironment(BatchedEnvironment):
                         f"{self.name}, {child.envs}: the spec is {spec}, but {self._children[0].envs} have "
                         f"{self.spec}. All envs must have the same spec."
                     )
-            self._buffers = Buffers(self.spec, self.num_envs, _map(memory, self.spec, self.num_envs))
-            self._check_action = action_checker(self.name, self.spec.actions, self.num_envs)
-            self._send([self.num_envs] * len(self._children))
-            self._collect("building", start_timeout)
+            self._check_action = FieldChecker(self.name, "action", self.spec.actions, self.num_envs)
+            self._slots = _share(memory, self.spec, self.num_envs)
+            self._actions = [tree.flatten(action) for _, action in self._slots]
         except BaseException:
             self.close()
             raise
@@ -152,21 +149,25 @@ class ProcessEnvironment(BatchedEnvironment):
     def reset(self) -> dm_env.TimeStep:
         self._slot = 1 - self._slot
         self._call("reset")
-        return self._buffers.timesteps[self._slot]
+        return self._slots[self._slot][0]
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         arrays = self._check_action(action)
         self._slot = 1 - self._slot
-        self._call("step", [([array[child.rows] for array in arrays],) for child in self._children])
-        return self._buffers.timesteps[self._slot]
+        return self._step("step", arrays)
 
     def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        arrays = self._check_action(action)
-        self._call(
-            "step_envs",
-            [([array[child.rows] for array in arrays], active[child.rows]) for child in self._children],
+        return self._step(
+            "step_envs", self._check_action(action), [(active[child.rows],) for child in self._children]
         )
-        return self._buffers.timesteps[self._slot]
+
+    def _step(
+        self, method: str, action: list[np.ndarray], arguments: Sequence[tuple[Any, ...]] | None = None
+    ) -> dm_env.TimeStep:
+        for column, array in zip(self._actions[self._slot], action, strict=True):
+            column[...] = array
+        self._call(method, arguments)
+        return self._slots[self._slot][0]
 
     def end_episodes(self, envs: np.ndarray) -> None:
         self._call("end_episodes", [(envs[child.rows],) for child in self._children])
@@ -192,30 +193,28 @@ class ProcessEnvironment(BatchedEnvironment):
     ) -> list[Any]:
         """Calls `method` of the children's environments, with the arguments of each; returns the results."""
         children = children or self._children
+        messages = [(method, self._slot, one) for one in arguments or [()] * len(children)]
+        call = "step()" if method == "step_envs" else f"{method}()"
+        return self._ask(call, messages, self._step_timeout, children)
+
+    def _ask(
+        self, call: str, messages: Sequence[Any], timeout: float | None, children: Sequence[_Child] = ()
+    ) -> list[Any]:
+        """Sends each child its message, and waits for the answers; returns their results."""
         if self._broken is not None:
             raise EnvironmentFault(f"{self.name}: the environment can no longer be used: {self._broken}.")
-        self._send([(method, one) for one in arguments or [()] * len(children)], children)
-        return self._collect(
-            "step()" if method == "step_envs" else f"{method}()", self._step_timeout, children
-        )
-
-    def _send(self, messages: Sequence[Any], children: Sequence[_Child] | None = None) -> None:
         # Set until the answers are in, so that an interrupt in between leaves a sign.
         self._broken = "a call was interrupted before the children answered. Make a new environment"
-        for child, message in zip(children or self._children, messages, strict=True):
+        children = children or self._children
+        for child, message in zip(children, messages, strict=True):
             try:
                 child.connection.send_bytes(pickle.dumps(message, protocol=5))
             except OSError:
                 raise self._dead(child) from None
-
-    def _collect(
-        self, call: str, timeout: float | None, children: Sequence[_Child] | None = None
-    ) -> list[Any]:
-        """Waits for the answer of each child, and returns their results."""
         deadline = None if timeout is None else time.monotonic() + timeout
         results: list[Any] = []
         faults: list[Exception] = []
-        for child in children or self._children:
+        for child in children:
             try:
                 if deadline is not None and not child.connection.poll(max(0.0, deadline - time.monotonic())):
                     self._broken = f"{call} of {child.envs} took longer than {timeout} s"
@@ -240,12 +239,10 @@ class ProcessEnvironment(BatchedEnvironment):
     def _dead(self, child: _Child) -> EnvironmentFault:
         try:
             code = child.process.wait(timeout=5.0)
+            killed = code < 0
+            how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
             how = "closed its connection"
-        else:
-            how = (
-                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            )
         self._broken = f"the process of {child.envs} {how}"
         return EnvironmentFault(
             f"{self.name}, {child.envs}: the environment's process {child.process.pid} {how} during a run. "
@@ -272,12 +269,6 @@ def _shut_down(children: list[_Child], timeout: float) -> None:
     children.clear()
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _unnamed_file() -> int:
     """A descriptor of an empty file without a name, in memory where the system has such files."""
     if hasattr(os, "memfd_create"):
@@ -286,66 +277,72 @@ def _unnamed_file() -> int:
         return os.dup(file.fileno())
 
 
-def _map(descriptor: int, spec: Any, num_envs: int) -> mmap.mmap:
-    """The memory of the buffers; OSError if there is not enough."""
-    size = 2 * buffer_layout(spec, num_envs).itemsize
+def _share(descriptor: int, spec: specs.EnvironmentSpec, num_envs: int) -> list[tuple[dm_env.TimeStep, Nest]]:
+    """Two time steps of B envs with their actions, in shared memory; OSError if there is not enough.
+
+    They are used in turn, so the previous time step is intact while the next is written.
+    """
+    step_type = specs.Array((), np.int64)
+    shared = (dm_env.TimeStep(step_type, spec.rewards, spec.discounts, spec.observations), spec.actions)
+    fields = [
+        (str(index), leaf.dtype, (num_envs, *leaf.shape)) for index, leaf in enumerate(tree.flatten(shared))
+    ]
+    layout = np.dtype(fields, align=True)
+    size = 2 * layout.itemsize
     if hasattr(os, "posix_fallocate"):
         # Reserved now: running out of memory later would kill the process with SIGBUS.
         os.posix_fallocate(descriptor, 0, size)
     else:
         os.ftruncate(descriptor, size)
-    return mmap.mmap(descriptor, size)
+    slots = np.frombuffer(mmap.mmap(descriptor, size), layout)
+    build = nests.unflattener(shared)
+    return [build([slots[name][slot] for name, *_ in fields]) for slot in range(2)]
 
 
 def serve(connection_fd: int, memory: int) -> None:
     """The child process: serves the parent at the other end of `connection_fd` until it closes that."""
-    finished = threading.Event()
-    threading.Thread(target=_watch, args=(connection_fd, finished), name="watch", daemon=True).start()
-    try:
-        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-            _serve(Connection(connection_fd), memory)
-    finally:
-        finished.set()
+    threading.Thread(target=_end_with_parent, args=(connection_fd,), name="parent", daemon=True).start()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        _serve(Connection(connection_fd), memory)
 
 
-def _watch(connection_fd: int, finished: threading.Event) -> None:
-    """Ends this process when the parent is gone or done, even if a step hangs."""
+def _end_with_parent(connection_fd: int) -> None:
+    """Ends this process `CLOSE_GRACE` seconds after the parent is gone or done, even if a step hangs."""
     poll = select.poll()
     poll.register(connection_fd, 0)  # reports only that the other end was closed
     poll.poll()
-    if not finished.wait(CLOSE_GRACE):
-        os._exit(1)
+    time.sleep(CLOSE_GRACE)  # the process ends by itself in this time, unless an env hangs
+    os._exit(1)
 
 
 def _serve(connection: Connection, memory: int) -> None:
-    recipe, seeds, first_env = connection.recv()
+    recipe, seeds, rows, num_envs = connection.recv()
     try:
         source = pickle.loads(recipe)
         makers = [functools.partial(source.make_env, seed) for seed in seeds]
-        environment = InlineEnvironment(source.name, makers, first_env=first_env)
+        environment = InlineEnvironment(source.name, makers, first_env=rows.start)
     except Exception as error:
         _answer_failure(connection, error)
         connection.poll(None)  # until the parent, which waits for the others too, closes the connection
         return
     with environment:
+        slots = tree.map_structure(lambda array: array[rows], _share(memory, environment.spec, num_envs))
         _answer(connection, True, cloudpickle.dumps(environment.spec))
-        num_envs = connection.recv()
-        rows = slice(first_env, first_env + len(seeds))
-        buffers = Buffers(environment.spec, num_envs, _map(memory, environment.spec, num_envs), rows)
-        environment.use(buffers)
-        _answer(connection, True, None)
-        build_action = nests.unflattener(environment.spec.actions)
         while True:
-            method, arguments = connection.recv()
+            method, slot, arguments = connection.recv()
+            timestep, action = slots[slot]
             try:
                 if method in ("step", "step_envs"):
-                    arguments = (build_action(arguments[0]), *arguments[1:])
+                    arguments = (action, *arguments)
                 result = getattr(environment, method)(*arguments)
             except Exception as error:
                 _answer_failure(connection, error)
-            else:
-                # Time steps are in the shared memory.
-                _answer(connection, True, None if isinstance(result, dm_env.TimeStep) else result)
+                continue
+            if isinstance(result, dm_env.TimeStep):
+                for column, array in zip(tree.flatten(timestep), tree.flatten(result), strict=True):
+                    column[...] = array
+                result = None
+            _answer(connection, True, result)
 
 
 def _answer(connection: Connection, succeeded: bool, result: Any) -> None:

@@ -30,6 +30,8 @@ class SingleEnv(abc.ABC):
     observation_starts: list[int]
     action_starts: list[int]
     _environment: Any
+    #: The seed of the first reset, where the environment is not seeded when it is made.
+    _seed: int | None = None
 
     @abc.abstractmethod
     def reset(self) -> Nest:
@@ -41,11 +43,12 @@ class SingleEnv(abc.ABC):
 
     def state(self, name: str) -> bytes:
         """The environment as a pickle; NotImplementedError with `name` if it cannot be pickled."""
-        return states.dump(name, self._environment)
+        return states.dump(name, (self._environment, self._seed))
 
     def set_state(self, state: bytes) -> None:
         """Replaces the environment by a pickled one."""
-        environment, self._environment = self._environment, states.load(state)
+        environment = self._environment
+        self._environment, self._seed = states.load(state)
         environment.close()
 
     def render(self) -> Any:
@@ -76,14 +79,6 @@ class GymnasiumAdapter(SingleEnv):
         if terminated:
             return observation, reward, 0.0, LAST
         return observation, reward, 1.0, LAST if truncated else MID
-
-    def state(self, name: str) -> bytes:
-        return states.dump(name, (self._environment, self._seed))
-
-    def set_state(self, state: bytes) -> None:
-        environment = self._environment
-        self._environment, self._seed = states.load(state)
-        environment.close()
 
 
 class DmEnvAdapter(SingleEnv):
@@ -170,7 +165,7 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
       TypeError: it is neither dm_env's nor gymnasium's.
       ValueError: it is a batch of several envs.
     """
-    import gymnasium  # 0.2 s; programs that only describe environments do not need it
+    import gymnasium  # 0.2 s
 
     if isinstance(environment, BatchedEnvironment):
         if environment.num_envs == 1:

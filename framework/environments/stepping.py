@@ -17,136 +17,143 @@ from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, En
 from framework.environments.single import SingleEnv
 from framework.types import Nest
 
+_MISSING = (KeyError, IndexError, TypeError)
 
-class ArrayChecker:
-    """Converts a nest from outside to arrays `[B, *shape]` of a spec's dtypes, or raises EnvironmentFault."""
+
+class FieldChecker:
+    """Turns the actions, observations, rewards or discounts of B envs into arrays that fit their spec.
+
+    Attributes:
+      build: a function from the arrays, one per leaf of the spec, to a nest like the spec.
+    """
 
     def __init__(
-        self, name: str, field: str, spec: Nest, num_envs: int, *, offsets: Sequence[int] = (), fix: str = ""
+        self, name: str, field: str, spec: Nest, num_envs: int, starts: Sequence[int] = (), first_env: int = 0
     ):
         """Makes the checker of one field.
 
         Args:
           name: the environment's name, for errors.
-          field: `action`, `observation` or `reward`, for errors. Integers of an action must be within the
+          field: `action`, `observation`, `reward` or `discount`. Integers of an action must be within the
             spec's bounds, too.
           spec: the spec of one env.
           num_envs: B.
-          offsets: a number to add to each leaf.
-          fix: what to do about a value that does not fit, for errors.
+          starts: per leaf, the first value of a gymnasium Discrete space, whose spec counts from 0.
+          first_env: the number of env 0 in errors.
         """
-        self._name, self._field, self._spec, self._fix = name, field, spec, fix
+        self._name, self._field, self._spec = name, field, spec
+        self._envs, self._first_env = range(num_envs), first_env
+        self.build = nests.unflattener(spec)
         # A spec's properties are Python calls: read once, not at every step.
         self._leaves: list[tuple[specs.Path, tuple[int, ...], np.dtype, Any, int]] = []
+        self._shapes = [(num_envs, *leaf.shape) for leaf in tree.flatten(spec)]
         leaves = specs.leaves(spec)
-        for (path, leaf), offset in zip(leaves, offsets or [0] * len(leaves), strict=True):
+        for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
             bounded = field == "action" and isinstance(leaf, specs.BoundedArray) and leaf.dtype.kind in "iu"
             bounds = (leaf.minimum, leaf.maximum) if bounded else None
-            self._leaves.append((path, (num_envs, *leaf.shape), leaf.dtype, bounds, offset))
+            shift = start if field == "action" else -start
+            self._leaves.append((path, leaf.shape, leaf.dtype, bounds, shift))
 
     def __call__(self, nest: Nest) -> list[np.ndarray]:
-        """One array per leaf of the spec, in the order of `tree.flatten`; possibly the caller's own."""
+        """Takes a nest of `[B, ...]`; returns one array per leaf, possibly the caller's own.
+
+        Raises:
+          EnvironmentFault: A part is missing, or has another shape or dtype, or is not finite.
+        """
+        try:
+            arrays = [np.asarray(specs.pick(nest, leaf[0]) if leaf[0] else nest) for leaf in self._leaves]
+        except _MISSING as error:
+            raise self._fault(
+                f"the {self._field}'s structure is {tree.map_structure(type, nest)}, which lacks a part of "
+                f"the {self._field} spec {self._spec}"
+            ) from error
+        for index, array in enumerate(arrays):
+            if array.shape != self._shapes[index]:
+                place = specs.path_name(self._field, self._leaves[index][0])
+                raise self._fault(f"{place} has shape {array.shape}, expected {self._shapes[index]}")
+        return self._check(arrays, self._envs)
+
+    def gather(self, values: Sequence[Nest], envs: Sequence[int]) -> list[np.ndarray]:
+        """Takes one nest for each of `envs`; returns one new array `[len(envs), ...]` per leaf."""
         arrays = []
-        for path, shape, dtype, bounds, offset in self._leaves:
+        for path, shape, dtype, _, _ in self._leaves:
             try:
-                array = np.asarray(specs.pick(nest, path) if path else nest)
-            except (KeyError, IndexError, TypeError) as error:
-                raise EnvironmentFault(
-                    f"{self._name}: the {self._field}'s structure is {tree.map_structure(type, nest)}, which "
-                    f"lacks a part of the {self._field} spec {self._spec}. Return one array per leaf of it."
-                ) from error
-            if array.shape != shape:
-                raise self._fault(path, f"has shape {array.shape}, expected {shape}")
+                parts = [specs.pick(value, path) for value in values] if path else values
+                array = np.array(parts, dtype if dtype.kind == "f" else None)
+                if array.shape != (len(envs), *shape):
+                    if shape:
+                        raise ValueError(array.shape)
+                    array = array.reshape(len(envs))  # one number may come as an array of one number
+            except (*_MISSING, ValueError) as error:
+                raise self._find_misfit(path, shape, values, envs) from error
+            arrays.append(array)
+        return self._check(arrays, envs)
+
+    def _check(self, arrays: list[np.ndarray], envs: Sequence[int]) -> list[np.ndarray]:
+        """Checks the values of arrays of the right shapes, and converts them."""
+        for index, (path, _, dtype, bounds, shift) in enumerate(self._leaves):
+            array = arrays[index]
             if array.dtype != dtype:
-                if array.dtype.kind not in ("iub" if dtype.kind in "iub" else "iubf"):
-                    raise self._fault(path, f"has dtype {array.dtype}, expected {dtype}")
-                array = array.astype(dtype)
-            # On a batch of small arrays count_nonzero() takes a fifth of the time of all().
+                numbers = array.dtype.kind in ("iubf" if dtype.kind == "f" else "iub")
+                converted = array.astype(dtype) if numbers else array
+                # Integers of another size are taken if they fit.
+                if not numbers or (dtype.kind != "f" and np.count_nonzero(converted != array)):
+                    place = specs.path_name(self._field, path)
+                    first = None if self._field == "action" else envs[0]
+                    raise self._fault(f"{place} has dtype {array.dtype}, expected {dtype}", first)
+                array = converted
             if dtype.kind == "f":
+                # On a batch of small arrays count_nonzero() takes a fifth of the time of all().
                 if np.count_nonzero(np.isfinite(array)) != array.size:
-                    env = _first_env(~np.isfinite(array))
-                    raise self._fault(path, f"of env {env} is {array[env]!r}, which is not finite")
+                    raise self._bad_value(path, array, ~np.isfinite(array), envs, "not finite")
             elif bounds is not None:
                 outside = (array < bounds[0]) | (array > bounds[1])
                 if np.count_nonzero(outside):
-                    env = _first_env(outside)
-                    raise self._fault(
-                        path, f"of env {env} is {array[env]!r}, outside {bounds[0]} ... {bounds[1]}"
-                    )
-            arrays.append(array + offset if offset else array)
+                    raise self._bad_value(path, array, outside, envs, f"outside {bounds[0]} ... {bounds[1]}")
+            arrays[index] = array + shift if shift else array
         return arrays
 
-    def _fault(self, path: specs.Path, what: str) -> EnvironmentFault:
-        return EnvironmentFault(f"{self._name}: {specs.path_name(self._field, path)} {what}. {self._fix}")
+    def _find_misfit(
+        self, path: specs.Path, shape: tuple[int, ...], values: Sequence[Nest], envs: Sequence[int]
+    ) -> EnvironmentFault:
+        """The fault of the first env whose value lacks a part or has another shape or dtype."""
+        place, expected = specs.path_name(self._field, path), str(shape) if shape else "one number"
+        for env, value in zip(envs, values, strict=True):
+            try:
+                array = np.asarray(specs.pick(value, path))
+            except _MISSING:
+                return self._fault(f"{place} is missing from {tree.map_structure(type, value)}", env)
+            if array.shape != shape:
+                return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
+            if array.dtype.kind not in "iubf":
+                return self._fault(f"{place} has dtype {array.dtype}, expected {expected}", env)
+        return self._fault(f"{place}: got {values!r}, expected values of one shape")
 
+    def _bad_value(
+        self, path: specs.Path, array: np.ndarray, bad: np.ndarray, envs: Sequence[int], why: str
+    ) -> EnvironmentFault:
+        index = int(np.nonzero(bad.reshape(len(bad), -1).any(axis=1))[0][0])
+        place, env = specs.path_name(self._field, path), envs[index]
+        if self._field == "action":
+            return self._fault(f"{place} of env {env} is {array[index]!r}, {why}")
+        what = "NaN" if np.isnan(array[index]).any() else "infinity"
+        return self._fault(f"{place} holds {what}: {array[index]!r}; expected finite numbers", env)
 
-def action_checker(name: str, spec: Nest, num_envs: int, offsets: Sequence[int] = ()) -> ArrayChecker:
-    """The checker of the actions that a policy gives to an environment."""
-    fix = (
-        "Return one finite action per env within action_spec(); check the policy's parameters and losses for "
-        "NaN."
-    )
-    return ArrayChecker(name, "action", spec, num_envs, offsets=offsets, fix=fix)
-
-
-def _fits(value: Any, path: specs.Path, leaf: specs.Array) -> bool:
-    """Whether one env's reward or discount has the shape of its spec."""
-    try:
-        return np.asarray(specs.pick(value, path), leaf.dtype).shape == leaf.shape
-    except (KeyError, IndexError, TypeError, ValueError):
-        return False
-
-
-def _first_env(bad: np.ndarray) -> int:
-    """The first env with a bad value, of bool `[B, ...]`."""
-    return int(np.nonzero(bad.reshape(len(bad), -1).any(axis=1))[0][0])
-
-
-def buffer_layout(spec: specs.EnvironmentSpec, num_envs: int) -> np.dtype:
-    """The memory of one time step of B envs."""
-    fields: list[Any] = [("step_type", np.int64, (num_envs,))]
-    for name, nest in (
-        ("reward", spec.rewards),
-        ("discount", spec.discounts),
-        ("observation", spec.observations),
-    ):
-        for index, leaf in enumerate(tree.flatten(nest)):
-            fields.append((f"{name}/{index}", leaf.dtype, (num_envs, *leaf.shape)))
-    return np.dtype(fields, align=True)
-
-
-class Buffers:
-    """Two time steps of B envs, filled in turn: the previous one is intact while the next is written.
-
-    Attributes:
-      step_types: of each of the two.
-      columns: of each of the two, the arrays `[B, *shape]` of `reward`, `discount` and `observation`, one per
-        leaf of the spec.
-      timesteps: views of these arrays.
-    """
-
-    def __init__(
-        self, spec: specs.EnvironmentSpec, num_envs: int, memory: Any = None, rows: slice = slice(None)
-    ):
-        """Makes the buffers of `rows` of the B envs, in `memory` of two layouts or in memory of their own."""
-        layout = buffer_layout(spec, num_envs)
-        slots = np.zeros(2, layout) if memory is None else np.frombuffer(memory, layout, count=2)
-        fields = {"reward": spec.rewards, "discount": spec.discounts, "observation": spec.observations}
-        self.step_types = [slots["step_type"][slot][rows] for slot in range(2)]
-        self.columns: list[dict[str, list[np.ndarray]]] = []
-        self.timesteps: list[dm_env.TimeStep] = []
-        for slot in range(2):
-            columns = {
-                name: [slots[f"{name}/{index}"][slot][rows] for index in range(len(tree.flatten(nest)))]
-                for name, nest in fields.items()
-            }
-            parts = {name: nests.unflattener(fields[name])(columns[name]) for name in fields}
-            self.columns.append(columns)
-            self.timesteps.append(dm_env.TimeStep(step_type=self.step_types[slot], **parts))
+    def _fault(self, what: str, env: int | None = None) -> EnvironmentFault:
+        where = self._name if env is None else f"{self._name}, env {self._first_env + env}"
+        if self._field == "action":
+            fix = "Return one action per env within action_spec(); check the parameters and losses for NaN."
+        else:
+            fix = f"Make the environment agree with its {self._field}_spec(); see check_environment()."
+        return EnvironmentFault(f"{where}: {what}. {fix}")
 
 
 class InlineEnvironment(BatchedEnvironment):
-    """Steps each env in turn and writes the results into buffers that are made once."""
+    """Steps each env in turn.
+
+    Attributes:
+      columns: the `observation`, `reward` and `discount` of the last time step, one array per leaf.
+    """
 
     can_step_envs = True
 
@@ -173,47 +180,33 @@ class InlineEnvironment(BatchedEnvironment):
         except BaseException:
             self.close()
             raise
-        self.spec = self._envs[0].spec
-        self._check_action = action_checker(
-            name, self.spec.actions, self.num_envs, self._envs[0].action_starts
-        )
-        # Discrete actions are given as Python's ints, all others as arrays.
-        self._discrete = [
-            leaf.shape == () and leaf.dtype.kind in "iu" for leaf in tree.flatten(self.spec.actions)
-        ]
-        self._build_action = nests.unflattener(self.spec.actions)
-        self._single_action = not tree.is_nested(self.spec.actions)
-        self._single_observation = not tree.is_nested(self.spec.observations)
-        self._leaves = {
-            "reward": specs.leaves(self.spec.rewards),
-            "discount": specs.leaves(self.spec.discounts),
-            "observation": specs.leaves(self.spec.observations),
+        first, num_envs = self._envs[0], self.num_envs
+        self.spec = spec = first.spec
+        self._check_action = FieldChecker(name, "action", spec.actions, num_envs, first.action_starts)
+        self._checks = {
+            "observation": FieldChecker(
+                name, "observation", spec.observations, num_envs, first.observation_starts, first_env
+            ),
+            "reward": FieldChecker(name, "reward", spec.rewards, num_envs, (), first_env),
+            "discount": FieldChecker(name, "discount", spec.discounts, num_envs, (), first_env),
         }
-        # Per leaf of the observation, dtypes seen before that its column can hold without loss of kind.
-        self._accepted = [{leaf.dtype} for _, leaf in self._leaves["observation"]]
+        # Discrete actions are given as Python's ints, all others as arrays.
+        self._discrete = [leaf.shape == () and leaf.dtype.kind in "iu" for leaf in tree.flatten(spec.actions)]
+        self._single_action = not tree.is_nested(spec.actions)
         # The reward and the discount of the step that starts an episode.
-        self._first_reward = specs.zeros(self.spec.rewards)
-        self._first_discount = tree.map_structure(np.ones_like, specs.zeros(self.spec.discounts))
-        self.use(Buffers(self.spec, self.num_envs))
-        self._step_types = [LAST] * self.num_envs  # LAST: the next step starts an episode
-
-    def use(self, buffers: Buffers) -> None:
-        """Writes the time steps to come into `buffers`."""
-        self._buffers = buffers
-        self._slot = 0
+        self._first_reward = specs.zeros(spec.rewards)
+        self._first_discount = tree.map_structure(np.ones_like, specs.zeros(spec.discounts))
+        self._step_types = [LAST] * num_envs  # LAST: the next step starts an episode
+        self.columns: dict[str, list[np.ndarray]] = {}
 
     def reset(self) -> dm_env.TimeStep:
         self._step_types = [LAST] * self.num_envs
-        self._slot = 1 - self._slot
         return self._advance([None] * self.num_envs, range(self.num_envs))
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        actions = self._split(action)
-        self._slot = 1 - self._slot
-        return self._advance(actions, range(self.num_envs))
+        return self._advance(self._split(action), range(self.num_envs))
 
     def step_envs(self, action: Nest, active: np.ndarray) -> dm_env.TimeStep:
-        # In the present slot: the other envs' values stay where they are.
         return self._advance(self._split(action), np.nonzero(active)[0].tolist())
 
     def end_episodes(self, envs: np.ndarray) -> None:
@@ -246,17 +239,14 @@ class InlineEnvironment(BatchedEnvironment):
         ]
         if self._single_action:
             return per_leaf[0]
-        return [self._build_action([leaf[env] for leaf in per_leaf]) for env in range(self.num_envs)]
+        return [self._check_action.build([leaf[env] for leaf in per_leaf]) for env in range(self.num_envs)]
 
     def _advance(self, actions: Sequence[Nest], envs: Sequence[int]) -> dm_env.TimeStep:
+        """Steps or resets `envs`; the others keep their last values."""
         step_types = self._step_types
-        columns = self._buffers.columns[self._slot]
-        single = self._single_observation
-        if single:
-            observations, accepted = columns["observation"][0], self._accepted[0]
-            shape = observations.shape[1:]
-        rewards: list[Any] = [self._first_reward] * len(envs)
-        discounts: list[Any] = [self._first_discount] * len(envs)
+        observations: list[Nest] = []
+        rewards: list[Nest] = [self._first_reward] * len(envs)
+        discounts: list[Nest] = [self._first_discount] * len(envs)
         for index, env in enumerate(envs):
             environment = self._envs[env]
             try:
@@ -269,94 +259,21 @@ class InlineEnvironment(BatchedEnvironment):
                     )
             except Exception as error:
                 call = "reset()" if step_types[env] == LAST else f"step({actions[env]!r})"
-                raise self._fault(env, f"{call} raised {type(error).__name__}: {error}") from error
-            if (
-                single
-                and type(observation) is np.ndarray
-                and observation.shape == shape
-                and observation.dtype in accepted
-            ):
-                observations[env] = observation  # as _store_observation() would, without a call for each env
-            else:
-                self._store_observation(env, observation)
-        rows: Any = slice(None) if len(envs) == self.num_envs else envs
-        for column, start in zip(columns["observation"], self._envs[0].observation_starts, strict=True):
-            if start:
-                column[rows] -= start
-        self._store_results("reward", rewards, envs, rows)
-        self._store_results("discount", discounts, envs, rows)
-        self._buffers.step_types[self._slot][:] = step_types
-        for field, arrays in columns.items():
-            for (path, _), array in zip(self._leaves[field], arrays, strict=True):
-                # On a batch of small arrays count_nonzero() takes a fifth of the time of all().
-                if array.dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size:
-                    env = _first_env(~np.isfinite(array))
-                    what = "NaN" if np.isnan(array[env]).any() else "infinity"
-                    raise self._fault(
-                        env,
-                        f"{specs.path_name(field, path)} holds {what}: {array[env]!r}; expected finite "
-                        "numbers. Find where the environment divides by zero or diverges, and end the "
-                        "episode there",
-                    )
-        return self._buffers.timesteps[self._slot]
-
-    def _store_observation(self, env: int, observation: Nest) -> None:
-        columns = self._buffers.columns[self._slot]["observation"]
-        for (path, leaf), column, accepted in zip(
-            self._leaves["observation"], columns, self._accepted, strict=True
-        ):
-            place = specs.path_name("observation", path)
-            try:
-                value = specs.pick(observation, path)
-            except (KeyError, IndexError, TypeError) as error:
-                raise self._fault(
-                    env,
-                    f"{place} is missing from the observation, whose structure is "
-                    f"{tree.map_structure(type, observation)}; expected that of observation_spec()",
-                ) from error
-            array = np.asarray(value)
-            if array.shape != leaf.shape:
-                raise self._fault(
-                    env,
-                    f"{place} has shape {array.shape}, expected {leaf.shape} as in observation_spec(); make "
-                    "the two agree",
-                )
-            if array.dtype not in accepted:
-                if np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-                    accepted.add(array.dtype)
-                # Python's ints and bools have no dtype of their own to insist on.
-                elif type(value) not in (int, bool) or leaf.dtype.kind not in "iuf":
-                    raise self._fault(
-                        env,
-                        f"{place} has dtype {array.dtype}, which does not fit {leaf.dtype} of "
-                        "observation_spec(); convert it in the environment",
-                    )
-            column[env] = array
-
-    def _store_results(self, field: str, values: list[Any], envs: Sequence[int], rows: Any) -> None:
-        """Stores the rewards or discounts of `envs`, which `rows` selects in the columns."""
-        columns = self._buffers.columns[self._slot][field]
-        for (path, leaf), column in zip(self._leaves[field], columns, strict=True):
-            try:
-                parts = [specs.pick(value, path) for value in values] if path else values
-                array = np.asarray(parts, leaf.dtype)
-                if not leaf.shape:
-                    array = array.reshape(len(envs))  # one number may come as an array of one number
-                elif array.shape != (len(envs), *leaf.shape):
-                    raise ValueError(f"got shape {array.shape}")
-            except (KeyError, IndexError, TypeError, ValueError) as error:
-                bad = [index for index, value in enumerate(values) if not _fits(value, path, leaf)]
-                index = bad[0] if bad else 0
-                expected = f"an array of shape {leaf.shape}" if leaf.shape else "one number"
-                raise self._fault(
-                    envs[index],
-                    f"{specs.path_name(field, path)}: got {values[index]!r}, expected {expected} as in "
-                    f"{field}_spec(); convert it in the environment",
-                ) from error
-            column[rows] = array
-
-    def _fault(self, env: int, what: str) -> EnvironmentFault:
-        return EnvironmentFault(f"{self.name}, env {self._first_env + env}: {what}.")
+                where = f"{self.name}, env {self._first_env + env}"
+                raise EnvironmentFault(f"{where}: {call} raised {type(error).__name__}: {error}.") from error
+            observations.append(observation)
+        values = {"observation": observations, "reward": rewards, "discount": discounts}
+        columns = {field: check.gather(values[field], envs) for field, check in self._checks.items() if envs}
+        if len(envs) < self.num_envs:
+            for field, arrays in columns.items():
+                for index, array in enumerate(arrays):
+                    arrays[index] = self.columns[field][index].copy()
+                    arrays[index][envs] = array
+        self.columns = columns or self.columns
+        return dm_env.TimeStep(
+            step_type=np.array(step_types, np.int64),
+            **{field: check.build(self.columns[field]) for field, check in self._checks.items()},
+        )
 
     def render(self, env: int = 0) -> np.ndarray:
         picture = self._envs[env].render()
@@ -416,21 +333,14 @@ class VectorEnvironment(BatchedEnvironment):
         self._seed = seed
         space, action_space = environment.single_observation_space, environment.single_action_space
         self.spec = specs.from_spaces(space, action_space)
-        self._build_observation = nests.unflattener(self.spec.observations)
-        self._build_action = nests.unflattener(self.spec.actions)
-        self._check_action = action_checker(
-            name, self.spec.actions, self.num_envs, specs.discrete_offsets(action_space)
+        starts = specs.discrete_offsets
+        self._check_action = FieldChecker(
+            name, "action", self.spec.actions, self.num_envs, starts(action_space)
         )
-        fix = "Find where the environment divides by zero or diverges, or make it agree with its spec."
-        self._check_observation = ArrayChecker(
-            name,
-            "observation",
-            self.spec.observations,
-            self.num_envs,
-            offsets=[-start for start in specs.discrete_offsets(space)],
-            fix=fix,
+        self._check_observation = FieldChecker(
+            name, "observation", self.spec.observations, self.num_envs, starts(space)
         )
-        self._check_reward = ArrayChecker(name, "reward", self.spec.rewards, self.num_envs, fix=fix)
+        self._check_reward = FieldChecker(name, "reward", self.spec.rewards, self.num_envs)
         self._over: np.ndarray | None = None  # bool[B]: envs whose last step was LAST; None before a reset
 
     def reset(self) -> dm_env.TimeStep:
@@ -445,18 +355,18 @@ class VectorEnvironment(BatchedEnvironment):
             step_type=np.full(envs, FIRST, np.int64),
             reward=np.zeros(envs, np.float32),
             discount=np.ones(envs, np.float32),
-            observation=self._build_observation(self._check_observation(observation)),
+            observation=self._check_observation.build(self._check_observation(observation)),
         )
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        arrays = self._check_action(action)
+        action = self._check_action.build(self._check_action(action))
         if self._over is None:  # dm_env: a step before any reset is a reset
             return self.reset()
         try:
-            observation, reward, terminated, truncated, _ = self._environment.step(self._build_action(arrays))
+            observation, reward, terminated, truncated, _ = self._environment.step(action)
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: step() raised {type(error).__name__}: {error}.") from error
-        observation = self._build_observation(self._check_observation(observation))
+        observation = self._check_observation.build(self._check_observation(observation))
         reward = self._check_reward(reward)[0]
         over = terminated | truncated
         step_type = np.where(over, LAST, MID)

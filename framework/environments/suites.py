@@ -50,17 +50,10 @@ def find(environment: str | Callable[..., Any], options: dict[str, Any], render_
         )
     suite, separator, name = environment.partition(":")
     if separator and suite in SUITES and name:
-        return SUITES[suite](environment, name, options, render_mode)
-    fix = "; ".join(f"{key}:{example}" for key, example in EXAMPLES.items())
+        return SUITES[suite][0](environment, name, options, render_mode)
+    fix = "; ".join(f"{key}:{example}" for key, (_, example) in SUITES.items())
     hint = f" Did you mean 'gymnasium:{environment}'?" if not separator else ""
     raise ValueError(f"unknown environment {environment!r}; names look like {fix}.{hint}")
-
-
-def is_vector(environment: Any) -> bool:
-    """Whether this is a gymnasium vector environment."""
-    import gymnasium
-
-    return isinstance(environment, gymnasium.vector.VectorEnv)
 
 
 def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
@@ -127,14 +120,16 @@ def _make_dm_control(domain: str, task: str, seed: int | None = None, **task_opt
     return suite.load(domain, task, task_kwargs={**task_options, "random": seed})
 
 
+def _require(full: str, package: str, install: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(f"{full!r} needs {package}, which is not installed. Run pip install {install}.")
+
+
 def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    _require(full, "dm_control", "'repertory[dm-control]'")
+    from dm_control import suite
+
     domain, _, task = name.partition("/")
-    try:
-        from dm_control import suite
-    except ImportError as error:
-        raise ImportError(
-            f"{full!r} needs dm_control, which is not installed; pip install 'repertory[dm-control]'"
-        ) from error
     if (domain, task) not in suite.ALL_TASKS:
         tasks = ", ".join(f"{known}/{task}" for known, task in suite.ALL_TASKS if known == domain)
         domains = ", ".join(sorted({known for known, _ in suite.ALL_TASKS}))
@@ -144,17 +139,17 @@ def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str 
 
 
 def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
-    atari.check_options(options)  # render() always works, whatever render_mode is
-    if importlib.util.find_spec("ale_py") is None:
-        raise ImportError(f"{full!r} needs ale-py, which is not installed; pip install 'repertory[atari]'")
+    # render() always works, whatever render_mode is.
+    resizes = atari.check_options(options).size is not None
+    for package in ("ale_py", "cv2") if resizes else ("ale_py",):
+        _require(full, package, "'repertory[atari]'")
     return Source(full, functools.partial(atari.make_atari, name), options)
 
 
 def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     if name not in minatar.GAMES and name not in minatar.GAMES.values():
         raise ValueError(f"unknown environment {full!r}; MinAtar's games: {', '.join(minatar.GAMES)}")
-    if importlib.util.find_spec("minatar") is None:
-        raise ImportError(f"{full!r} needs minatar, which is not installed; pip install minatar")
+    _require(full, "minatar", "minatar")
     return Source(full, functools.partial(minatar.MinAtarEnvironment, name), options)
 
 
@@ -165,23 +160,16 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
         "Memory": testing.MemoryEnvironment,
     }
     if name not in known:
-        raise ValueError(
-            f"unknown environment {full!r}; there are {', '.join(f'testing:{n}' for n in known)}"
-        )
+        names = ", ".join(f"testing:{known_name}" for known_name in known)
+        raise ValueError(f"unknown environment {full!r}; there are {names}")
     return Source(full, known[name], options)
 
 
-SUITES: dict[str, Callable[[str, str, dict[str, Any], str | None], Source]] = {
-    "gymnasium": _gymnasium,
-    "dm_control": _dm_control,
-    "atari": _atari,
-    "minatar": _minatar,
-    "testing": _testing,
-}
-EXAMPLES = {
-    "gymnasium": "CartPole-v1",
-    "dm_control": "cartpole/balance",
-    "atari": "Pong",
-    "minatar": "Breakout",
-    "testing": "Memory",
+#: Per suite, the function that finds its environments and an example for errors.
+SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source], str]] = {
+    "gymnasium": (_gymnasium, "CartPole-v1"),
+    "dm_control": (_dm_control, "cartpole/balance"),
+    "atari": (_atari, "Pong"),
+    "minatar": (_minatar, "Breakout"),
+    "testing": (_testing, "Memory"),
 }

@@ -5,6 +5,8 @@ All are dm_env environments of one env; `environments.make(EchoEnvironment, num_
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any
 
 import dm_env
@@ -156,9 +158,7 @@ class EchoEnvironment(dm_env.Environment):
         if self._time < self._length:
             return dm_env.transition(reward, observation)
         self._time = None
-        if self._truncate:
-            return dm_env.truncation(reward, observation)
-        return dm_env.termination(reward, observation)
+        return (dm_env.truncation if self._truncate else dm_env.termination)(reward, observation)
 
 
 class MemoryEnvironment(dm_env.Environment):
@@ -226,17 +226,13 @@ class FaultyEnvironment(EchoEnvironment):
         if self._fault == "raise":
             raise RuntimeError("the simulator exploded")
         if self._fault == "exit":
-            import os
-
             os._exit(7)
         if self._fault == "hang":
-            import threading
-
             threading.Event().wait()
-        if self._fault == "nan_observation":
-            return timestep._replace(observation=np.array([np.nan], np.float32))
-        if self._fault == "nan_reward":
-            return timestep._replace(reward=float("nan"))
-        if self._fault == "shape":
-            return timestep._replace(observation=np.zeros(2, np.float32))
-        return timestep._replace(observation=np.array(["a"]))
+        replaced: dict[str, dict[str, Any]] = {
+            "nan_observation": {"observation": np.array([np.nan], np.float32)},
+            "nan_reward": {"reward": float("nan")},
+            "shape": {"observation": np.zeros(2, np.float32)},
+            "dtype": {"observation": np.array(["a"])},
+        }
+        return timestep._replace(**replaced[self._fault])

@@ -90,11 +90,8 @@ class ActionRepeat(EnvironmentWrapper):
                     f"{self.name}: {field}: got the spec {spec}, expected a scalar for ActionRepeat."
                 )
         self._num_repeats = num_repeats
-
-    def observation_spec(self) -> Nest:
-        # Stacks of frames move by more than one frame a step here.
-        spec = self._environment.observation_spec()
-        return specs.unstacked(spec) if self._num_repeats > 1 else spec
+        if num_repeats > 1:  # stacks of frames move by more than one frame a step here
+            self.spec = self.spec._replace(observations=specs.unstacked(self.spec.observations))
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         timestep = self._environment.step(action)
@@ -142,12 +139,8 @@ class StepLimit(EnvironmentWrapper):
 class ClipAction(EnvironmentWrapper):
     """Clips continuous actions to the bounds of the action spec."""
 
-    def __init__(self, environment: BatchedEnvironment):
-        super().__init__(environment)
-        self._spec = environment.action_spec()
-
     def step(self, action: Nest) -> dm_env.TimeStep:
-        return self._environment.step(tree.map_structure(_clip, self._spec, action))
+        return self._environment.step(tree.map_structure(_clip, self.spec.actions, action))
 
 
 def _clip(spec: specs.Array, value: Any) -> Any:
@@ -169,18 +162,12 @@ class RescaleAction(EnvironmentWrapper):
         self._inner = environment.action_spec()
         self._clip = clip
         for path, leaf in specs.leaves(self._inner):
-            if leaf.dtype.kind == "f" and not (
-                isinstance(leaf, specs.BoundedArray)
-                and np.isfinite(leaf.minimum).all()
-                and np.isfinite(leaf.maximum).all()
-            ):
+            if leaf.dtype.kind == "f" and not specs.is_bounded(leaf):
                 raise ValueError(
                     f"{self.name}: {specs.path_name('action', path)} cannot be rescaled, its bounds are not "
                     f"finite: {leaf}; give the environment's action space finite bounds."
                 )
-
-    def action_spec(self) -> Nest:
-        return tree.map_structure(_unit_spec, self._inner)
+        self.spec = self.spec._replace(actions=tree.map_structure(_unit_spec, self._inner))
 
     def step(self, action: Nest) -> dm_env.TimeStep:
         return self._environment.step(tree.map_structure(self._rescale, self._inner, action))
@@ -196,9 +183,7 @@ class RescaleAction(EnvironmentWrapper):
 
 
 def _unit_spec(spec: specs.Array) -> specs.Array:
-    if spec.dtype.kind != "f":
-        return spec
-    return specs.BoundedArray(spec.shape, spec.dtype, -1.0, 1.0, name=spec.name)
+    return spec if spec.dtype.kind != "f" else spec.replace(minimum=-1.0, maximum=1.0)
 
 
 class _ObservationWrapper(EnvironmentWrapper):
@@ -224,28 +209,23 @@ class FrameStack(_ObservationWrapper):
         if num_frames < 1:
             raise ValueError(f"num_frames: got {num_frames}, expected at least 1.")
         self._num_frames = num_frames
-        inner = environment.observation_spec()
-        self._spec = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
-        # Two slots in turn: the time step before stays intact.
-        self._slots = [specs.zeros(self._spec, (self.num_envs,)) for _ in range(2)]
-        self._slot = 0
-
-    def observation_spec(self) -> Nest:
-        return self._spec
+        inner = self.spec.observations
+        stacked = tree.map_structure(lambda leaf: _stacked_spec(leaf, num_frames), inner)
+        self.spec = self.spec._replace(observations=stacked)
+        self._stacks = specs.zeros(stacked, (self.num_envs,))
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
-        before = self._slots[self._slot]
-        self._slot = 1 - self._slot
-        after = self._slots[self._slot]
         first = timestep.step_type == FIRST
 
-        def push(old: np.ndarray, new: np.ndarray, frame: np.ndarray) -> None:
+        def push(old: np.ndarray, frame: np.ndarray) -> np.ndarray:
+            new = np.empty_like(old)  # the stacks of the time step before stay intact
             new[:, :-1] = old[:, 1:]
             new[first] = 0
             new[:, -1] = frame
+            return new
 
-        tree.map_structure(push, before, after, timestep.observation)
-        return after
+        self._stacks = tree.map_structure(push, self._stacks, timestep.observation)
+        return self._stacks
 
 
 def _stacked_spec(spec: specs.Array, num_frames: int) -> specs.Array:
@@ -272,15 +252,13 @@ class ObservationActionReward(EnvironmentWrapper):
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"reward_clip: got {reward_clip}, expected more than 0, or None.")
         self._clip = reward_clip
-        self._spec = {
-            "observation": environment.observation_spec(),
-            "action": environment.action_spec(),
-            "reward": environment.reward_spec(),
+        self._no_action = specs.zeros(self.spec.actions, (self.num_envs,))
+        seen = {
+            "observation": self.spec.observations,
+            "action": self.spec.actions,
+            "reward": self.spec.rewards,
         }
-        self._no_action = specs.zeros(self._spec["action"], (self.num_envs,))
-
-    def observation_spec(self) -> Nest:
-        return self._spec
+        self.spec = self.spec._replace(observations=seen)
 
     def reset(self) -> dm_env.TimeStep:
         return self._observe(self._no_action, self._environment.reset())
@@ -309,12 +287,13 @@ class ObservationActionReward(EnvironmentWrapper):
 class SinglePrecision(_ObservationWrapper):
     """float64 observations and actions as float32."""
 
-    def observation_spec(self) -> Nest:
-        return tree.map_structure(_single_spec, self._environment.observation_spec())
-
-    def action_spec(self) -> Nest:
+    def __init__(self, environment: BatchedEnvironment):
+        super().__init__(environment)
         # The inner environment converts the actions back.
-        return tree.map_structure(_single_spec, self._environment.action_spec())
+        self.spec = self.spec._replace(
+            observations=tree.map_structure(_single_spec, self.spec.observations),
+            actions=tree.map_structure(_single_spec, self.spec.actions),
+        )
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
         return tree.map_structure(
@@ -323,12 +302,7 @@ class SinglePrecision(_ObservationWrapper):
 
 
 def _single_spec(spec: specs.Array) -> specs.Array:
-    if spec.dtype != np.float64:
-        return spec
-    if isinstance(spec, specs.BoundedArray):
-        low, high = spec.minimum.astype(np.float32), spec.maximum.astype(np.float32)
-        return type(spec)(spec.shape, np.float32, low, high, name=spec.name)
-    return type(spec)(spec.shape, np.float32, name=spec.name)
+    return spec.replace(dtype=np.float32) if spec.dtype == np.float64 else spec
 
 
 class Flatten(_ObservationWrapper):
@@ -339,24 +313,18 @@ class Flatten(_ObservationWrapper):
 
     def __init__(self, environment: BatchedEnvironment):
         super().__init__(environment)
-        self._leaves = tree.flatten(environment.observation_spec())
-        sizes = [
-            leaf.num_values if isinstance(leaf, specs.DiscreteArray) else math.prod(leaf.shape)
-            for leaf in self._leaves
-        ]
-        ends = np.cumsum(sizes)
-        self._columns = [slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)]
-        self._spec = specs.Array((int(ends[-1]),), np.float32, name="observation")
-
-    def observation_spec(self) -> Nest:
-        return self._spec
+        self._leaves = tree.flatten(self.spec.observations)
+        size = sum(_flat_size(leaf) for leaf in self._leaves)
+        self.spec = self.spec._replace(observations=specs.Array((size,), np.float32, name="observation"))
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
-        flat = np.zeros((self.num_envs, *self._spec.shape), np.float32)
-        values = tree.flatten(timestep.observation)
-        for leaf, columns, value in zip(self._leaves, self._columns, values, strict=True):
+        parts = []
+        for leaf, value in zip(self._leaves, tree.flatten(timestep.observation), strict=True):
             if isinstance(leaf, specs.DiscreteArray):
-                flat[np.arange(self.num_envs), columns.start + value] = 1.0
-            else:
-                flat[:, columns] = value.reshape(self.num_envs, -1)
-        return flat
+                value = np.arange(leaf.num_values) == value[:, None]
+            parts.append(value.reshape(self.num_envs, -1))
+        return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def _flat_size(leaf: specs.Array) -> int:
+    return leaf.num_values if isinstance(leaf, specs.DiscreteArray) else math.prod(leaf.shape)

@@ -1,6 +1,6 @@
 """Entropies and divergences of the policies' distributions, elementwise, with gradients. In nats.
 
-Logits may be -inf, as long as not all of a row are: such an action has probability 0 and no gradient.
+Logits may be -inf, but not all of a row. Such an action has probability 0 and no gradient.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
-# Logit of an action that must not be taken. Finite, so that differences are; its probability is 0 in float32.
+# Logit of an illegal action. Its probability is 0 in float32. It is finite, so that differences are finite.
 ILLEGAL_LOGIT = -1e9
 
 
 def mask_logits(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
     """Logits `[..., A]` with those of illegal actions (`legal` 0 or False) at `ILLEGAL_LOGIT`.
 
-    `legal` has the logits' shape or, for all rows alike, that of their last axes; ValueError if not. In a
-    dtype without such numbers (float16) illegal logits are at half of the least one.
+    `legal` has the shape of the logits, or of their last axes if it is equal for all rows; otherwise
+    `ValueError`. In float16, which cannot represent `ILLEGAL_LOGIT`, it is half of the lowest number.
     """
     if legal is None:
         return logits
@@ -35,7 +35,7 @@ def mask_logits(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tenso
 def expectation(log_probs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Sum of probability times value: `[..., A]` to `[...]`.
 
-    What can not happen does not count, whatever its value, even NaN or inf: 0 log 0 is 0.
+    A value of probability 0 does not count, even if it is NaN or infinite: 0 log 0 is 0.
     """
     probs = log_probs.exp()
     return (probs * torch.where(probs > 0, values, 0.0)).sum(-1)
@@ -52,7 +52,7 @@ def categorical_kl(
 ) -> torch.Tensor:
     """KL(softmax(logits) || softmax(other_logits)): `[..., A]` to `[...]`.
 
-    +inf where the other one rules out an action that this one takes.
+    +inf where the second gives probability 0 to an action of the first.
     """
     log_probs = mask_logits(logits, legal).log_softmax(-1)
     other = mask_logits(other_logits, legal).log_softmax(-1)
@@ -86,8 +86,9 @@ def squashed_gaussian_entropy(mean: torch.Tensor, log_std: torch.Tensor, nodes: 
 
     H = H(Gaussian) + E[log(1 - tanh(x)^2)]. The expectation has no closed form; the trapezoidal rule gives it
     without the noise of a sampled estimate. Its error per dimension, in float64 with 128 nodes, is below 1e-6
-    nats up to `log_std` 2, 1e-3 at 3 and 0.03 at 4, where the integrand bends too sharply; twice the nodes
-    move that by 0.7. (Gauss-Hermite's nodes lie farther apart: 64 of them are 0.02 off at 2, 0.2 at 3.)
+    nats up to `log_std` 2, 1e-3 at 3 and 0.03 at 4, where the integrand bends too sharply. Twice the nodes
+    move these limits up by 0.7. (The nodes of Gauss-Hermite lie farther apart: with 64 of them, the error is
+    0.02 at 2 and 0.2 at 3.)
     """
     points, weights = _normal_grid(nodes)
     x = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * points.to(mean)
@@ -102,6 +103,6 @@ def log_one_minus_tanh_squared(x: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache
 def _normal_grid(nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points and weights with which sums over them are means over a standard normal, float64[nodes]."""
+    """Points and weights of a sum that approximates the mean over a standard normal, float64[nodes]."""
     points = torch.linspace(-6.0, 6.0, nodes, dtype=torch.float64)
     return points, (-0.5 * points**2).softmax(0)

@@ -10,12 +10,12 @@ import torch
 
 
 def where_counted(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """`values` where `mask` is not 0, else 0, with no gradient there; all of them if it is None."""
+    """`values` where `mask` is not 0, else 0 without a gradient. A mask of None keeps all values."""
     return values if mask is None else torch.where(mask > 0, values, torch.zeros_like(values))
 
 
 def discounted(discounts: torch.Tensor, next_values: torch.Tensor) -> torch.Tensor:
-    """`discounts * next_values`; 0 behind a termination, whatever the value there is, even NaN or inf."""
+    """`discounts * next_values`; 0 where the discount is 0, even if the value is NaN or infinite."""
     return torch.where(discounts == 0, torch.zeros_like(discounts), discounts * next_values)
 
 

@@ -1,8 +1,8 @@
 """Losses of policies and state values. All are masked means over `[N, T]` (or any shape) to a scalar.
 
-`mask` is 1 where the element counts (`returns.transition_mask` for sequences); None counts all. What an
-element that does not count holds does not matter, not even NaN or inf, neither to a loss nor to its gradient.
-Arguments of one value per element must have one shape; ValueError if they do not.
+`mask` is 1 where the element counts (`returns.transition_mask` for sequences); None counts all. An element
+that does not count affects neither a loss nor its gradient, even if it is NaN or infinite. Arguments with one
+value per element must have equal shapes; otherwise `ValueError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from framework.losses.masking import check_alike, where_counted
 
-# Stands for a number that was not asked for.
+# The value of a statistic that was not requested.
 _UNKNOWN = torch.tensor(float("nan"))
 
 # Sums a tensor over several learners.
@@ -22,7 +22,7 @@ Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Mean of the elements, weighted by the mask; 0 if none counts, or there is none."""
+    """Mean of the elements, weighted by the mask; 0 if no element counts."""
     if mask is None:
         return values.mean() if values.numel() else values.sum()
     if mask.shape != values.shape:
@@ -40,7 +40,7 @@ def normalize_advantages(
 ) -> torch.Tensor:
     """Zero mean and unit variance over the elements that count; the others become 0.
 
-    `total` sums a tensor over the learners that have a part of the batch each; None if one has it all.
+    `total` sums a tensor over the learners that share the batch; None for one learner.
     """
     check_alike(mask, advantages=advantages)
     weights = torch.ones_like(advantages) if mask is None else mask.to(advantages.dtype)
@@ -131,10 +131,10 @@ def kl_penalty_surrogate(
     Args:
       kl: divergence of the new policy from the old one, elementwise, with its gradient.
       coefficient: weight of the penalty; `adapt_kl_coefficient` moves it.
-      target_kl: what the divergence should be after an update.
-      cutoff_factor: times the target, beyond which the quadratic penalty sets in.
-      cutoff_coefficient: weight of that penalty.
-      total: as in `normalize_advantages`: the penalty is about the mean of the whole batch.
+      target_kl: divergence that an update should have.
+      cutoff_factor: multiple of the target above which the quadratic penalty applies.
+      cutoff_coefficient: weight of the quadratic penalty.
+      total: as in `normalize_advantages`. The penalty depends on the mean of the whole batch.
 
     Other arguments as in `clipped_surrogate`.
     """
@@ -156,7 +156,7 @@ def adapt_kl_coefficient(
 ) -> torch.Tensor:
     """Next penalty coefficient: times 1.5 if KL > 1.3 target, divided by 1.5 if KL < 0.7 target.
 
-    Tensors in (numbers will do) and out, so that a GPU need not be waited for.
+    Takes tensors or numbers. Returns a tensor, so that the call does not synchronize a device.
     """
     coefficient, kl = torch.as_tensor(coefficient), torch.as_tensor(kl)
     raised = torch.where(kl > 1.3 * target_kl, coefficient * 1.5, coefficient)
@@ -178,11 +178,11 @@ def clipped_value_loss(
     mask: torch.Tensor | None = None,
     epsilon: float = 0.2,
 ) -> torch.Tensor:
-    """Value loss of OpenAI's PPO: the larger of the errors of the value and of the value clipped.
+    """Value loss of OpenAI's PPO: the larger error of the value and of the clipped value.
 
     Args:
       values: under the parameters that are trained.
-      old_values: under those that acted; the new ones are clipped to +- epsilon around them.
+      old_values: under those that acted. New values are clipped to these +- epsilon.
       targets: held constant.
       mask: 1 where the element counts.
       epsilon: in units of the return, so it depends on the scale of rewards.

@@ -79,12 +79,11 @@ def importance_weights(
     """Weights `(1 / (size * p)) ** exponent` divided by the batch's largest (Schaul et al., 2016, 3.4).
 
     Args:
-      probabilities: `[N]` chance with which each item was drawn.
+      probabilities: `[N]` probability with which each item was drawn.
       table_size: `[N]` or scalar, items in the table at that time. It cancels unless it differs
         between the items of the batch.
-      exponent: 0 gives no correction, 1 the full one.
-      largest: the maximum of a tensor over the learners that have a part of the batch each; None if one
-        has it all.
+      exponent: 0 gives no correction, 1 a full correction.
+      largest: the maximum of a tensor over the learners that share the batch; None for one learner.
     """
     if isinstance(table_size, torch.Tensor) and table_size.dim():
         check_alike(probabilities=probabilities, table_size=table_size)

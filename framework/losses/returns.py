@@ -11,15 +11,14 @@ mask             1      1      0        1      1
 values           V_0    V_1    V_2      V'_0   V'_1
 ```
 
-Row t is a transition if its mask is 1 and there is a row t + 1 that says where it led. After a truncation
-that next row is the closing row (mask 0), whose value is what the last step bootstraps from; after a
-termination the discount is 0 and the closing row's value does not count, nor do the numbers in padding: they
-may be NaN or inf. Traces never run over a closing row. The last row of a sequence is only there to
-bootstrap from. So the end of an episode may lie anywhere in a sequence, followed by anything. Results are
-`[N, T]` and 0 (advantages) or the value that came in (targets) where there is no transition;
-`transition_mask` says where.
+Row t is a transition if its mask is 1 and the sequence has a row t + 1. After a truncation, row t + 1 is the
+closing row (mask 0), and the last step bootstraps from its value. After a termination, the discount is 0, and
+the value of the closing row does not count. Neither do the numbers in padding. Both may be NaN or infinite.
+Traces end at a closing row. The last row of a sequence serves as the bootstrap only. An episode may therefore
+end anywhere in a sequence. Results are `[N, T]`. Where there is no transition (see `transition_mask`),
+advantages are 0 and targets are the given values.
 
-Nothing here carries a gradient: targets are constants to the losses that use them.
+The results have no gradient: targets are constants for the losses.
 """
 
 from __future__ import annotations
@@ -98,13 +97,13 @@ def n_step_returns(
         usable = transition_mask(mask)
         returns = values.clone()
         for _ in range(n):
-            # Rows that are no transition keep their value, which is what the row before bootstraps from.
+            # Rows that are not transitions keep their value: the row before bootstraps from it.
             returns = torch.where(usable > 0, rewards + discounted(discounts, _next(returns)), values)
         return returns
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` gives; all `[N, T]`.
+    """The result of `vtrace`; each field is `[N, T]`.
 
     Attributes:
       targets: of the values; the value itself where there is no transition.
@@ -137,21 +136,21 @@ def vtrace(
     Args:
       log_rhos: `[N, T]` log pi(a|o) - log mu(a|o), of the learner's policy and the one that acted.
       lambda_: 1 is the paper's; less cuts variance and adds bias.
-      clip_rho: rho-bar: sets what is converged to; infinity gives the value of pi itself.
-      clip_c: c-bar: sets the speed only.
+      clip_rho: rho-bar, which determines the fixed point; infinity gives the value of pi itself.
+      clip_c: c-bar, which determines the speed of convergence only.
 
     Other arguments as in `generalized_advantages`.
     """
     with torch.no_grad():
         _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, values=values, mask=mask)
         usable = transition_mask(mask)
-        # A closing row's action was never taken: whatever ratio it has (inf, NaN) must not spread.
+        # No action was taken in a closing row. Its ratio may be infinite or NaN and must not spread.
         ratios = where_counted(log_rhos, usable).exp()
         rhos = ratios.clamp(max=clip_rho)
         trace = lambda_ * _trace(discounts, usable)
         errors = where_counted(rhos * (rewards + discounted(discounts, _next(values)) - values), usable)
         corrections = _reverse_scan(errors, trace * ratios.clamp(max=clip_c))
-        ahead = _next(values) + lambda_ * _next(corrections)  # which are 0 where there is no transition
+        ahead = _next(values) + lambda_ * _next(corrections)  # corrections are 0 where there is no transition
         advantages = where_counted(rhos * (rewards + discounted(discounts, ahead) - values), usable)
         clipped = usable * (ratios > clip_rho).float()
         return VTrace(values + corrections, advantages, clipped)
@@ -252,20 +251,20 @@ def _check(**tensors: torch.Tensor) -> None:
 
 
 def _next(rows: torch.Tensor) -> torch.Tensor:
-    """Each row's successor; 0 behind the last."""
+    """The successor of each row; 0 after the last."""
     return torch.nn.functional.pad(rows[:, 1:], (0, 1))
 
 
 def _trace(discounts: torch.Tensor, usable: torch.Tensor) -> torch.Tensor:
-    """Discounts where a trace may run on, a row and its successor being transitions; else 0."""
+    """Discounts where a row and its successor are transitions, so that a trace continues; else 0."""
     return where_counted(discounts, usable * _next(usable))
 
 
 def _reverse_scan(inputs: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """y_t = x_t + f_t y_{t+1} along the second axis, y behind the end being 0."""
+    """y_t = x_t + f_t y_{t+1} along the second axis, with y = 0 after the end."""
     result = torch.zeros_like(inputs[:, 0])
     results = []
-    # One fused operation per time step: everything else is done for the whole sequence at once.
+    # One fused operation per time step. Everything else is computed for the whole sequence at once.
     for x, f in zip(reversed(inputs.unbind(1)), reversed(factors.unbind(1)), strict=True):
         result = torch.addcmul(x, f, result)
         results.append(result)

@@ -1,8 +1,8 @@
 """Losses of soft actor-critic (Haarnoja et al., 2018; discrete: Christodoulou, 2019).
 
-Each is a masked mean over any shape, `[N]` transitions as well as `[N, T]` rows; see
-`policy.masked_mean`. A truncated step has a discount greater than 0 and so bootstraps from the
-observation behind it; a terminated one does not, whatever the value of that is.
+Each is a masked mean over any shape, `[N]` transitions as well as `[N, T]` rows; see `policy.masked_mean`. A
+truncated step has a discount greater than 0 and bootstraps from the next observation. A terminated step does
+not, whatever the value of that observation.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def sac_discrete_actor_loss(
     temperature: torch.Tensor | float,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The same, exact over all actions: the mean over pi of temperature log pi - Q.
+    """As `sac_actor_loss`, exact over all actions: the mean over pi of temperature log pi - Q.
 
     Args:
       logits: `[..., A]`.
@@ -107,7 +107,7 @@ def sac_temperature_loss(
     target_entropy: float,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """temperature (entropy - target_entropy): grows the temperature while the policy is too certain.
+    """temperature (entropy - target_entropy): raises the temperature while the entropy is too small.
 
     Args:
       log_temperature: 0-d parameter; its exponent is the temperature.

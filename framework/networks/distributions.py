@@ -1,12 +1,14 @@
 """Distributions over actions, as the heads of policies give them.
 
-torch.distributions takes no generator and validates at every construction; these are small, take a generator,
-so that a run repeats exactly, and keep to the formulas of `framework.losses.entropy`. All have
+Those of `torch.distributions` take no generator and validate at every construction. These take a generator,
+so that a run repeats exactly, and use the formulas of `framework.losses.entropy`. All have:
 
-    sample(generator=None) -> actions           log_prob(actions) -> [...]
-    mode() -> actions                           entropy() -> [...]       kl(other) -> [...]
+```text
+sample(generator=None) -> actions           log_prob(actions) -> [...]
+mode() -> actions                           entropy() -> [...]       kl(other) -> [...]
+```
 
-and those over real numbers `rsample(generator)`, which passes gradients on to the parameters.
+Distributions over real numbers also have `rsample(generator)`, which passes gradients on to the parameters.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class Categorical:
         return entropies.categorical_kl(self.logits, other.logits)
 
     def _log_probs(self) -> torch.Tensor:
-        """Kept, since a loss asks for the log probability and the entropy; but not without its gradient."""
+        """Normalized logits. With gradients, they are kept: a loss needs them more than once."""
         if self._normalized is not None:
             return self._normalized
         log_probs = self.logits.log_softmax(-1)
@@ -100,7 +102,7 @@ class DiagonalGaussian:
     def rsample(
         self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Actions with a gradient; `noise [..., D]`: the standard normals to make them of, None draws."""
+        """Actions with a gradient, made of the standard normals `noise [..., D]`; None draws them."""
         if noise is None:
             noise = torch.empty_like(self.mean).normal_(generator=generator)
         return self.mean + self.log_std.exp() * noise
@@ -132,7 +134,7 @@ class SquashedGaussian:
       high: `[D]`, the upper bounds of the actions.
     """
 
-    # Actions at the very bounds have no finite preimage; they are pulled in by this much before atanh.
+    # Actions at the bounds have no finite preimage. They are moved inward by this before atanh.
     _EDGE = 1e-6
 
     def __init__(
@@ -164,7 +166,7 @@ class SquashedGaussian:
         return self.rsample(generator).detach()
 
     def mode(self) -> torch.Tensor:
-        """The squashed mean: where the Gaussian is densest, which is what is used to act greedily."""
+        """The squashed mean, which greedy policies use."""
         return self._squash(self.base.mean)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
@@ -176,7 +178,7 @@ class SquashedGaussian:
         return squashed + self._scale.log().sum(-1)
 
     def kl(self, other: SquashedGaussian) -> torch.Tensor:
-        """That of the Gaussians: the divergence does not change under a map that can be inverted."""
+        """The divergence of the Gaussians: an invertible map does not change it."""
         return self.base.kl(other.base)
 
     def _squash(self, x: torch.Tensor) -> torch.Tensor:

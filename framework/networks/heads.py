@@ -51,12 +51,12 @@ class MultiCategoricalHead(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """`[..., input_size]` to a `DiagonalGaussian`, the same standard deviation everywhere.
+    """`[..., input_size]` to a `DiagonalGaussian` whose standard deviation is a parameter.
 
     Args:
       input_size: width of the features.
       size: D, the number of action dimensions.
-      initial_std: standard deviation at first.
+      initial_std: initial standard deviation.
     """
 
     def __init__(self, input_size: int, size: int, initial_std: float = 1.0):
@@ -72,8 +72,8 @@ class GaussianHead(nn.Module):
 class SquashedGaussianHead(nn.Module):
     """`[..., input_size]` to a `SquashedGaussian` between the bounds of a spec (Haarnoja et al., 2018).
 
-    Mean and log standard deviation both depend on the features; the latter is kept in `log_std_range` by a
-    tanh, which unlike a clamp lets gradients through everywhere.
+    Mean and log standard deviation both depend on the features. A tanh keeps the latter in `log_std_range`.
+    Unlike a clamp, it passes gradients everywhere.
     """
 
     low: torch.Tensor
@@ -111,9 +111,9 @@ class SquashedGaussianHead(nn.Module):
 def make_policy_head(input_size: int, action_spec: Any, squash: bool = False) -> nn.Module:
     """The head that fits one action spec of one env.
 
-    DiscreteArray: `CategoricalHead`. Bounded integers that start at 0: `MultiCategoricalHead`. Floats
-    with one axis: `SquashedGaussianHead` with `squash`, else `GaussianHead`, whose actions go beyond
-    the bounds: the environment has to clip them.
+    DiscreteArray: `CategoricalHead`. Bounded integers that start at 0: `MultiCategoricalHead`. Floats with
+    one axis: `SquashedGaussianHead` with `squash`, else `GaussianHead`, whose actions may exceed the bounds.
+    The environment must clip them.
     """
     if isinstance(action_spec, dm_specs.DiscreteArray):
         return CategoricalHead(input_size, int(action_spec.num_values))
@@ -138,13 +138,13 @@ class QNetwork(nn.Module):
     """Values of all discrete actions: observation `[..., *]` to `[..., num_actions]`.
 
     With `dueling`, Q = V + A - mean(A) with two streams of equal hidden sizes (Wang et al., 2016, equation
-    9). Images are encoded first, vectors go straight into the hidden layers.
+    9). An encoder precedes the hidden layers; it passes a single vector on unchanged.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
-      num_actions: how many actions there are.
-      hidden_sizes: hidden layers; with `dueling`, the last one is there once per stream.
-      dueling: whether values and advantages have a stream of their own.
+      num_actions: A, the number of actions.
+      hidden_sizes: widths of the hidden layers. With `dueling`, each stream has its own last one.
+      dueling: whether the value and the advantages have separate streams.
       layer_norm: normalizes each hidden layer before its activation.
     """
 
@@ -180,14 +180,14 @@ class QNetwork(nn.Module):
 class Critics(nn.Module):
     """Several estimates of the value of an action: observation and action to `[count, ...]`.
 
-    Twin critics are what SAC and TD3 take the smaller of (Fujimoto et al., 2018). Each has its own
-    parameters, encoder included.
+    SAC and TD3 use the smaller value of two critics (Fujimoto et al., 2018). Each critic has its own
+    parameters and its own encoder.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
       action_size: D, width of the action `[..., D]`.
-      hidden_sizes: hidden layers of each.
-      count: how many.
+      hidden_sizes: widths of the hidden layers of each critic.
+      count: number of critics.
       layer_norm: normalizes each hidden layer before its activation.
     """
 
@@ -222,15 +222,15 @@ class Actions:
 
     Args:
       spec: the action spec of one env.
-      squash: continuous actions stay in their range, -1 to 1 as drawn, for a `SquashedGaussian`. Numbers
-        whose bounds are equal are left out of the drawn ones.
+      squash: whether continuous actions are sampled between -1 and 1, by a `SquashedGaussian`, and so stay in
+        their range. Dimensions whose bounds are equal are not sampled.
 
     Attributes:
       continuous: whether actions are real numbers.
-      head_spec: what `make_policy_head` makes the head for.
+      head_spec: the spec to pass to `make_policy_head`.
 
     Raises:
-      ValueError: if the spec is not one array, or lacks bounds that are needed.
+      ValueError: The spec is not one array, or it lacks bounds that the conversion needs.
     """
 
     def __init__(self, spec: Any, squash: bool = False):
@@ -270,7 +270,7 @@ class Actions:
             self._scale = np.where(ranged, (np.where(ranged, high, 1) - np.where(ranged, low, -1)) / 2, 1.0)
 
     def to_environment(self, drawn: np.ndarray) -> np.ndarray:
-        """`[B]` or `[B, D]` as drawn to what the environment takes, `[B, *shape]`."""
+        """Sampled actions `[B]` or `[B, D]` to actions of the environment, `[B, *shape]`."""
         if self._single:
             return drawn.astype(self._dtype, copy=False)
         if self._squash and len(self._free) < len(self._low):
@@ -283,9 +283,9 @@ class Actions:
         return values.astype(self._dtype).reshape(len(drawn), *self._shape)
 
     def drawn(self, data: Any) -> torch.Tensor:
-        """The actions of a batch of transitions `[N]` or rows `[N, T]`, as they were drawn.
+        """The sampled actions of a batch of transitions `[N]` or rows `[N, T]`.
 
-        Actions that may leave their range are in the extras, as `action`.
+        Actions that may exceed their range are in the extras, as `action`.
         """
         if self.continuous and not self._squash:
             return data.extras["action"]
@@ -299,7 +299,7 @@ class Actions:
             return ((flat[..., self._free] - middle) / scale).float()
         low, last = self._low.astype(np.int64), np.array(self.head_spec.maximum)
         drawn = flat.long() - torch.as_tensor(low, device=flat.device)
-        # Closing rows have action 0, which need not be one that there is.
+        # Closing rows have action 0, which may be below the first action.
         return drawn.clamp(min=0).minimum(torch.as_tensor(last, device=drawn.device))
 
     def parameters(self, distribution: Any) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Normalization by statistics that are variables: a learner updates them, actors get them with the rest.
+"""Normalization by running statistics that are variables: the learner updates them, and actors receive them.
 
-The wrappers of `framework.environments` count what one actor sees. These count what is learned from, and
-change only between learner steps: what acted and what learns see the same numbers.
+The wrappers of `framework.environments` use the data of one actor. These modules use the data that is learned
+from. They change between learner steps only, so acting and learning use the same numbers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Moments(nn.Module):
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
 
     def update(self, values: torch.Tensor, total: Total | None = None) -> None:
-        """Takes in `[n, *shape]`, n at least 1 in all.
+        """Adds values `[n, *shape]`. All learners together must have at least one.
 
-        `total` sums a tensor over the learners that have a part of the values each; None for one learner.
+        `total` sums a tensor over the learners that share the values; None for one learner.
         """
         values = values.double()
         add = total or (lambda tensor: tensor)
@@ -48,17 +48,17 @@ class Moments(nn.Module):
         self.count.copy_(count)
 
     def std(self) -> torch.Tensor:
-        """float32 `[*shape]`; 1 before there are two values."""
+        """Standard deviation, float32 `[*shape]`; 1 for less than two values."""
         variance = self.squares / self.count.clamp(min=1.0)
         return torch.where(self.count > 1, variance + 1e-8, torch.ones_like(variance)).sqrt().float()
 
     def normalize(self, values: torch.Tensor) -> torch.Tensor:
-        """float32 `[..., *shape]` in standard deviations from the mean, clipped at +-10."""
+        """Standard deviations from the mean, float32 `[..., *shape]`, clipped at +-10."""
         return ((values - self.mean.float()) / self.std()).clamp(-10.0, 10.0)
 
 
 class ObservationNormalizer(nn.Module):
-    """Floats to mean 0 and variance 1, clipped at +-10; pictures and choices stay as they are."""
+    """Scales float leaves to mean 0 and variance 1, clipped at +-10. Integer leaves are unchanged."""
 
     def __init__(self, spec: Any, enabled: bool):
         super().__init__()
@@ -77,14 +77,14 @@ class ObservationNormalizer(nn.Module):
         return tree.unflatten_as(observation, leaves)
 
     def update(self, observation: Any, rows: torch.Tensor, total: Total | None = None) -> None:
-        """Takes in the rows `rows` (bool `[N, T]`) of observations `[N, T, ...]`."""
+        """Adds the rows `rows` (bool `[N, T]`) of observations `[N, T, ...]`."""
         leaves = tree.flatten(observation)
         for index, moments in zip(self._indices, self._moments, strict=True):
             moments.update(leaves[index][rows], total)
 
 
 class RewardScale(nn.Module):
-    """Rewards over the standard deviation of the discounted returns seen so far, clipped at +-10."""
+    """Rewards divided by the standard deviation of all discounted returns so far, clipped at +-10."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,10 +101,10 @@ class RewardScale(nn.Module):
         gamma: float,
         total: Total | None = None,
     ) -> None:
-        """Takes in the returns so far of the unrolls `[N, T]`, each begun at the unroll or its episode."""
+        """Adds the discounted sums of rewards since the start of the unroll, or of the episode, `[N, T]`."""
         so_far = torch.zeros_like(rewards[:, 0])
         returns = []
-        # Rows that do not count may hold NaN, which a product with 0 would let through.
+        # Rows that do not count may hold NaN, and 0 times NaN is NaN.
         rewards = torch.where(mask > 0, rewards, torch.zeros_like(rewards))
         for reward, start in zip(rewards.unbind(1), starts.unbind(1), strict=True):
             so_far = reward + gamma * so_far * (start == 0)

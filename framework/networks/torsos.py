@@ -47,7 +47,7 @@ class MLP(nn.Module):
     """`[..., input_size]` to `[..., output_size]` through hidden layers with an activation after each.
 
     Args:
-      input_size: width of the last axis of what comes in.
+      input_size: width of the last axis of the input.
       hidden_sizes: widths of the hidden layers; empty for none.
       output_size: width of a last linear layer without activation; None leaves it out, and the last hidden
         layer is the output.
@@ -87,13 +87,13 @@ class MLP(nn.Module):
         self.output_size = width
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:  # one call less than asking the Sequential
+        for layer in self.layers:  # One call fewer than through the Sequential.
             inputs = layer(inputs)
         return inputs
 
 
 class _Images(nn.Module):
-    """Brings images of any layout to `[M, C, H, W]` float, and the features back to the leading axes."""
+    """Converts images of any layout to float `[M, C, H, W]` and restores the leading axes of the features."""
 
     output_size: int
 
@@ -115,10 +115,11 @@ class _Images(nn.Module):
             images = images.permute(0, 3, 1, 2)
         device = images.device.type
         if torch.is_grad_enabled() and device == "cpu":
-            # A fifth faster to learn from; to act on, in small batches, it is not. Now, as a pixel is a byte.
+            # Learning is a fifth faster in this layout; acting on small batches is not. Convert here, while a
+            # pixel is one byte.
             images = images.contiguous(memory_format=torch.channels_last)
         if images.dtype == torch.uint8:
-            # At once to what mixed precision computes in, which holds all of 0 to 255 exactly.
+            # Directly to the dtype of mixed precision, which represents 0 to 255 exactly.
             mixed = torch.is_autocast_enabled(device)
             images = images.to(torch.get_autocast_dtype(device) if mixed else torch.float32).div_(255.0)
         else:
@@ -133,8 +134,8 @@ class _Images(nn.Module):
 class _Stack(_Images):
     """Convolutions `(filters, size, stride)` with ReLU, then one fully connected layer with ReLU.
 
-    MinAtar's 10 x 10 and other small images would vanish under large strides: they get the network of Young
-    and Tian (2019) instead, 16 filters of 3 x 3 and a layer of 128.
+    Images smaller than 36 pixels, such as MinAtar's 10 x 10, are too small for large strides. They get the
+    network of Young and Tian (2019) instead: 16 filters of 3 x 3 and a layer of 128.
     """
 
     def __init__(
@@ -224,16 +225,16 @@ class _ResidualBlock(nn.Module):
 
 
 class ObservationEncoder(nn.Module):
-    """Any nest of observations, with any leading axes, to one vector of features `[..., output_size]`.
+    """Encodes a nest of observations, with any leading axes, as one feature vector `[..., output_size]`.
 
-    Leaves with three axes go through `make_convolution`; integers of a `DiscreteArray` become one-hot
-    vectors; all other leaves are flattened. What comes out is concatenated and, if `hidden_sizes` is not
-    empty and there is anything but images, sent through an MLP.
+    Leaves with three axes go through `make_convolution`, integers of a `DiscreteArray` become one-hot
+    vectors, and all other leaves are flattened. The vectors are concatenated and, with `hidden_sizes`, go
+    through an MLP. The features of the images follow them.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
-      hidden_sizes: hidden layers behind the concatenation of the leaves that are no images.
-      activation: of those hidden layers.
+      hidden_sizes: widths of the hidden layers for the leaves that are not images; empty for no MLP.
+      activation: activation of those layers.
       make_convolution: shape of an image to a module with `output_size`; see `convolutions`.
     """
 
@@ -247,7 +248,7 @@ class ObservationEncoder(nn.Module):
         super().__init__()
         self._specs: list[Any] = tree.flatten(observation_spec)
         self._single = not tree.is_nested(observation_spec)
-        # One vector, what most observations are, needs nothing done to it.
+        # Most observations are one vector, which needs no encoding.
         self.is_vector = self._single and len(self._specs[0].shape) == 1 and not hidden_sizes
         images = {}
         width = image_features = 0
@@ -298,8 +299,8 @@ class RecurrentCore(nn.Module):
     features, _ = core.unroll(inputs, state, start_of_episode)      # learning, [N, T, ...]
     ```
 
-    The LSTM's forget gates begin with a bias of 1 (Jozefowicz et al., 2015), which torch's do not: at 0 half
-    of the memory is lost at each step, and after ten there is next to nothing to learn from.
+    The forget gates of the LSTM start with a bias of 1 (Jozefowicz et al., 2015), not with torch's 0. With 0,
+    each step halves the memory, and after ten steps hardly any signal is left to learn from.
 
     A state is a tuple of `[B, hidden_size]`: hidden and cell of an LSTM, hidden of a GRU; zeros at the
     start of an episode. `step` and `unroll` use the same cell: for one time step a cell is about ten times as
@@ -339,7 +340,7 @@ class RecurrentCore(nn.Module):
     def unroll(
         self, inputs: torch.Tensor, state: State, start_of_episode: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, State]:
-        """`[N, T, input_size]` to `[N, T, hidden_size]` and the state behind the last row.
+        """`[N, T, input_size]` to `[N, T, hidden_size]` and the state after the last row.
 
         Args:
           state: `[N, ...]` before the first row, as it was when its action was chosen.

@@ -187,12 +187,10 @@ class LocalRuntime(Runtime):
         call, submit = functools.partial(self._call, place), functools.partial(self._submit, place)
         return Client(node_id, call, submit, node.client_options["call_timeout"])
 
-    def _call(
-        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
-    ) -> Any:
+    def _call(self, place: Place, name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Any:
         """Calls a method on this thread, or on another one if the caller waits for a limited time only."""
         if timeout is not None and self._concurrent:
-            return self._begin(place, name, args, kwargs, timeout).result()
+            return self._begin(place, name, timeout, *args, **kwargs).result()
         if not place.built:
             self._wait_until_built(place)
         assert place.target is not None
@@ -203,24 +201,20 @@ class LocalRuntime(Runtime):
         finally:
             here.runtime, here.context = before
 
-    def _submit(
-        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
-    ) -> Future:
+    def _submit(self, place: Place, name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Future:
         if not place.room.acquire(timeout=timeout):
             raise CallTimeout(f"{place.label}.{name} was not sent within {timeout} s: too many open futures.")
-        future = self._begin(place, name, args, kwargs, timeout)
+        future = self._begin(place, name, timeout, *args, **kwargs)
         future.add_done_callback(lambda _: place.room.release())
         return future
 
-    def _begin(
-        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
-    ) -> Future:
+    def _begin(self, place: Place, name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Future:
         """Begins a call and returns its future; without threads, the call is then over."""
         future: Future = Future()
 
         def work() -> None:
             try:
-                settle(future, self._call(place, name, args, kwargs, None))
+                settle(future, self._call(place, name, None, *args, **kwargs))
             except BaseException as error:
                 settle(future, error=error)
 

@@ -22,7 +22,7 @@ from framework.replay.types import PaddedSample, ReplaySample, TableInfo, check_
 _LOOK = 0.005
 
 
-class Client(contracts.Client):
+class Client(ServerTables, contracts.Client):
     """A client of a dm-reverb server; see `contracts.Client`.
 
     Args:
@@ -32,12 +32,7 @@ class Client(contracts.Client):
     """
 
     def __init__(self, server_address: str, *, concurrent: bool = True) -> None:
-        self.concurrent = concurrent
-        self.address: str | None = server_address
-        self._tables = ServerTables(server_address, concurrent)
-        #: The `reverb.Client`, for methods that this class does not have.
-        self.native = self._tables.native
-        self._changed = self._tables.changed
+        super().__init__(server_address, concurrent)
         self._writers: weakref.WeakSet[ReverbWriter] = weakref.WeakSet()
         # For each table: drawn samples that were not returned yet, and the number being drawn.
         self._drawn: dict[str, list[Any]] = collections.defaultdict(list)
@@ -48,7 +43,7 @@ class Client(contracts.Client):
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ReverbWriter:
         """Returns a writer for B envs; see `ReverbWriter`."""
-        writer = ReverbWriter(self._tables, max_in_flight_items)
+        writer = ReverbWriter(self, max_in_flight_items)
         self._writers.add(writer)
         return writer
 
@@ -77,11 +72,11 @@ class Client(contracts.Client):
 
     def source(self) -> _Source:
         """Returns the source that a `Dataset` draws from."""
-        return _Source(self, self._tables)
+        return _Source(self)
 
     def keep(self, table: str, samples: list[Any]) -> None:
         """Keeps samples for the next draw, because dm-reverb has counted them and cannot take them back."""
-        with self._changed:
+        with self.changed:
             self._drawn[table] += samples
 
     def take(self, table: str, n: int, timeout: float | None, cancelled: Callable[[], bool]) -> list[Any]:
@@ -89,9 +84,9 @@ class Client(contracts.Client):
         deadline = None if timeout is None else time.monotonic() + timeout
         drawn = self._drawn[table]
         while True:
-            if self._tables.interrupted or cancelled():
+            if self.interrupted or cancelled():
                 raise ServerClosed("The client was interrupted or closed.")
-            with self._changed:
+            with self.changed:
                 if self._failed is not None:
                     failed, self._failed = self._failed, None
                     raise failed
@@ -99,8 +94,8 @@ class Client(contracts.Client):
                     samples, drawn[:n] = drawn[:n], []
                     return samples
             self._settle()
-            info = self._tables.info(table)
-            with self._changed:
+            info = self.info(table)
+            with self.changed:
                 missing = n - len(drawn)
                 more = convert.samples_to_be_had(info, missing, certain=True) - self._coming[table]
                 self._coming[table] += max(0, more)
@@ -119,9 +114,9 @@ class Client(contracts.Client):
                     f"table {table!r}: the rate limiter refuses {missing} of {n} samples, and no other "
                     "thread can insert items."
                 )
-            with self._changed:
-                if not self._tables.interrupted and len(drawn) < n:
-                    self._changed.wait(_LOOK)
+            with self.changed:
+                if not self.interrupted and len(drawn) < n:
+                    self.changed.wait(_LOOK)
 
     def _fetch(self, table: str, n: int) -> None:
         """Draws n samples, which the table has now, unless another reader draws them first.
@@ -135,11 +130,11 @@ class Client(contracts.Client):
             samples = list(self.native.sample(table, n, emit_timesteps=False))
         except Exception as error:  # the call that waits for the samples raises it
             failed = error
-        with self._changed:
+        with self.changed:
             self._coming[table] -= n
             self._drawn[table] += samples
             self._failed = failed or self._failed
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     # Items.
 
@@ -150,10 +145,7 @@ class Client(contracts.Client):
         self.mutate_priorities(table, dict(zip(keys.tolist(), priorities.tolist(), strict=True)))
 
     def mutate_priorities(
-        self,
-        table: str,
-        updates: Mapping[int, float] | None = None,
-        deletes: Sequence[int] | None = None,
+        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
     ) -> None:
         """Deletes items, then sets priorities.
 
@@ -162,19 +154,19 @@ class Client(contracts.Client):
         """
         updates = dict(updates or {})
         priorities = check_priorities(table, list(updates.values()), len(updates))
-        self._tables.signature(table)  # raises UnknownTableError
+        self.signature(table)  # raises UnknownTableError
         self._settle()
         self.native.mutate_priorities(table, updates, [int(key) for key in deletes or ()])
-        self._tables.saw_priorities(table, priorities)
+        self.saw_priorities(table, priorities)
 
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
-        self._tables.signature(table)  # raises UnknownTableError
+        self.signature(table)  # raises UnknownTableError
         self._settle()
         self.native.reset(table)
-        with self._changed:
+        with self.changed:
             self._drawn[table].clear()
-        self._tables.max_priorities.pop(table, None)
+        self.max_priorities.pop(table, None)
 
     # Inspecting.
 
@@ -182,53 +174,44 @@ class Client(contracts.Client):
         """Returns whether n samples can be drawn now without waiting."""
         self._settle()
         missing = max(0, n - len(self._drawn[table]))
-        return convert.samples_to_be_had(self._tables.info(table), missing, certain=False) == missing
+        return convert.samples_to_be_had(self.info(table), missing, certain=False) == missing
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether n items can be inserted now without waiting."""
         self._settle()
-        return self._tables.has_room(table, n)
+        return self.has_room(table, n)
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns a description of each table. `timeout` is rounded up to whole seconds."""
         self._settle()
-        return self._tables.infos(timeout)
+        return self.infos(timeout)
 
     def checkpoint(self) -> str:
         """Makes the server write a checkpoint; returns its path."""
-        self._tables.check_open()
+        self.check_open()
         self._settle()
         return self.native.checkpoint()
 
     # Closing.
 
-    def interrupt(self) -> None:
-        """Ends every waiting call, and every later call that would wait, with `ServerClosed`."""
-        self._tables.interrupt()
-
     def close(self) -> None:
         """Closes this client; inserts its writers' items as far as the tables have room."""
         for writer in list(self._writers):
             writer.close(timeout=0)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Is called when the server stops; every later call raises `ServerClosed`."""
-        self._tables.interrupt(close=True)
+        self.interrupt(close=True)
 
 
 class _Source(contracts.Source):
     """See `contracts.Source`. The client's next reader gets the samples that are given back."""
 
-    def __init__(self, client: Client, tables: ServerTables) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._tables = tables
         self._interrupted = False
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, tuple[str, list[Any]]]:
-        signature = self._tables.signature(table)
+        signature = self._client.signature(table)
         samples = self._client.take(table, n, timeout, lambda: self._interrupted)
         try:
             return convert.stack(table, samples, signature, out, pad), (table, samples)
@@ -246,9 +229,9 @@ class _Source(contracts.Source):
         return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
-        with self._tables.changed:
+        with self._client.changed:
             self._interrupted = True
-            self._tables.changed.notify_all()
+            self._client.changed.notify_all()
 
     def close(self) -> None:
         return

@@ -61,7 +61,7 @@ class Server:
         if not self._stopped.is_set():
             self._stopped.set()
             for client in list(self._clients):
-                client.abandon()
+                client.interrupt(close=True)
             self.native.stop()
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -21,7 +21,7 @@ _ASK_SECONDS = 5
 
 
 class ServerTables:
-    """Descriptions of the tables at an address, and the largest priority that this client has set.
+    """The part of `Client` that its writers use: the tables at an address, and when to stop waiting for them.
 
     Args:
       address: address of the server, such as `"localhost:8000"`.
@@ -29,13 +29,14 @@ class ServerTables:
     """
 
     def __init__(self, address: str, concurrent: bool):
+        #: The `reverb.Client`, for methods that this class does not have.
         self.native = reverb.Client(address)
+        self.address: str | None = address
         self.concurrent = concurrent
         #: Notified when samples arrive, or when a waiting call must check whether it is interrupted.
         self.changed = threading.Condition()
         self.interrupted = False
         self.closed = False
-        self._address = address
         self._signatures: dict[str, Nest] | None = None
         #: The largest priority that this client has set in each table.
         self.max_priorities: dict[str, float] = {}
@@ -46,7 +47,10 @@ class ServerTables:
             raise ServerClosed("The server was stopped or the client closed.")
 
     def interrupt(self, close: bool = False) -> None:
-        """Ends the waiting calls; with `close`, every later call too."""
+        """Ends every waiting call with `ServerClosed`, and every later call that would wait.
+
+        With `close`, every later call raises `ServerClosed`.
+        """
         with self.changed:
             self.interrupted = True
             self.closed |= close
@@ -69,18 +73,15 @@ class ServerTables:
         deadline = time.monotonic() + (START_SECONDS if timeout is None else 0)
         while True:
             try:
-                native = self.native.server_info(timeout=seconds)
-                return {
-                    name: convert.to_info(info, self.max_priorities.get(name, 1.0))
-                    for name, info in native.items()
-                }
+                infos = self.native.server_info(timeout=seconds).values()
+                return {each.name: convert.to_info(each, self.max_priority(each.name)) for each in infos}
             except reverb.errors.DeadlineExceededError as error:
                 self.check_open()
                 if self.interrupted or time.monotonic() >= deadline:
-                    raise DeadlineExceededError(f"No dm-reverb server answers at {self._address}.") from error
+                    raise DeadlineExceededError(f"No dm-reverb server answers at {self.address}.") from error
             except RuntimeError as error:  # the connection broke
                 self.check_open()
-                raise ServerLost(f"The dm-reverb server at {self._address} was lost: {error}") from error
+                raise ServerLost(f"The dm-reverb server at {self.address} was lost: {error}") from error
 
     def info(self, table: str) -> TableInfo:
         """Returns the description of one table; `UnknownTableError` if there is no such table."""
@@ -113,6 +114,10 @@ class ServerTables:
             )
         except (DeadlineExceededError, ServerClosed):
             return False
+
+    def max_priority(self, table: str) -> float:
+        """Returns the largest priority that this client has set in the table; 1.0 at first."""
+        return self.max_priorities.get(table, 1.0)
 
     def saw_priorities(self, table: str, priorities: np.ndarray) -> None:
         """Records the priorities that items of the table get."""

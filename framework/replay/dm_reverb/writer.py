@@ -106,7 +106,8 @@ class ReverbWriter(BaseWriter):
         return self.num_pending
 
     def __del__(self) -> None:
-        self.close(timeout=0)
+        if not self._closed:
+            self.close(timeout=0)
 
     # Sending.
 
@@ -114,7 +115,7 @@ class ReverbWriter(BaseWriter):
         items.keys = items.keys[:0]  # dm-reverb makes its own
         described = self._tables.signature(table) is None
         if items.priorities is None:
-            priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
+            priorities = np.full(len(items.index), self._tables.max_priority(table))
         else:
             priorities = check_priorities(table, items.priorities, len(items.index))
             self._tables.saw_priorities(table, priorities)

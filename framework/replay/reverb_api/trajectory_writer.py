@@ -46,10 +46,7 @@ class TrajectoryWriter:
     """
 
     def __init__(
-        self,
-        client: contracts.Client,
-        num_keep_alive_refs: int,
-        max_in_flight_items: int = UNLIMITED,
+        self, client: contracts.Client, num_keep_alive_refs: int, max_in_flight_items: int = UNLIMITED
     ):
         if num_keep_alive_refs < 1:
             raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1.")

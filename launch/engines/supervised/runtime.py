@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +93,14 @@ class RemoteRuntime(Runtime):
                 repeat_lost=entry.options["repeat_lost"],
             )
             self._connections[node_id] = connection
-        return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
+
+        def call(name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Any:
+            return connection.call(name, args, kwargs, timeout)
+
+        def submit(name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Future:
+            return connection.submit(name, args, kwargs, timeout)
+
+        return Client(node_id, call, submit, entry.options["call_timeout"])
 
     def move(self, addresses: dict[int, str | None]) -> None:
         """Sets new addresses of nodes; None means that a node has no address now."""
