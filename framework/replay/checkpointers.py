@@ -17,7 +17,6 @@ import contextlib
 import logging
 import os
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from framework.checkpoints import Checkpointer, CheckpointReader, Part
-from framework.replay.errors import CheckpointError, ReverbError, ServerClosed
+from framework.replay.errors import CheckpointError
 from framework.replay.rows.store import RowStore, span
 from framework.replay.tables.items import SavedPart
 from framework.replay.tables.table import Table
@@ -120,53 +119,6 @@ class TempDirCheckpointer(DefaultCheckpointer):
 
     def __init__(self) -> None:
         super().__init__(tempfile.mkdtemp(prefix="repertory-replay-"))
-
-
-class PeriodicCheckpoints:
-    """Calls `client.checkpoint()` every `interval` seconds in a separate thread until `close`.
-
-    ```python
-    with PeriodicCheckpoints(client, interval=600.0):
-        ...
-    ```
-
-    A failed checkpoint is logged and its error kept as `error`; the next one is tried anyway.
-    """
-
-    def __init__(self, client: Any, interval: float):
-        if not interval > 0.0:
-            raise ValueError(f"interval: got {interval}, expected seconds > 0.")
-        self.num_written = 0
-        self.error: BaseException | None = None
-        self._client = client
-        self._interval = interval
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replay-checkpoints", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval):
-            try:
-                path = self._client.checkpoint()
-            except ServerClosed:
-                return
-            except (OSError, ReverbError, CheckpointError) as error:
-                self.error = error
-                _LOG.exception("a checkpoint of replay was not written")
-            else:
-                self.num_written += 1
-                _LOG.info("wrote %s", path)
-
-    def close(self) -> None:
-        """Waits for a checkpoint that is being written, and ends the thread."""
-        self._stop.set()
-        self._thread.join()
-
-    def __enter__(self) -> PeriodicCheckpoints:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
 
 
 def default_checkpointer() -> CheckpointerBase:

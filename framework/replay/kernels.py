@@ -1,4 +1,4 @@
-"""The loops of the sum tree: numpy calls, or loops that numba compiles (extra `fast`).
+"""The sum tree of `Prioritized`, and its loops: numpy calls, or loops that numba compiles (extra `fast`).
 
 `load` returns the `Kernels` of this process. What numpy does in ten calls over 256 numbers costs mostly the
 calls, so compiled loops pay where a table is the bottleneck. The results are the same except for the order in
@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,31 +21,83 @@ import numpy as np
 SHIFT = 4
 FANOUT = 1 << SHIFT
 
+# The highest level is one array, searched through its running sum: cheaper than one more level.
+_HIGHEST = 2048
 _ONES = np.ones(FANOUT)
 _RUNNING = np.triu(np.ones((FANOUT, FANOUT)))  # block @ this = its running sums
 
 
-class Tree:
-    """The levels of a sum tree, leaves first. Each node is the sum of `FANOUT` nodes of the level below.
+class SumTree:
+    """Weights >= 0 of the leaves 0, 1, …; a leaf that was never set weighs 0. The tree grows with its leaves.
+
+    Each node is the sum of `FANOUT` nodes of the level below. Every sum is computed from the children, never
+    by adding differences, so that it does not drift. The weights are float64 because with float32 a few
+    million weights of very different sizes do not add up to within one of the small ones.
 
     Attributes:
-      flat: float64, all levels in one array.
+      flat: float64, all levels in one array, leaves first.
       starts: int64, where each level begins in `flat`, and the end of the last.
       levels: the levels, views of `flat`.
-      blocks: the levels but the highest as `[nodes above, FANOUT]`.
+      blocks: the levels except the highest as `[nodes above, FANOUT]`.
     """
 
-    def __init__(self, sizes: Sequence[int]):
+    def __init__(self, capacity: int = FANOUT):
+        self._kernels = load()
+        self._build(capacity)
+
+    def _build(self, capacity: int) -> None:
+        sizes = [-(-capacity // FANOUT) * FANOUT]
+        while sizes[-1] > _HIGHEST:
+            sizes.append(-(-sizes[-1] // FANOUT**2) * FANOUT)
         self.starts = np.cumsum([0, *sizes], dtype=np.int64)
         self.flat = np.zeros(self.starts[-1])
         self.levels = [self.flat[a:b] for a, b in itertools.pairwise(self.starts.tolist())]
         self.blocks = [level.reshape(-1, FANOUT) for level in self.levels[:-1]]
+        self._sums: np.ndarray | None = None
+
+    def _running_sums(self) -> np.ndarray:
+        """Returns the running sums of the highest level."""
+        if self._sums is None:  # a weight was changed
+            self._sums = self.levels[-1].cumsum()
+        return self._sums
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._running_sums()[-1])
+
+    def set(self, leaves: np.ndarray, weights: np.ndarray) -> None:
+        """Sets the weights of `leaves`, in order."""
+        if not len(leaves):
+            return
+        highest, old = int(np.maximum.reduce(leaves)), self.levels[0]
+        if highest >= len(old):
+            self._build(max(highest + 1, 2 * len(old)))
+            self._kernels.tree_set(self, np.arange(len(old)), old)
+        self._sums = None
+        self._kernels.tree_set(self, leaves, weights)
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `n` independent leaves in proportion to their weights, and their probabilities.
+
+        The total must be > 0.
+        """
+        sums = self._running_sums()
+        total = float(sums[-1])
+        leaves, weights = self._kernels.tree_descend(self, sums, rng.random(n) * total)
+        while np.count_nonzero(weights) < len(weights):
+            # Rounding can end a descent just past the last child that weighs anything: draw those again.
+            again = np.flatnonzero(weights == 0.0)
+            mass = rng.random(len(again)) * total
+            leaves[again], weights[again] = self._kernels.tree_descend(self, sums, mass)
+        weights /= total
+        return leaves, weights
 
 
 class Kernels:
     """The plain form, which the compiled one is tested against."""
 
-    def tree_set(self, tree: Tree, leaves: np.ndarray, weights: np.ndarray) -> None:
+    def tree_set(self, tree: SumTree, leaves: np.ndarray, weights: np.ndarray) -> None:
         """Sets `leaves` in order and computes the sums above them from their children."""
         tree.levels[0][leaves] = weights
         nodes = leaves
@@ -53,7 +105,9 @@ class Kernels:
             nodes = nodes >> SHIFT
             above[nodes] = below.take(nodes, 0) @ _ONES
 
-    def tree_descend(self, tree: Tree, sums: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def tree_descend(
+        self, tree: SumTree, sums: np.ndarray, mass: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The leaf in whose share of the running sum each of `mass` falls, and its weight.
 
         `sums` are the running sums of the highest level. Rounding can end a descent at a leaf of weight 0.
@@ -96,10 +150,12 @@ class CompiledKernels(Kernels):
             types.void(own(f8), own(i8), own(f8), own(f8), own(i8), own(f8)), _tree_descend
         )
 
-    def tree_set(self, tree: Tree, leaves: np.ndarray, weights: np.ndarray) -> None:
+    def tree_set(self, tree: SumTree, leaves: np.ndarray, weights: np.ndarray) -> None:
         self._tree_set(tree.flat, tree.starts, leaves, weights)
 
-    def tree_descend(self, tree: Tree, sums: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def tree_descend(
+        self, tree: SumTree, sums: np.ndarray, mass: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         leaves, weights = np.empty(len(mass), np.int64), np.empty(len(mass))
         self._tree_descend(tree.flat, tree.starts, sums, mass, leaves, weights)
         return leaves, weights

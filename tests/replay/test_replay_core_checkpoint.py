@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import socket
-import threading
 
 import numpy as np
 import pytest
@@ -250,29 +249,3 @@ def test_fallback_and_default(tmp_path):
     again = replay.EmbeddedClient(tables(), checkpointer=other)
     assert info(again) == info(client)
     assert os.path.dirname(again.checkpoint()) == str(tmp_path / "g")
-
-
-def test_periodic_checkpoints(tmp_path):
-    checkpointer = checkpointers.DefaultCheckpointer(tmp_path, keep=3)
-    client = replay.EmbeddedClient(tables(), checkpointer=checkpointer)
-    work(client, 3, seed=1)
-    written, failed = threading.Event(), threading.Event()
-    save = checkpointer.save
-
-    def noticed(*arguments):
-        if not failed.is_set():
-            failed.set()
-            raise OSError("no space left")
-        path = save(*arguments)
-        written.set()
-        return path
-
-    checkpointer.save = noticed
-    with checkpointers.PeriodicCheckpoints(client, interval=0.01) as periodic:
-        assert written.wait(20), "it goes on after a failure"
-    assert "no space" in str(periodic.error) and periodic.num_written == int(
-        checkpointer.checkpoints()[-1][-6:]
-    )
-    assert info(replay.EmbeddedClient(tables(), checkpointer=checkpointer)) == info(client)
-    with pytest.raises(ValueError, match="interval"):
-        checkpointers.PeriodicCheckpoints(client, 0.0)

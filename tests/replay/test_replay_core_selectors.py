@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework.replay import selectors
-from framework.replay.tables.sum_tree import SumTree
+from framework.replay.kernels import SumTree
 
 # The 99.9% quantile of chi-squared with k degrees of freedom (Wilson and Hilferty's approximation).
 Z999 = 3.0902

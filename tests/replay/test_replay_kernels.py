@@ -9,8 +9,7 @@ import pytest
 
 from framework import replay
 from framework.replay import kernels
-from framework.replay.kernels import CompiledKernels, Kernels
-from framework.replay.tables.sum_tree import SumTree
+from framework.replay.kernels import CompiledKernels, Kernels, SumTree
 
 
 @pytest.fixture(params=["as written", "compiled"])
@@ -72,7 +71,7 @@ def test_mass_beyond_the_total_does_not_leave_the_tree(use, loops, plain):
     tree = SumTree(2064)  # 129 nodes above, padded to 144
     tree.set(np.arange(2064), np.ones(2064))
     mass = np.array([0.0, 2063.5, 2064.0, 1e9])
-    leaves, _ = tree._kernels.tree_descend(tree._tree, tree._running_sums(), mass)
+    leaves, _ = tree._kernels.tree_descend(tree, tree._running_sums(), mass)
     assert leaves[0] == 0 and leaves[1] == 2063 and (leaves < 2064).all() and (leaves >= 0).all()
 
 

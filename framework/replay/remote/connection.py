@@ -138,7 +138,7 @@ class Connection:
         self._socket = sockets.make_client_socket(address, self._channel.curve)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._next_id += 1
-        hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}
+        hello = {"op": "hello", "protocol": wire.PROTOCOL, "id": self._next_id}
         self._socket.send_multipart(wire.encode(hello))
 
     def _begin(self, answer: dict[str, Any]) -> None:

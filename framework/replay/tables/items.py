@@ -31,6 +31,8 @@ _MAX_PICK = 64
 # The arrays of `Items`, and those of them that a checkpoint holds.
 _SAVED = ("state", "keys", "priorities", "times", "stamps", "layouts", "episodes", "index", "lengths")
 _ARRAYS = (*_SAVED, "done")
+# The numbers of `Items` that a checkpoint holds.
+_COUNTS = ("max_priority", "sampled_age", "stamp", "num_unique_deleted", "num_deleted_episodes")
 
 # The binding, the slots and the index lines of the items of one layout.
 SavedPart = tuple[Binding, np.ndarray, np.ndarray]
@@ -106,7 +108,7 @@ class Items:
     Attributes:
       num_left: number of items that have left the table and that readers still hold.
       max_priority: the largest priority so far, which items without one get; None before the first.
-      age_sum: over all samples, the number of items inserted after the sampled one, itself included.
+      sampled_age: over all samples, the number of items inserted after the sampled one, itself included.
       stamp: number of items inserted so far.
       num_unique_deleted: number of removed items that had been sampled.
       num_deleted_episodes: number of episodes whose last item was removed.
@@ -132,7 +134,7 @@ class Items:
         self.rng = rng
         self.num_left = 0
         self.max_priority: float | None = None
-        self.age_sum = 0
+        self.sampled_age = 0
         self.stamp = 0
         self.num_unique_deleted = 0
         self.num_deleted_episodes = 0
@@ -473,12 +475,9 @@ class Items:
             if order is not None:
                 arrays[f"{role}.slots"] = order
         numbers = {
-            "rng": self.rng.bit_generator.state,
-            "max_priority": self.max_priority,
-            "stamp": self.stamp,
+            **{name: getattr(self, name) for name in _COUNTS},
             "num_unique_deleted": self.num_unique_deleted + int(np.count_nonzero(self.state == SPENT)),
-            "num_deleted_episodes": self.num_deleted_episodes,
-            "sampled_age": self.age_sum,
+            "rng": self.rng.bit_generator.state,
             "layouts": [binding.layout.to_wire() for binding in self.bindings.known],
         }
         parts = []
@@ -527,11 +526,8 @@ class Items:
                 raise CheckpointError(f"{role}: got an order of other items than those of the table.")
             selector.insert(order, self.priorities[order], self.stamps[order])
         self.rng.bit_generator.state = numbers["rng"]
-        self.max_priority = numbers["max_priority"]
-        self.stamp = numbers["stamp"]
-        self.num_unique_deleted = numbers["num_unique_deleted"]
-        self.num_deleted_episodes = numbers["num_deleted_episodes"]
-        self.age_sum = numbers["sampled_age"]
+        for name in _COUNTS:
+            setattr(self, name, numbers[name])
         names, counts = np.unique(self.episodes[slots], return_counts=True)
         self.episode_sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
         self.episode_sizes.pop(0, None)  # items without one

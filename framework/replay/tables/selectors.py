@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.replay.errors import CheckpointError
+from framework.replay.kernels import SumTree
 from framework.replay.rows.store import grown
-from framework.replay.tables.sum_tree import SumTree
 
 # Sums of billions of weights must stay finite.
 _LARGEST = 1e290

@@ -403,7 +403,7 @@ class Table:
                 info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
             if delivery is not None:
                 delivery.open = False
-            items.age_sum += age - before
+            items.sampled_age += age - before
             if self.num_waiting[INSERTERS]:
                 self._notify(INSERTERS)
             return Delivery(self.name, info, items.parts(slots), slots, items, age)
@@ -423,7 +423,7 @@ class Table:
             delivery.open = False
             delivery.items.give_back(delivery.slots)
             if delivery.items is self._items:  # no reset since the draw
-                self._items.age_sum -= delivery.age
+                self._items.sampled_age -= delivery.age
                 self.rate_limiter.samples -= len(delivery.slots)
                 self._notify(SAMPLERS)
 
@@ -537,7 +537,7 @@ class Table:
                 max_priority=1.0 if items.max_priority is None else items.max_priority,
                 why_not_sample=why_not_sample,
                 why_not_insert=why_not_insert,
-                sampled_age=items.age_sum,
+                sampled_age=items.sampled_age,
             )
 
     # Checkpoints.
