@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
-import os
 import socket
 import sys
 import threading
@@ -37,7 +36,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # of ZMTP 3
 
 # The messages of replay, and values that no field expects.
 MESSAGES: dict[str, dict[str, Any]] = {
-    "hello": {"protocol": replay_wire.PROTOCOL, "pid": os.getpid()},
+    "hello": {"protocol": replay_wire.PROTOCOL},
     "lease": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}, "n": 4},
     "insert": {
         "layouts": [[0, [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]]],

@@ -15,22 +15,19 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tree
 
 import launch
-from framework import core, specs
 from framework.actors import PolicyActor
 from framework.actors.environment_loop import EnvironmentLoop
 from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
 from framework.environments.base import BatchedEnvironment
+from framework.programs.limiter_state import describe_room
 from framework.programs.policy_lag import Lockstep
-from framework.programs.replay_state import describe_room
-from framework.programs.run_config import RunConfig
-from framework.programs.worker import ProgramWorker, derive_seed, prepare_process, summarize
+from framework.programs.worker import ProgramWorker, Setup, derive_seed, prepare_process, summarize
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.variables import VariableClient
 
@@ -71,10 +68,7 @@ class ActorWorker(ProgramWorker):
     actors of a program in small portions, so that the program makes exactly `max_env_steps` steps.
 
     Args:
-      agent: makes the networks, the policy and the adder.
-      make_environment: `(num_envs, seed) -> BatchedEnvironment`.
-      spec: the `EnvironmentSpec` of one env.
-      config: the run's settings.
+      setup: makes the environment, the networks, the policy and the adder.
       replay: the replay client of the adder. None for an agent that stores nothing.
       learner: the variable source. None for an agent without parameters.
       counter: grants and counts steps.
@@ -87,10 +81,7 @@ class ActorWorker(ProgramWorker):
 
     def __init__(
         self,
-        agent: core.Agent,
-        make_environment: Callable[[int, int], BatchedEnvironment],
-        spec: specs.EnvironmentSpec,
-        config: RunConfig,
+        setup: Setup,
         *,
         replay: Any,
         learner: Any,
@@ -103,12 +94,12 @@ class ActorWorker(ProgramWorker):
     ):
         prepare_process(seed)
         self._name = f"actor-{index}"
-        self._config, self._replay = config, replay
+        agent, self._config, self._replay = setup.agent, setup.config, replay
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
-        self._make_adder = lambda: None if replay is None else agent.make_adder(replay, spec)
+        self._make_adder = lambda: None if replay is None else agent.make_adder(replay, setup.spec)
         self._versioned: VariableClient | Port | None = None  # Has the version of the acting parameters.
         self._pool: ThreadPoolExecutor | None = None  # Computes the actions of the half that does not step.
-        self._halves = self._make_halves(agent, make_environment, spec, learner, inference, seed)
+        self._halves = self._make_halves(setup, learner, inference, seed)
         self._half = self._halves[0]  # Whose turn it is.
         self._lockstep: Lockstep | None = None
         self._largest_grant = _LARGEST_GRANT
@@ -131,17 +122,10 @@ class ActorWorker(ProgramWorker):
             self._steps = self._logged_at = int(state["steps"])
             self._halves[0].actor.restore(state["actor"])
 
-    def _make_halves(
-        self,
-        agent: core.Agent,
-        make_environment: Callable[[int, int], BatchedEnvironment],
-        spec: specs.EnvironmentSpec,
-        learner: Any,
-        inference: Any,
-        seed: int,
-    ) -> list[Half]:
+    def _make_halves(self, setup: Setup, learner: Any, inference: Any, seed: int) -> list[Half]:
         """Makes one half with all envs, or two, with the source of actions that `config.inference` names."""
-        config, envs = self._config, self._config.envs_per_actor
+        agent, spec, config = setup.agent, setup.spec, setup.config
+        envs = config.envs_per_actor
         alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
         sizes = [envs - envs // 2, envs // 2] if alternates else [envs]
         ports: list[Port] = []
@@ -158,7 +142,9 @@ class ActorWorker(ProgramWorker):
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-inference")
         halves: list[Half] = []
         for index, size in enumerate(sizes):
-            environment = make_environment(size, derive_seed(seed, f"half-{index}") if alternates else seed)
+            environment = setup.make_environment(
+                size, derive_seed(seed, f"half-{index}") if alternates else seed
+            )
             offset = sum(sizes[:index])
             actor: PolicyActor | InferenceActor
             if served:

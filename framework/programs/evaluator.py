@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from framework import core
 from framework.actors import PolicyActor
 from framework.actors.environment_loop import EnvironmentLoop
-from framework.environments.base import BatchedEnvironment
-from framework.programs.run_config import RunConfig
-from framework.programs.worker import ProgramWorker, prepare_process, summarize
-from framework.specs import EnvironmentSpec
+from framework.programs.worker import ProgramWorker, Setup, prepare_process, summarize
 from framework.variables import VariableClient
 
 
@@ -24,10 +19,7 @@ class Evaluator(ProgramWorker):
     counted more often than long ones.
 
     Args:
-      agent: makes the networks and the policy (with `evaluation=True`).
-      make_environment: `(num_envs, seed) -> BatchedEnvironment`, for the evaluator's own environment.
-      spec: the `EnvironmentSpec` of one env.
-      config: the run's settings; `evaluate_period` is not None.
+      setup: makes the environment, the networks and the policy. Its `config.evaluate_period` is not None.
       learner: the variable source.
       counter: counts the env steps of the program.
       monitor: takes the rows of metrics and ends the program.
@@ -37,10 +29,7 @@ class Evaluator(ProgramWorker):
 
     def __init__(
         self,
-        agent: core.Agent,
-        make_environment: Callable[[int, int], BatchedEnvironment],
-        spec: EnvironmentSpec,
-        config: RunConfig,
+        setup: Setup,
         *,
         learner: Any,
         counter: Any,
@@ -49,12 +38,12 @@ class Evaluator(ProgramWorker):
         seed: int = 0,
     ):
         prepare_process(seed)
-        self._config = config
+        self._config = setup.config
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
-        num_episodes = config.num_evaluation_episodes
-        self._environment = make_environment(num_episodes, seed)
-        self._networks = networks = agent.make_networks(spec)
-        policy = agent.make_policy(networks, evaluation=True)
+        num_episodes = setup.config.num_evaluation_episodes
+        self._environment = setup.make_environment(num_episodes, seed)
+        self._networks = networks = setup.agent.make_networks(setup.spec)
+        policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
         self._loop = EnvironmentLoop(self._environment, self._actor, should_update=False)

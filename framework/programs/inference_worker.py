@@ -6,11 +6,8 @@ import time
 from typing import Any
 
 import launch
-from framework import core
 from framework.actors.inference_server import InferenceServer
-from framework.programs.run_config import RunConfig
-from framework.programs.worker import prepare_process
-from framework.specs import EnvironmentSpec
+from framework.programs.worker import Setup, prepare_process
 from framework.variables import VariableClient
 
 _SAVE_EVERY = 1000  # Batches between two saves of the random state.
@@ -20,10 +17,8 @@ class InferenceWorker(InferenceServer):
     """Owns and updates the parameters for acting, and logs the sizes of its batches.
 
     Args:
-      agent: makes the networks and the policy.
-      spec: the `EnvironmentSpec` of one env.
-      config: the run's settings. With a `max_policy_lag`, the actors request newer parameters, and
-        `update_period` has no effect.
+      setup: makes the networks and the policy. With a `max_policy_lag`, the actors request newer parameters,
+        and `update_period` has no effect.
       learner: the variable source. None for an agent without parameters.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random choices. None keeps nothing.
@@ -32,9 +27,7 @@ class InferenceWorker(InferenceServer):
 
     def __init__(
         self,
-        agent: core.Agent,
-        spec: EnvironmentSpec,
-        config: RunConfig,
+        setup: Setup,
         *,
         learner: Any,
         monitor: Any,
@@ -42,6 +35,7 @@ class InferenceWorker(InferenceServer):
         seed: int = 0,
     ):
         prepare_process(seed)
+        agent, spec, config = setup.agent, setup.spec, setup.config
         networks = agent.make_networks(spec).to(config.inference_device)
         policy = agent.make_policy(networks)
         engine = launch.get_node_context().engine

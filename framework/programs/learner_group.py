@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 import launch
-from framework import core
 from framework.learners import LearnerGroup, distributed
-from framework.programs.run_config import RunConfig
-from framework.programs.worker import ProgramWorker, prepare_process
-from framework.specs import EnvironmentSpec
+from framework.programs.worker import ProgramWorker, Setup, prepare_process
 
 
 class Barrier:
@@ -118,9 +115,7 @@ class LearnerReplica(ProgramWorker):
     """A learner of rank 1 or higher. It learns from its shard of each batch and does not publish.
 
     Args:
-      agent: makes the networks, the dataset and the learner.
-      spec: the `EnvironmentSpec` of one env.
-      config: the run's settings.
+      setup: makes the networks, the dataset and the learner.
       replay: the replay client to sample from and to write priorities to.
       first: a client of the learner of rank 0.
       rank: rank of this learner, from 1.
@@ -129,9 +124,7 @@ class LearnerReplica(ProgramWorker):
 
     def __init__(
         self,
-        agent: core.Agent,
-        spec: EnvironmentSpec,
-        config: RunConfig,
+        setup: Setup,
         *,
         replay: Any,
         first: Any,
@@ -139,9 +132,9 @@ class LearnerReplica(ProgramWorker):
         seed: int = 0,
     ):
         prepare_process(seed)
-        self._first, self._rank, self._size = first, rank, config.num_learners
-        agent = agent.for_program(config.num_envs, config.num_learners, rank)
-        self._learner = agent.make_learner(agent.make_networks(spec), spec)
+        self._first, self._rank, self._size = first, rank, setup.config.num_learners
+        agent = setup.agent.for_program(setup.config.num_envs, self._size, rank)
+        self._learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
         self._dataset = agent.make_dataset(replay)
         self._group: LearnerGroup | None = None
 

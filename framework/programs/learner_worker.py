@@ -12,13 +12,11 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from framework import core
 from framework.programs.learner_group import FirstLearner
+from framework.programs.limiter_state import describe_stock
 from framework.programs.policy_lag import StallDetector
-from framework.programs.replay_state import describe_stock, replay_numbers
-from framework.programs.run_config import RunConfig
-from framework.programs.worker import ProgramWorker, prepare_process
-from framework.specs import EnvironmentSpec
+from framework.programs.worker import ProgramWorker, Setup, prepare_process
+from framework.replay import TableInfo
 from framework.variables import VariableBlock, Variables, shared_path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # Of malloc.h.
@@ -32,9 +30,7 @@ class LearnerWorker(ProgramWorker):
     number of learner steps in this run, including steps that a killed learner made after its last checkpoint.
 
     Args:
-      agent: makes the networks, the dataset and the learner.
-      spec: the `EnvironmentSpec` of one env.
-      config: the run's settings.
+      setup: makes the networks, the dataset and the learner.
       replay: the replay client to sample from and to write priorities to.
       counter: counts `learner_steps`.
       monitor: takes the rows of metrics.
@@ -44,9 +40,7 @@ class LearnerWorker(ProgramWorker):
 
     def __init__(
         self,
-        agent: core.Agent,
-        spec: EnvironmentSpec,
-        config: RunConfig,
+        setup: Setup,
         *,
         replay: Any,
         counter: Any,
@@ -56,6 +50,7 @@ class LearnerWorker(ProgramWorker):
     ):
         prepare_process(seed)
         keep_freed_memory()
+        agent, spec, config = setup.agent, setup.spec, setup.config
         self._config = config
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer
@@ -240,6 +235,27 @@ class LearnerWorker(ProgramWorker):
         self._logged = (steps, env_steps, now)
         self._waited_s = self._times_sampled = 0.0
         self._monitor.write("learner", row)
+
+
+def replay_numbers(info: Mapping[str, TableInfo]) -> dict[str, Any]:
+    """Counters of each table of a `server_info`, since the start of the server.
+
+    They are `size`, `inserted`, `sampled`, `samples_per_insert`, `sample_age` (mean number of items inserted
+    between the insert of an item and its sampling) and `time/…_blocked_s` (seconds that inserts and samples
+    waited for the rate limiter). A back end without the last two reports zeros for them.
+    """
+    numbers: dict[str, Any] = {}
+    for name, table in info.items():
+        prefix = "replay" if len(info) == 1 else f"replay/{name}"
+        inserts, samples = table.rate_limiter_info.insert_stats, table.rate_limiter_info.sample_stats
+        numbers[f"{prefix}/size"] = table.current_size
+        numbers[f"{prefix}/inserted"] = inserts.completed
+        numbers[f"{prefix}/sampled"] = samples.completed
+        numbers[f"{prefix}/samples_per_insert"] = samples.completed / max(inserts.completed, 1)
+        numbers[f"{prefix}/sample_age"] = table.sampled_age / max(samples.completed, 1)
+        numbers[f"time/{prefix}/insert_blocked_s"] = inserts.blocked_ms / 1000
+        numbers[f"time/{prefix}/sample_blocked_s"] = samples.blocked_ms / 1000
+    return numbers
 
 
 def keep_freed_memory() -> None:

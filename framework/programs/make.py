@@ -19,12 +19,9 @@ from framework.programs.learner_worker import LearnerWorker
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
 from framework.programs.services import Monitor, RunCheckpointer, make_counter, replay_checkpointer
-from framework.programs.worker import derive_seed
+from framework.programs.worker import Setup, derive_seed
 from framework.replay import Table
 
-# For nodes whose methods may run twice: a call that a restart of the node interrupted is repeated, so that
-# its caller does not fail.
-_REPEAT = {"repeat_lost": True}
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 
 
@@ -68,11 +65,11 @@ def make_program(
         run = RunFolder.describe(agent, environment_factory, config, spec)
         run.check_same()
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
-    agent = agent.for_program(config.num_envs, config.num_learners)
-    learns = bool(agent.make_tables(spec))
+    setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
+    learns = bool(setup.agent.make_tables(spec))
 
     program = launch.Program(name or type(agent).__name__.lower())
-    graph = Graph(program, agent, make_envs, spec, config)
+    graph = Graph(program, setup)
     if learns:
         graph.add_replay()
     graph.add_services(run, logger_factory, on_write)
@@ -91,29 +88,19 @@ class Graph:
 
     Args:
       program: the program that gets the nodes.
-      agent: makes the parts in the nodes.
-      make_environment: `(num_envs, seed) -> BatchedEnvironment`.
-      spec: the `EnvironmentSpec` of one env.
-      config: the run's settings, which every worker gets.
+      setup: what every worker is made from.
     """
 
-    def __init__(
-        self,
-        program: launch.Program,
-        agent: core.Agent,
-        make_environment: Callable[[int, int], BatchedEnvironment],
-        spec: specs.EnvironmentSpec,
-        config: RunConfig,
-    ):
+    def __init__(self, program: launch.Program, setup: Setup):
         self.program = program
-        self._agent, self._make_environment, self._spec, self._config = agent, make_environment, spec, config
+        self._setup, self._config = setup, setup.config
         self._replay: Any = None
         self._services: dict[str, Any] = dict.fromkeys(("counter", "monitor", "checkpointer"))
         self._learner: Any = None
         self._inference: Any = None
 
     def add_replay(self) -> None:
-        make_tables = functools.partial(_make_tables, self._agent, self._spec, self._seed_of("replay"))
+        make_tables = functools.partial(_make_tables, self._setup, self._seed_of("replay"))
         checkpointer_fn = None
         if self._config.directory is not None:
             checkpointer_fn = functools.partial(replay_checkpointer, self._config)
@@ -143,21 +130,20 @@ class Graph:
             )
 
     def add_learners(self) -> None:
-        parts, seed = (self._agent, self._spec, self._config), self._seed_of("learner")
+        seed = self._seed_of("learner")
         self._learner = self._add(
-            "learner", LearnerWorker, *parts, replay=self._replay, seed=seed, **self._services
+            "learner", LearnerWorker, self._setup, replay=self._replay, seed=seed, **self._services
         )
+        common = {"replay": self._replay, "first": self._learner}
         for rank in range(1, self._config.num_learners):
-            of_rank = {"first": self._learner, "rank": rank, "seed": self._seed_of(f"learner-{rank}")}
-            self._add("learner", LearnerReplica, *parts, replay=self._replay, **of_rank, repeat=False)
+            seed = self._seed_of(f"learner-{rank}")
+            self._add("learner", LearnerReplica, self._setup, rank=rank, seed=seed, **common)
 
     def add_inference(self) -> None:
         self._inference = self._add(
             "inference",
             InferenceWorker,
-            self._agent,
-            self._spec,
-            self._config,
+            self._setup,
             learner=self._learner,
             monitor=self._services["monitor"],
             checkpointer=self._services["checkpointer"],
@@ -166,28 +152,24 @@ class Graph:
         )
 
     def add_actors(self) -> None:
+        sources = {"replay": self._replay, "learner": self._learner, "inference": self._inference}
         for index in range(self._config.num_actors):
-            self._add_acting(
-                "actor",
-                ActorWorker,
-                replay=self._replay,
-                index=index,
-                seed=self._seed_of(f"actor-{index}"),
-                inference=self._inference,
-            )
+            seed = self._seed_of(f"actor-{index}")
+            self._add("actor", ActorWorker, self._setup, index=index, seed=seed, **sources, **self._services)
 
     def add_evaluator(self) -> None:
-        self._add_acting("evaluator", Evaluator, seed=self._seed_of("evaluator"))
-
-    def _add_acting(self, label: str, worker: Callable[..., Any], **kwargs: Any) -> None:
-        parts = (self._agent, self._make_environment, self._spec, self._config)
-        self._add(label, worker, *parts, learner=self._learner, repeat=False, **self._services, **kwargs)
+        own = {"learner": self._learner, "seed": self._seed_of("evaluator")}
+        self._add("evaluator", Evaluator, self._setup, **own, **self._services)
 
     def _add(
         self, label: str, constructor: Callable[..., Any], *args: Any, repeat: bool = True, **kwargs: Any
     ) -> Any:
-        if repeat:
-            kwargs["courier_client_kwargs"] = _REPEAT
+        """Adds a node.
+
+        With `repeat`, its methods may run twice: a call that a restart of the node interrupted is repeated,
+        so that its caller does not fail.
+        """
+        kwargs["courier_client_kwargs"] = {"repeat_lost": repeat}
         return self.program.add_node(launch.CourierNode(constructor, *args, **kwargs), label=label)
 
     def _seed_of(self, name: str) -> int:
@@ -236,8 +218,8 @@ def make_logger(config: RunConfig) -> Logger | None:
     return Dispatcher(made)
 
 
-def _make_tables(agent: core.Agent, spec: specs.EnvironmentSpec, seed: int) -> list[Table]:
-    tables = agent.make_tables(spec)
+def _make_tables(setup: Setup, seed: int) -> list[Table]:
+    tables = setup.agent.make_tables(setup.spec)
     for table in tables:
         table.set_seed(derive_seed(seed, table.name))
     return tables

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import pathlib
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -39,9 +41,8 @@ class AgentEntry:
 
     def load(self) -> type[core.Agent]:
         """The agent's class. Raises ValueError if it cannot be imported."""
-        module, _, name = self.target.partition(":")
         try:
-            found: type[core.Agent] = getattr(importlib.import_module(module), name)
+            found: type[core.Agent] = load_object(self.target)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"agent: got {self.name!r}, which cannot be imported: {error}.") from error
         return found
@@ -106,7 +107,7 @@ def make_agent(name: str, /, **fields: Any) -> core.Agent:
 
 def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any] | None]:
     """The name of the agent's class for `find_agent`, and the fields of its config (or None)."""
-    target = f"{_module_of(type(agent))}:{type(agent).__qualname__}"
+    target = target_of(type(agent)) or type(agent).__qualname__
     name = next((name for name, other in _entry_points().items() if other == target), target)
     config: Any = getattr(agent, "config", None)
     if not _is_config(config):
@@ -118,13 +119,23 @@ def _is_config(config: Any) -> bool:
     return dataclasses.is_dataclass(config) and not isinstance(config, type)
 
 
-def _module_of(cls: type) -> str:
-    """The module's name for other processes. For a class of the main script, the name of its file."""
-    if cls.__module__ != "__main__":
-        return cls.__module__
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    return spec.name if spec is not None else pathlib.Path(getattr(main, "__file__", "__main__")).stem
+def load_object(target: str) -> Any:
+    """Imports `module:name`. Raises ImportError or AttributeError."""
+    module, _, name = target.partition(":")
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def target_of(function: Callable[..., Any]) -> str | None:
+    """`module:name` of a class or function for other processes; None if it cannot be imported.
+
+    For one of the main script, the module is the name of the script's file.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module = spec.name if spec is not None else pathlib.Path(getattr(main, "__file__", "__main__")).stem
+    return None if module is None or "<" in name else f"{module}:{name}"
 
 
 def _entry_points() -> dict[str, str]:

@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
-import functools
-import importlib
 import json
 import os
 import subprocess
@@ -25,7 +23,7 @@ import launch
 from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
 from framework.loggers.files import explained
-from framework.programs.registry import describe_agent, find_agent
+from framework.programs.registry import describe_agent, find_agent, load_object, target_of
 from framework.programs.run_config import RunConfig
 
 FORMAT = 2
@@ -99,7 +97,12 @@ class RunFolder:
         """The run of `agent` in `environment`. Writes nothing."""
         name, fields = describe_agent(agent)
         plain = json.loads(json.dumps(fields, default=_plain))
-        return cls(name, plain, _name_of(environment), config, describe_spec(spec))
+        if not isinstance(environment, str):
+            target = target_of(environment)
+            environment = "" if target is None else f"{_FACTORY}{target}"
+        # Equal for equal environments.
+        described = f"observations: {spec.observations!r}; actions: {spec.actions!r}"
+        return cls(name, plain, environment or None, config, described)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -224,9 +227,8 @@ class RunFolder:
             )
         if not self.environment.startswith(_FACTORY):
             return self.environment
-        module, _, name = self.environment.removeprefix(_FACTORY).partition(":")
         try:
-            factory: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+            factory = load_object(self.environment.removeprefix(_FACTORY))
         except (ImportError, AttributeError) as error:
             raise RunError(f"{self.path}: {self.environment!r} cannot be imported: {error}") from error
         if not callable(factory):
@@ -280,20 +282,6 @@ class RunFolder:
 def _plain(value: Any) -> Any:
     """Converts a numpy number to a Python number, and a value that JSON cannot hold to its name."""
     return value.item() if isinstance(value, np.generic) else {_UNRECORDED: repr(value)}
-
-
-def _name_of(environment: str | Callable[..., Any]) -> str | None:
-    if isinstance(environment, str):
-        return environment
-    module, name = getattr(environment, "__module__", None), getattr(environment, "__qualname__", None)
-    if module is None or name is None or module == "__main__" or "<" in name:
-        return None
-    return f"{_FACTORY}{module}:{name}"
-
-
-def describe_spec(spec: specs.EnvironmentSpec) -> str:
-    """The observation and action specs as text that is equal for equal environments."""
-    return f"observations: {spec.observations!r}; actions: {spec.actions!r}"
 
 
 def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:

@@ -1,11 +1,12 @@
-"""What the workers of programs share: their base class, the setup of their process, and their statistics."""
+"""What the workers of programs share: what they are made from, their base class, seeds and statistics."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,27 @@ import torch
 
 import launch
 from framework import core
+from framework.environments.base import BatchedEnvironment
+from framework.programs.run_config import RunConfig
 from framework.replay.errors import ServerClosed
+from framework.specs import EnvironmentSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What every worker of a program is made from.
+
+    Attributes:
+      agent: makes the parts in the nodes.
+      make_environment: `(num_envs, seed) -> BatchedEnvironment`.
+      spec: the `EnvironmentSpec` of one env.
+      config: the run's settings.
+    """
+
+    agent: core.Agent
+    make_environment: Callable[[int, int], BatchedEnvironment]
+    spec: EnvironmentSpec
+    config: RunConfig
 
 
 class ProgramWorker(core.Worker):

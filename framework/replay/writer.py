@@ -28,7 +28,7 @@ _Table = TypeVar("_Table")
 _Self = TypeVar("_Self", bound="BaseWriter")
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class HeldRows:
     """A stream as one writer knows it, and which of its rows the writer holds.
 
@@ -108,6 +108,7 @@ class BaseWriter(Writer):
                 self._raise()
             held = self._streams.get(stream)
             specs = {} if held is None else held.specs
+            rows = None if rows is None else np.asarray(rows, np.int64)
             count = -1 if rows is None else len(rows)
             arrays: dict[str, np.ndarray] = {}
             new: dict[str, ColumnSpec] = {}

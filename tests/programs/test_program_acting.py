@@ -14,6 +14,7 @@ from framework.environments.testing import EchoEnvironment
 from framework.programs import RunConfig, actor_worker
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.services import Counter, Monitor
+from framework.programs.worker import Setup
 from framework.replay.errors import ServerLost
 
 
@@ -118,10 +119,12 @@ def make(monkeypatch):
             )
 
         worker = ActorWorker(
-            LoggedAgent(adders, unroll),
-            environment,
-            specs.make_environment_spec(environment(1, 0)),
-            RunConfig(envs_per_actor=envs, inference="alternating"),
+            Setup(
+                LoggedAgent(adders, unroll),
+                environment,
+                specs.make_environment_spec(environment(1, 0)),
+                RunConfig(envs_per_actor=envs, inference="alternating"),
+            ),
             replay="a client",
             learner=None if unroll is None else Source(),
             counter=Counter(max_env_steps),

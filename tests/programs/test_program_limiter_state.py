@@ -10,7 +10,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from framework import replay
 from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
-from framework.programs.replay_state import describe_room, describe_stock
+from framework.programs.limiter_state import describe_room, describe_stock
 
 
 class Narrow(IMPALA):

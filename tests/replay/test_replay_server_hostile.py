@@ -31,7 +31,7 @@ ITEM = ["t", 0, np.array([[0]]), None, np.array([1], np.uint64), None, None]
 INSERT = {"layouts": [[0, LAYOUT]], "write": [], "items": [ITEM], "release": [], "lease": {}}
 SAMPLE = {"table": "t", "n": 3, "timeout": 0.01, "local": False, "hold": False, "pad": False}
 MESSAGES = {
-    "hello": {"protocol": wire.PROTOCOL, "pid": 1},
+    "hello": {"protocol": wire.PROTOCOL},
     "declare": {"name": "s", "stream": None, "columns": {"x": [[], "<i8"]}},
     "lease": {"stream": "s", "n": 4},
     "insert": INSERT,

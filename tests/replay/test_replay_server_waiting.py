@@ -112,3 +112,59 @@ def test_a_client_can_be_closed_while_a_writer_waits_in_another_thread():
         client.close()
         thread.join(10)
         assert not thread.is_alive() and errors
+
+
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_no_wake_up_is_lost_between_served_and_local_readers_and_writers(size):
+    """All of them wait for one another all the time; each item arrives once."""
+    with replay.Server([replay.Table.queue("a", size), replay.Table.queue("b", size)]) as server:
+        clients = [
+            server.localhost_client(),
+            *[ServedClient(server.address, local=n % 2 == 0) for n in range(3)],
+        ]
+        n, seen, errors = 400, [], []
+
+        def write(client, start):
+            writer = client.batch_writer(max_in_flight_items=7)
+            for value in range(start, start + n, 5):
+                rows = writer.append("s", {"x": np.arange(value, value + 5)})
+                writer.create_items("ab"[value // 5 % 2], {"x": writer.slice("s", "x", rows)}, timeout=60)
+                writer.release("s", rows)
+            writer.flush(timeout=60)
+
+        def read(client, table):
+            while True:
+                seen.extend(client.sample_batch(table, 1, timeout=60).data["x"].tolist())
+
+        def run(target, *arguments):
+            try:
+                target(*arguments)
+            except replay.ServerClosed:
+                pass
+            except BaseException as error:
+                errors.append(error)
+
+        readers = [
+            threading.Thread(target=run, args=(read, client, table), daemon=True)
+            for client in clients
+            for table in "ab"
+        ]
+        writers = [
+            threading.Thread(target=run, args=(write, client, number * n), daemon=True)
+            for number, client in enumerate(clients)
+        ]
+        for thread in readers + writers:
+            thread.start()
+        for thread in writers:
+            thread.join(60)
+            assert not thread.is_alive()
+        deadline = time.monotonic() + 20
+        while len(seen) < n * len(clients) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for client in clients:
+            client.close()
+        for thread in readers:
+            thread.join(20)
+            assert not thread.is_alive()
+        assert not errors
+        assert sorted(seen) == list(range(n * len(clients)))

@@ -144,9 +144,8 @@ class ServedClient(ReverbApi, Client):
 
     def _begin(self) -> None:
         """Makes what this object has in this process: a forked child uses nothing of its parent's."""
-        curve, local, reconnect_timeout = self._options
         self._pid = os.getpid()
-        self._connections = Channel(self.address, curve, reconnect_timeout, local is not False)
+        self._connections = Channel(self.address, *self._options)
         self._lock = threading.Lock()
         self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
         self._dropped: collections.deque[ServedWriter] = collections.deque()

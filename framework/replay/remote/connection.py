@@ -123,14 +123,11 @@ class Connection:
         self.close()
         if stopped:
             raise ServerClosed(f"the replay server at {address} has stopped")
-        if timeout is not None:
-            limit = min(limit, timeout)
+        limit = limit if timeout is None else min(limit, timeout)
+        text = f"no replay server answered at {address} within {limit:g} s"
         if timeout is not None and (timeout <= channel.reconnect_timeout or channel.away):
-            raise DeadlineExceededError(f"no replay server answered at {address} within {limit:g} s")
-        raise ServerLost(
-            f"no replay server answered at {address} within {limit:g} s. Is it running, and does this client "
-            "have its keys?"
-        )
+            raise DeadlineExceededError(text)
+        raise ServerLost(f"{text}. Is it running, and does this client have its keys?")
 
     def _connect(self, address: str) -> None:
         """Connects, and says hello. If the server is not there yet, the message is sent when it comes."""
@@ -138,7 +135,7 @@ class Connection:
         self._socket = sockets.make_client_socket(address, self._channel.curve)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._next_id += 1
-        hello = {"op": "hello", "protocol": wire.PROTOCOL, "pid": os.getpid(), "id": self._next_id}
+        hello = {"op": "hello", "protocol": wire.PROTOCOL, "id": self._next_id}
         self._socket.send_multipart(wire.encode(hello))
 
     def _begin(self, answer: dict[str, Any]) -> None:
@@ -331,8 +328,8 @@ class Channel:
     Args:
       address: where the server is: `tcp://host:port` or `ipc://path`.
       curve: the keys of the program, if the server has any.
+      local: None maps the rows of a server on this machine; False does not.
       reconnect_timeout: seconds for which calls wait for a server that is not there.
-      local: whether to map the rows of a server on this machine.
 
     Attributes:
       away: the server is known to be nowhere at the moment, and to come back.
@@ -343,15 +340,15 @@ class Channel:
         self,
         address: str,
         curve: sockets.CurveKeys | None = None,
+        local: bool | None = None,
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
-        local: bool = True,
     ) -> None:
         self.address = address
         self.curve = curve
         self.reconnect_timeout = reconnect_timeout
         self.away = False
         self.stopped = False
-        self._local = local
+        self._local = local is not False
         self._mapped: MappedStore | None = None
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[Connection] = []

@@ -16,7 +16,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Generator, Hashable
 from typing import Any, Protocol
 
@@ -37,9 +37,12 @@ _ROUND = 64  # messages that are taken before the waiting requests are tried
 _PROBE_DELAYS = (0.02, 1.0)
 _LONGEST_POLL = 3600.0  # seconds
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
-# Requests of one client that may wait, and large answers that it may leave unread, before it is cut off.
-_MAX_WAITING = 1 << 14
-_MAX_UNREAD = 16
+_MAX_WAITING = 1 << 14  # requests of one client
+# A client that leaves more bytes in more large answers unread is cut off; ZeroMQ bounds the number of others.
+# What was read is known a moment late: a busy client may seem to have many answers unread.
+_LARGE_ANSWER = 1 << 16  # bytes
+_MAX_UNREAD_BYTES = 1 << 27
+_MAX_UNREAD = 4
 # Errors that a client's message can cause. Others are defects of this package, and are logged.
 _FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 _CLIENT_ERRORS = (*_FIELD_ERRORS, MemoryError, ReverbError)
@@ -56,7 +59,7 @@ class Session:
       identity: ZeroMQ's name of the connection.
       number: names the owner of rows; random, never 0.
       waiting: requests that cannot be answered yet.
-      unsent: trackers of large answers that the client may not have read yet.
+      unsent: trackers and bytes of large answers that the client may not have read yet.
       layouts: layouts that the client has defined, by its numbers.
       known: layouts that the client has been told, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
@@ -67,7 +70,7 @@ class Session:
     identity: bytes
     number: int = dataclasses.field(default_factory=lambda: secrets.randbits(62) | 1)
     waiting: set[Request] = dataclasses.field(default_factory=set)
-    unsent: list[zmq.MessageTracker] = dataclasses.field(default_factory=list)
+    unsent: deque[tuple[zmq.MessageTracker, int]] = dataclasses.field(default_factory=deque)
     layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
     known: dict[Layout, int] = dataclasses.field(default_factory=dict)
     deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
@@ -125,15 +128,13 @@ class Service(threading.Thread):
       malformed: how many of them were not of this protocol and were ignored.
     """
 
-    def __init__(self, handler: Handler, listener: zmq.Socket, name: str = "replay-server") -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, handler: Handler, listener: zmq.Socket) -> None:
+        super().__init__(name="replay-server", daemon=True)
         self.error: BaseException | None = None
         self.messages = 0
         self.malformed = 0
         self._handler = handler
         self._socket = listener
-        # A large answer is tracked by its last frame: no array with a frame of its own is copied.
-        listener.copy_threshold = wire.INLINE_BYTES
         self._sessions: dict[bytes, Session] = {}
         self._lines: OrderedDict[Hashable, list[Request]] = OrderedDict()
         self._deadlines: dict[Request, float] = {}
@@ -152,12 +153,11 @@ class Service(threading.Thread):
         if self._lines and threading.get_ident() != self.ident:
             self._wake.set()
 
-    def stop(self, reason: Exception | None = None) -> None:
+    def stop(self) -> None:
         """Answers every waiting request with ServerClosed, tells all clients, and ends the loop.
 
         When it returns, another server can be bound to the address.
         """
-        self._reason = reason or self._reason
         self._stopping = True
         self._wake.set()
         if self.is_alive() and threading.current_thread() is not self:
@@ -197,8 +197,7 @@ class Service(threading.Thread):
             if self._lines and self._again:
                 self._try_waiting()
             if due <= time.monotonic():
-                self._end_late()
-                self._probe()
+                self._keep_time()
 
     # --- messages ---
 
@@ -222,16 +221,15 @@ class Service(threading.Thread):
         if type(op) is not str or not (number is None or type(number) is int):
             raise wire.MalformedMessage(f"op {op!r}, id {number!r}; expected a string and an integer")
         session = self._sessions.get(identity)
-        if op == "hello":
-            if session is not None:
-                self._close(session)
-            session = Session(identity)
-        elif session is None:
+        if session is None and op != "hello":
             self._send(identity, {"notice": "lost"})
             return
         answer: Reply | Request | Exception | None
         try:
-            if op == "hello":
+            if op == "hello" or session is None:
+                if session is not None:
+                    self._close(session)
+                session = Session(identity)
                 answer = self._handler.open(session, message)
                 self._sessions[identity] = session
             elif op == "cancel":
@@ -266,6 +264,9 @@ class Service(threading.Thread):
         except Exception as error:  # the client gets that instead; `ascii` makes sure that it can be sent
             refused = TypeError(f"answer: got a value that cannot be sent: {error!a}")
             frames = wire.encode({"error": wire.pack_error(refused), "id": number})
+        num_bytes = sum(map(len, frames))
+        if num_bytes >= _LARGE_ANSWER:  # tracked by its last frame, even if that is small
+            frames[-1] = zmq.Frame(frames[-1], copy=False, track=True)
         session = self._sessions.get(identity)
         try:
             tracker = self._socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False, track=True)
@@ -276,12 +277,15 @@ class Service(threading.Thread):
             if error.errno != zmq.EHOSTUNREACH:
                 raise
         else:
-            if session is None or tracker is None or tracker.done:
+            if session is None or tracker is None or num_bytes < _LARGE_ANSWER:
                 return
-            session.unsent = [each for each in session.unsent if not each.done] + [tracker]
-            if len(session.unsent) <= _MAX_UNREAD:
+            unsent = session.unsent
+            unsent.append((tracker, num_bytes))
+            while unsent and unsent[0][0].done:
+                unsent.popleft()
+            if len(unsent) <= _MAX_UNREAD or sum(size for _, size in unsent) <= _MAX_UNREAD_BYTES:
                 return
-            _LOG.warning("a client leaves %d large answers unread: its session ends", _MAX_UNREAD)
+            _LOG.warning("a client leaves %d large answers unread: its session ends", len(unsent))
         if session is not None:
             self._close(session)
 
@@ -348,19 +352,17 @@ class Service(threading.Thread):
         if answer is not None:
             self._send(request.session.identity, answer, request.id)
 
-    def _end_late(self) -> None:
+    def _keep_time(self) -> None:
+        """Ends the requests that are late, and probes the peers if that is due."""
         now = time.monotonic()
         for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
             self._end_request(request, request.late())
-
-    # --- ends ---
-
-    def _probe(self) -> None:
-        now = time.monotonic()
         if any(moment <= now for moment in self._probes):
             self._probes = {moment for moment in self._probes if moment > now}
             for identity in list(self._sessions):
                 self._send(identity, {"notice": "ping"})
+
+    # --- ends ---
 
     def _close(self, session: Session) -> None:
         """Ends a session: the client has gone, or has said hello again."""

@@ -1,19 +1,24 @@
-"""The newest parameters of one learner in flat memory, private or shared by the processes of a machine.
+"""Parameters on their way from a learner to the actors.
+
+A learner's node publishes into one `VariableBlock`. Each actor updates its networks with a `VariableClient`.
+A *variable* is a named child of the networks; its value is the child's state dict. The *version* is the
+number of learner steps and only grows.
 
 ```text
-header   int64    begun · done · version and env steps of slot 0 · version and env steps of slot 1
-slot 0            every tensor, one after the other
-slot 1            every tensor, one after the other
+optimizer.step ─▶ block.publish(version, learner.parameters())      one copy into the block
+                             │  in shared memory: every process of the machine maps the same block
+                             ▼
+client.update() ─▶ block.read                                       compares an integer, then one copy
+                                                                    of the variables that the policy names
 ```
 
-Publication n writes slot n mod 2, between `begun = n` and `done = n`. A reader copies slot `done` mod 2 and
-copies again if publication `done + 2` began in the meantime. Readers therefore never see parts of two
-versions, and the writer never waits for a reader. A writer that dies during a publication leaves the other
-slot intact, and its successor continues in the same file.
+Where the block cannot be mapped (on another machine, or on an engine without shared memory), the client calls
+`get_variables(names, newer_than)` of the learner's node and gets a future.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import math
 import mmap
@@ -26,12 +31,12 @@ import numpy as np
 import torch
 
 import launch
-from framework.core import Progress
+from framework import core
 
 # Child of the networks, entry of its state dict, value.
 Parameters = Mapping[str, Mapping[str, Any]]
 
-_BEGUN, _DONE, _SLOTS = 0, 1, 2  # places in the header
+_BEGUN, _DONE, _SLOTS = 0, 1, 2  # Places in the header.
 _HEADER_BYTES = _ALIGNMENT = 64
 # Readers of other processes rely on stores that become visible in the order in which they were made.
 _ORDERED_STORES = ("x86_64", "AMD64")
@@ -63,7 +68,20 @@ Layout = dict[str, dict[str, _Entry]]
 
 
 class VariableBlock:
-    """The newest parameters of one learner. One thread may publish; any number of processes may read.
+    """The newest parameters of one learner in flat memory, private or shared by the processes of a machine.
+
+    One thread may publish; any number of processes may read.
+
+    ```text
+    header   int64    begun · done · version and env steps of slot 0 · version and env steps of slot 1
+    slot 0            every tensor, one after the other
+    slot 1            every tensor, one after the other
+    ```
+
+    Publication n writes slot n mod 2, between `begun = n` and `done = n`. A reader copies slot `done` mod 2
+    and copies again if publication `done + 2` began in the meantime. Readers therefore never see parts of two
+    versions, and the writer never waits for a reader. A writer that dies during a publication leaves the
+    other slot intact, and its successor continues in the same file.
 
     Args:
       parameters: tensors by child name and key. Only their shapes and dtypes are used.
@@ -124,7 +142,7 @@ class VariableBlock:
         self._header[_SLOTS + 2 * slot :][:2] = version, env_steps
         self._header[_DONE] = done + 1
 
-    def read(self, targets: Parameters, newer_than: int = -1) -> Progress | None:
+    def read(self, targets: Parameters, newer_than: int = -1) -> core.Progress | None:
         """Copies the variables that `targets` names into its tensors.
 
         Returns:
@@ -142,7 +160,7 @@ class VariableBlock:
                 return None
             copy_variables(self._slots[done % 2], targets)
             if self._header[_BEGUN] < done + 2:
-                return Progress(version, env_steps)
+                return core.Progress(version, env_steps)
 
     def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
         """A copy of the variables `names` (empty: all), or None if no version is newer than `newer_than`.
@@ -167,6 +185,127 @@ class VariableBlock:
     def __reduce__(self) -> Any:
         """Pickles as the path: another process maps the same block, or gets None if it cannot."""
         return _reach, (self._layout, self._size, self._path)
+
+
+class VariableClient:
+    """Copies newer parameters of the variables that `policy` names into `networks`.
+
+    Only `update` copies, on the thread that calls it, so parameters never change during a forward pass. It
+    sets the policy's `progress`.
+
+    Args:
+      source: a `VariableBlock`, or the client of a node with `variable_block()` and
+        `get_variables(names, newer_than)`. The client reads a block directly if it can map it. Otherwise
+        it sends one request at a time to the node, and the next `update` raises its error.
+      networks: the networks to update.
+      policy: its `variables` are the children of `networks` to copy. None copies all.
+      update_period: number of calls of `update` between two requests for newer parameters.
+      timeout: seconds that `update` waits for an answer of the node. None waits without a limit.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        networks: torch.nn.Module,
+        policy: core.Policy | None = None,
+        update_period: int = 1,
+        timeout: float | None = 60.0,
+    ):
+        if update_period < 1:
+            raise ValueError(f"update_period: got {update_period}, expected at least 1 call of update().")
+        children = dict(networks.named_children())
+        names = tuple(policy.variables if policy is not None else ()) or tuple(children)
+        unknown = sorted(set(names) - set(children))
+        if unknown:
+            raise KeyError(f"variables: got {unknown}, expected some of {sorted(children)}.")
+        self.version = -1
+        self._source, self._policy = source, policy
+        self._block = source if isinstance(source, VariableBlock) else None
+        self._is_connected = self._block is not None
+        self._targets = {name: children[name].state_dict() for name in names}
+        self._update_period = update_period
+        self._timeout = timeout
+        self._calls = update_period - 1  # The first update() makes a request.
+        self._request: concurrent.futures.Future | None = None
+
+    def update(self, wait: bool = False) -> bool:
+        """Copies newer parameters that have arrived, and requests newer ones every `update_period` calls.
+
+        Args:
+          wait: whether to request now and to block until the newest parameters are copied.
+
+        Returns:
+          Whether the parameters changed.
+        """
+        self._calls += 1
+        due = wait or self._calls >= self._update_period
+        if due and not self._is_connected:
+            self._block = self._answer(self._source.futures.variable_block())
+            self._is_connected = True
+        progress = None
+        if self._block is None:
+            progress = self._exchange(due, wait)
+        elif due:
+            self._calls = 0
+            progress = self._block.read(self._targets, self.version)
+        if progress is None:
+            return False
+        self.version = progress.version
+        if self._policy is not None:
+            self._policy.progress = progress
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Returns the parameters, their version and the calls since the last request, for `set_state`."""
+        variables = {
+            name: {key: tensor.detach().cpu().clone() for key, tensor in entries.items()}
+            for name, entries in self._targets.items()
+        }
+        progress = core.Progress() if self._policy is None else self._policy.progress
+        return {
+            "variables": variables,
+            "version": self.version,
+            "calls": self._calls,
+            "progress": tuple(progress),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state` returned, into the networks too."""
+        copy_variables(state["variables"], self._targets)
+        self.version, self._calls = state["version"], state["calls"]
+        if self._policy is not None:
+            self._policy.progress = core.Progress(*state["progress"])
+
+    def _exchange(self, due: bool, wait: bool) -> core.Progress | None:
+        """Takes the answer of the node if it has arrived, and sends the next request if it is due."""
+        progress = None
+        if self._request is not None and (wait or self._request.done()):
+            progress = self._take(self.version)
+        if self._is_connected and self._request is None and due:
+            # With `wait`, request again even if an answer has just arrived: its request may be older than
+            # this call.
+            self._calls = 0
+            known = self.version if progress is None else progress.version
+            self._request = self._source.futures.get_variables(tuple(self._targets), newer_than=known)
+            if wait or self._request.done():
+                progress = self._take(known) or progress
+        return progress
+
+    def _take(self, known: int) -> core.Progress | None:
+        request, self._request = self._request, None
+        variables: Variables | None = self._answer(request)
+        if variables is None or variables.version <= known:
+            return None
+        copy_variables(variables.values, self._targets)
+        return core.Progress(variables.version, variables.env_steps)
+
+    def _answer(self, future: Any) -> Any:
+        concurrent.futures.wait([future], self._timeout)
+        if not future.done():
+            raise TimeoutError(
+                f"variables: got no answer of the learner's node within {self._timeout} s. Is it alive?"
+            )
+        return future.result()
 
 
 def shared_path() -> str | None:
@@ -206,7 +345,7 @@ def copy_variables(source: Parameters, targets: Parameters) -> None:
 
 def _tensor(memory: Any, begin: int, entry: _Entry) -> torch.Tensor:
     count = math.prod(entry.shape)
-    if count == 0:  # torch.frombuffer refuses it
+    if count == 0:  # torch.frombuffer refuses it.
         return torch.empty(entry.shape, dtype=entry.dtype)
     return torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=begin + entry.offset).view(
         entry.shape
@@ -218,7 +357,7 @@ def _map(path: str, size: int, flags: int) -> mmap.mmap:
     try:
         if flags & os.O_CREAT and hasattr(os, "posix_fallocate"):
             try:
-                os.posix_fallocate(file, 0, size)  # an error here: a write to a full tmpfs kills the process
+                os.posix_fallocate(file, 0, size)  # A write to a full tmpfs would kill the process.
             except OSError as error:
                 text = (
                     f"shared memory for parameters: got {error.strerror}, expected room for {size:,} bytes. "
