@@ -203,7 +203,7 @@ class BaseWriter(Writer):
         with self._lock:
             if self._ended or self._errors:
                 self._raise()
-            rows = np.array(rows, np.int64).ravel()  # a copy, because they may be sent later
+            rows = np.asarray(rows, np.int64).ravel()
             held = self._streams.get(stream)
             if held is None or not held.holds(rows):
                 raise ValueError(
@@ -294,7 +294,7 @@ class BaseWriter(Writer):
         return self._store.streams[held.stream].lease(n)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
-        """Gives rows back, to which no later item refers; `stream` is the store's name."""
+        """Gives rows back to the stream that the store calls `stream`; copies `rows` if it keeps them."""
         assert self._store is not None
         self._store.streams[stream].release(rows)
 
