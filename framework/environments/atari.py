@@ -1,4 +1,4 @@
-"""Atari games by ale-py, with the preprocessing of the literature; each step of it is an option."""
+"""Atari games of ale-py with the preprocessing of the literature. Each part of it is an option."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class AtariEnvironment(dm_env.Environment):
         rom = _find_rom(self._game, ale_py.roms.get_all_rom_ids())
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self._ale = ale = ale_py.ALEInterface()
-        # All of this counts only if it is set before the ROM is loaded. `_act` makes the actions stick: ALE's
-        # saved states lack the action that sticks.
+        # ALE reads these settings when it loads the ROM. `_act` repeats actions at random, not ALE: the saved
+        # states of ALE lack the action to repeat.
         ale.setInt("random_seed", self._ale_seed)
         ale.setFloat("repeat_action_probability", 0.0)
         ale.setInt("max_num_frames_per_episode", self._options.max_frames)
@@ -168,7 +168,7 @@ class AtariEnvironment(dm_env.Environment):
                     self._ale.reset_game()
 
     def _act(self, action: Any) -> float:
-        """Plays one frame, with the action before it if that one sticks; returns the points."""
+        """Plays one frame, with the previous action if it sticks; returns the points."""
         sticky = self._options.sticky_actions
         if not sticky or self._rng.random() >= sticky:
             self._previous = action

@@ -40,25 +40,26 @@ def make(
 
     Args:
       environment: `gymnasium:ID`, `dm_control:DOMAIN/TASK`, `atari:GAME`, `minatar:GAME`,
-        `testing:NAME`; or a callable that returns a new `dm_env.Environment`, `gymnasium.Env` or (all
-        envs at once) a `gymnasium.vector.VectorEnv` or a batched environment of this package. A callable
-        with a parameter `seed` is given the env's seed there. One with a parameter `num_envs` is called
-        once and returns all envs; without it, it is called once for each env.
+        `testing:NAME`; or a callable that returns a new `dm_env.Environment` or `gymnasium.Env`, or all
+        envs at once as a `gymnasium.vector.VectorEnv` or a batched environment of this package. A parameter
+        `seed` of the callable receives the env's seed. A callable with a parameter `num_envs` is called
+        once and returns all envs; any other is called once for each env.
       num_envs: B.
-      seed: of all envs; each gets its own from it. None: different at every run.
+      seed: of all envs; each env gets its own seed from it. None: different at every run.
       stepping: how the envs are stepped. `inline`: one after the other in this thread. `vector`: by
         gymnasium's vector environment, computed together where the environment has such an implementation.
-        `processes`: by `num_processes` children, for slow environments. `auto`: `vector` if there is
-        an implementation for all envs together, with the same specs, num_envs > 1 and no wrapper that
+        `processes`: by `num_processes` child processes, for slow environments. `auto`: `vector` if there is
+        an implementation for all envs together with the same specs, `num_envs` is above 1 and no wrapper
         treats envs apart (`ActionRepeat`, `StepLimit`); else `inline`.
-      num_processes: with `processes`: how many, by default one per CPU core but at most one per env.
+      num_processes: number of child processes with `processes`; by default one per CPU core, and at most
+        one per env.
       options: keyword arguments of the environment's constructor (for Atari: of `AtariOptions`).
       wrappers: applied in this order to the batched environment, the first innermost.
       render_mode: for `render()`: `rgb_array` where the environment draws only on request.
 
     Raises:
-      ValueError: an unknown name, or arguments that do not go together.
-      ImportError: the package that the environment needs is not installed; says which extra installs it.
+      ValueError: The name is unknown, or two arguments contradict each other.
+      ImportError: A package that the environment needs is not installed. The message names the extra.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
@@ -133,7 +134,7 @@ def _needs_envs(wrapper: Any) -> bool:
 
 
 def _fast_vector(source: suites.Source, num_envs: int, seed: int | None) -> VectorEnvironment | None:
-    """The environment's own vector version, if it is the same environment in all that can be seen."""
+    """The environment's own vector version, if its specs are those of the single environment."""
     env = source.make_env(None)
     env.close()
     assert source.make_vector is not None

@@ -1,4 +1,4 @@
-"""Where environments come from: a name or a callable becomes a `Source`."""
+"""Suites: the name of an environment, or a callable, becomes a `Source` of environments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from framework.environments.single import SingleEnv, call_factory, make_env
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """How one environment, or B of them at once, are made.
+    """Makes one environment, or B of them at once.
 
     Attributes:
       name: for errors and logs.
-      make_one: `make_one(**options)` gives one dm_env or gymnasium environment.
+      make_one: `make_one(**options)` returns one dm_env or gymnasium environment.
       options: keyword arguments of `make_one`.
-      make_vector: `make_vector(num_envs)` gives a gymnasium vector environment; None if there is none.
-      has_fast_vector: that one computes all envs together instead of looping over them.
+      make_vector: `make_vector(num_envs)` returns a gymnasium vector environment; None if there is none.
+      has_fast_vector: whether the vector environment computes all envs together instead of in a loop.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Source:
 
 
 def find(environment: str | Callable[..., Any], options: dict[str, Any], render_mode: str | None) -> Source:
-    """The source that `make`'s first argument names; ValueError if there is none."""
+    """The source that the first argument of `make` names; ValueError if there is none."""
     if callable(environment):
         if render_mode is not None:
             options = {**options, "render_mode": render_mode}
@@ -66,9 +66,9 @@ def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str |
             importlib.import_module(module)
         spec = gymnasium.spec(gymnasium_id)
     except (Error, ImportError) as error:
-        atari = " Atari games are 'atari:GAME' here." if gymnasium_id.startswith("ALE/") else ""
+        hint = " Atari games are 'atari:GAME' here." if gymnasium_id.startswith("ALE/") else ""
         raise ValueError(
-            f"unknown environment {full!r}: {error}{atari} (gymnasium.envs.registry lists the ids; write "
+            f"unknown environment {full!r}: {error}{hint} (gymnasium.envs.registry lists the ids; write "
             "'gymnasium:module:Id' for one that is registered when a module is imported)"
         ) from error
     if render_mode is not None:
@@ -80,7 +80,7 @@ def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str |
         functools.partial(_make_gymnasium, spec),
         options,
         functools.partial(_make_gymnasium_vector, spec, options),
-        # Ids such as phys2d's have a vector version only for JAX, which is another bargain: ask for it.
+        # Some ids (phys2d) have a vector version for JAX only, which stepping="vector" selects explicitly.
         has_fast_vector=fast and "jax" not in str(spec.vector_entry_point).lower(),
     )
 

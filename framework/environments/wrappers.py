@@ -8,7 +8,7 @@ environment = environments.make(
 )
 ```
 
-The first wrapper of a list is the innermost. The next one gets its time steps.
+The first wrapper of a list is the innermost. The next one receives its time steps.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from framework.types import Nest
 
 
 class EnvironmentWrapper(BatchedEnvironment):
-    """Does what the wrapped environment does; subclasses change some of it."""
+    """Forwards everything to the wrapped environment. Subclasses change some of it.
 
-    #: Whether `make` must choose a way to step that can treat envs apart.
+    A subclass changes specs by `self.spec = self.spec._replace(...)` in its constructor. `state()` saves all
+    of its attributes.
+    """
+
+    #: Whether the wrapper needs an environment that can step, or end the episodes of, some envs only.
     needs_envs = False
 
     def __init__(self, environment: BatchedEnvironment):

@@ -1,4 +1,4 @@
-"""``check_environment`` finds each violation, names its place and says how to mend it."""
+"""``check_environment`` finds each violation, and names its place and a fix."""
 
 import dm_env
 import gymnasium

@@ -90,14 +90,14 @@ def test_the_same_seed_gives_the_same_steps_and_another_seed_others(stepping):
     assert not np.array_equal(runs[0][3][:, 0], runs[0][3][:, 1])
 
 
-def test_a_env_does_not_depend_on_how_many_there_are():
+def test_an_env_does_not_depend_on_how_many_there_are():
     actions = np.random.default_rng(0).integers(0, 2, (60, 5))
     wide = _roll(environments.make(CARTPOLE, num_envs=5, seed=5, stepping="inline"), actions)
     narrow = _roll(environments.make(CARTPOLE, num_envs=2, seed=5, stepping="inline"), actions[:, :2])
     np.testing.assert_array_equal(wide[3][:, :2], narrow[3])
 
 
-def test_reset_in_mid_episode_starts_all_envs_anew_and_differently():
+def test_reset_in_mid_episode_starts_new_and_different_episodes():
     environment = environments.make(CARTPOLE, num_envs=2, seed=5, stepping="inline")
     first = environment.reset().observation.copy()
     environment.step(np.array([0, 1]))

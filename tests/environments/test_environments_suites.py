@@ -45,9 +45,9 @@ def test_atari_defaults(atari):
 
 
 _SHAPES = {
-    "colour": ({"grayscale": False}, (12, 84, 84)),
+    "color": ({"grayscale": False}, (12, 84, 84)),
     "full size": ({"size": None, "stack": 2}, (2, 210, 160)),
-    "full size in colour": ({"size": None, "stack": 1, "grayscale": False}, (3, 210, 160)),
+    "full size in color": ({"size": None, "stack": 1, "grayscale": False}, (3, 210, 160)),
     "small": ({"size": 42, "stack": 1}, (1, 42, 42)),
 }
 
@@ -79,6 +79,31 @@ def test_atari_without_chance_does_not_depend_on_the_seed(atari):
 def test_sticky_actions_make_a_difference(atari):
     runs = [_play(atari(seed=1, sticky_actions=p, noop_max=0), 40)[0] for p in (0.0, 0.5)]
     assert not np.array_equal(*runs)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.25, 0.8])
+def test_sticky_actions_repeat_the_frame_before_at_their_rate(atari, probability):
+    game = atari(frame_skip=1, noop_max=0, sticky_actions=probability, max_frames=4000)._envs[0]._environment
+    game.reset()
+    played = [game._noop]
+
+    class Recorder:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def act(self, action):
+            played.append(action)
+            return real.act(action)
+
+    real, game._ale = game._ale, Recorder()
+    repeated = 0
+    for step in range(2000):
+        # Never the action that was played before.
+        asked = next(a for a in (step % 6, (step + 1) % 6) if game._actions[a] != played[-1])
+        game.step(asked)
+        assert played[-1] in (game._actions[asked], played[-2])
+        repeated += played[-1] == played[-2]
+    assert abs(repeated / 2000 - probability) < 0.04  # four standard deviations
 
 
 def test_noop_starts_differ(atari):

@@ -137,7 +137,7 @@ def test_step_limit_truncates_each_env_by_itself():
     assert [pair[1] for pair in numbers] == [2, 3, 4, 5, 6, 7, 8]
 
 
-def test_step_limit_counts_anew_after_reset_and_leaves_terminations_alone():
+def test_step_limit_starts_over_after_reset_and_leaves_terminations_alone():
     environment = environments.make(
         testing.EchoEnvironment,
         options={"episode_length": 3},
@@ -301,7 +301,7 @@ def test_observation_action_reward():
     assert environment.observation_spec()["action"].num_values == 4
     timestep = environment.reset()
     seen = [copy.deepcopy(timestep.observation)]
-    for action in ([1, 2], [3, 0], [1, 1], [2, 3]):  # the third is ignored: both envs begin anew
+    for action in ([1, 2], [3, 0], [1, 1], [2, 3]):  # the third is ignored: both envs start an episode
         timestep = environment.step(np.array(action))
         seen.append(copy.deepcopy(timestep.observation))
     assert [o["action"].tolist() for o in seen] == [[0, 0], [1, 2], [3, 0], [0, 0], [2, 3]]

@@ -35,7 +35,7 @@ from launch.rpc.sockets import CurveKeys
 
 _LOG = logging.getLogger(__name__)
 
-# How long a server may take to write a checkpoint of all its tables.
+# Seconds in which a server must have written a checkpoint of all its tables.
 _CHECKPOINT_S = 600.0
 
 
@@ -43,10 +43,9 @@ class ServedSource(Source):
     """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release.
 
     Args:
-      client: whose writers insert what they have created before anything is drawn.
-      connection: the source's own.
-      hold: whether samples can be given back until they are released. Otherwise they are released when they
-        are read.
+      client: the client; before each draw, its writers insert what they have created.
+      connection: a connection of this source only.
+      hold: whether samples can be given back until they are released. If not, `draw` releases them.
     """
 
     def __init__(self, client: ServedClient, connection: Connection, hold: bool = True) -> None:
@@ -107,7 +106,7 @@ class ServedSource(Source):
         self._connection.close()
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Sends a message whose answer matters only because the server has carried it out by then."""
+        """Sends a message, and waits until the server has carried it out or cannot be reached."""
         with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
             self._connection.request(message, timeout=LAST_WORDS)
 
@@ -143,10 +142,9 @@ class ServedClient(ReverbApi, Client):
         self._begin()
 
     def _begin(self) -> None:
-        """Makes what this object has in this process: a forked child uses nothing of its parent's."""
-        curve, local, reconnect_timeout = self._options
+        """Sets up the state of this process: a forked child uses none of its parent's."""
         self._pid = os.getpid()
-        self._connections = Channel(self.address, curve, reconnect_timeout, local is not False)
+        self._connections = Channel(self.address, *self._options)
         self._lock = threading.Lock()
         self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
         self._dropped: collections.deque[ServedWriter] = collections.deque()
@@ -173,18 +171,18 @@ class ServedClient(ReverbApi, Client):
         out: list[Any] | None = None,
         pad: bool = False,
     ) -> ReplaySample | PaddedSample:
-        """`batch_size` samples stacked; see `EmbeddedClient.sample_batch`."""
+        """Returns `batch_size` stacked samples; see `EmbeddedClient.sample_batch`."""
         with self._channel.borrow() as connection:
             return ServedSource(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
 
     def source(self) -> ServedSource:
-        """What a `Dataset` draws from."""
+        """Returns a source of samples for a `Dataset`."""
         return ServedSource(self, self._channel.connection())
 
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ServedWriter:
-        """A writer for B envs; see `contracts.Writer`.
+        """Returns a writer for B envs; see `contracts.Writer`.
 
         Args:
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
@@ -196,18 +194,18 @@ class ServedClient(ReverbApi, Client):
         return writer
 
     def show(self) -> None:
-        """Has the server try what this client's writers have created, before anything is read.
+        """Sends what this client's writers have created, before anything is read.
 
         Writers that were dropped without `close` end: they insert what they can without waiting.
         """
         if self._pid != os.getpid():
             self._begin()
-        with contextlib.suppress(IndexError):  # another thread may be at it
+        with contextlib.suppress(IndexError):  # another thread may take the last one
             while self._dropped:
                 writer = self._dropped.popleft()
                 try:
                     writer.close(timeout=0)
-                except Exception:  # of its items, and no reader's: the log has it
+                except Exception:  # not an error of this call
                     _LOG.exception("a writer that was dropped without close failed")
         if self._writers:
             with self._lock:
@@ -222,8 +220,7 @@ class ServedClient(ReverbApi, Client):
         return self._channel.call(message, timeout)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; keys that are gone are
-        ignored."""
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
         self._mutate(table, keys, priorities, ())
 
     def mutate_priorities(
@@ -240,11 +237,11 @@ class ServedClient(ReverbApi, Client):
         self._call(message)
 
     def can_sample(self, table: str, n: int = 1) -> bool:
-        """Whether `n` samples could be had now without waiting."""
+        """Returns whether `n` samples can be drawn now without waiting."""
         return bool(self._call({"op": "can_sample", "table": table, "n": n})["value"])
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        """Whether `n` items could be inserted now without waiting."""
+        """Returns whether `n` items can be inserted now without waiting."""
         return bool(self._call({"op": "can_insert", "table": table, "n": n})["value"])
 
     def weight(self, table: str) -> tuple[float, int]:
@@ -257,7 +254,7 @@ class ServedClient(ReverbApi, Client):
         self._call({"op": "reset", "table": table})
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """What is to be known of each table; DeadlineExceededError if the server does not answer in time."""
+        """Returns a description of each table; `DeadlineExceededError` if no answer comes in time."""
         answer = self._call({"op": "info"}, timeout)
         infos = [TableInfo.from_wire(each) for each in answer["tables"]]
         return {info.name: info for info in infos}
@@ -265,34 +262,34 @@ class ServedClient(ReverbApi, Client):
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""
         self.show()
-        # No limiter holds it back, so it is made after an interrupt too: a stopping program's last one.
+        # No rate limiter delays it, so an interrupted client can write the last checkpoint of its program.
         message = {"op": "checkpoint", "timeout": _CHECKPOINT_S}
         return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])
 
     def move(self, address: str | None) -> None:
-        """The server is at `address` from now on, restored from its checkpoint; None: it is nowhere and
-        will come back, so that calls wait for it longer than `reconnect_timeout`.
+        """Makes later calls use the server at `address`, which was restored from a checkpoint.
 
-        An engine that places nodes anew calls this (`launch`'s `ray`); sessions that are open end by
-        themselves, as their server has gone.
+        An engine that can move nodes (`launch`'s `ray`) calls this.
+
+        Args:
+          address: None while the server is being moved: calls then wait longer than `reconnect_timeout`.
         """
         channel = self._channel
         channel.away = address is None
         if address is not None:
             self.address = channel.address = address
-            channel.stopped = False  # that was the old one
+            channel.stopped = False  # the server before did
 
     def interrupt(self) -> None:
-        """Every call of this client that waits, and every later one that would, ends with
-        `ServerClosed`."""
+        """Ends every waiting call, and every later one that would wait, with `ServerClosed`."""
         self._channel.interrupt()
 
     def close(self) -> None:
-        """Ends this client; its writers flush as far as that goes without waiting."""
-        self._channel.interrupt()  # first: a thread that waits in a writer holds its lock
+        """Ends this client. Its writers insert what they can without waiting."""
+        self._channel.interrupt()  # first, because a thread that waits in a writer holds its lock
         with self._lock:
             writers = list(self._writers)
-        with contextlib.ExitStack() as stack:  # the error of one writer leaves none of the others open
+        with contextlib.ExitStack() as stack:  # closes all, even if one raises
             stack.callback(self._channel.close)
             for writer in writers:
                 stack.callback(writer.close, 0)
