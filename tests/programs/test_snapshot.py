@@ -25,7 +25,7 @@ AGENTS = {
     "prioritized": lambda: DQN(DQNConfig(min_replay_size=100, batch_size=16, prioritized=True)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=16)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
-    "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, recurrent_size=8)),
+    "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
     "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16)),
     "random": lambda: RandomActions(),
 }
@@ -44,15 +44,15 @@ def program(agent: str, environment: str, config: RunConfig, on_write=None):
     return make_program(AGENTS[agent](), environment, config, on_write=on_write)
 
 
-def run(agent: str, environment: str, config: RunConfig, passes: int | None = None) -> None:
-    """Runs a program to its end, or for so many passes of its nodes."""
+def run(agent: str, environment: str, config: RunConfig, passes: int | None = None):
+    """Runs a program to its end, or for so many passes of its nodes; returns its result."""
     job = launch.start(program(agent, environment, config), engine="serial")
     for _ in range(passes or 0):
         with pytest.raises(TimeoutError):
             job.wait(timeout=0.0)
     if passes is not None:
         job.stop()
-    job.wait()
+    return job.wait()
 
 
 def rows(directory: str) -> list[dict]:
@@ -91,7 +91,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("agent", "environment", "inference"), CASES, ids="-".join)
+@pytest.mark.parametrize(("agent", "environment", "inference"), CASES, ids=["-".join((a, m)) for a, _, m in CASES])
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, inference):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
     config = dataclasses.replace(BASE, inference=inference, directory=whole)
@@ -105,7 +105,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, 
     assert "program" not in last_checkpoint(parts).names
 
 
-@pytest.mark.parametrize("environment", ["minatar:breakout", "ale:Pong", "gymnasium:HalfCheetah-v5"])
+@pytest.mark.parametrize("environment", ["minatar:breakout", "atari:Pong", "gymnasium:HalfCheetah-v5"])
 def test_environments_continue_bit_for_bit(tmp_path, environment):
     pytest.importorskip({"m": "minatar", "a": "ale_py", "g": "mujoco"}[environment[0]])
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
@@ -148,9 +148,9 @@ def test_other_settings_begin_new_episodes(tmp_path, caplog):
     config = dataclasses.replace(BASE, directory=str(tmp_path))
     run("ppo", CARTPOLE, config, passes=40)
     with caplog.at_level(logging.WARNING):
-        run("ppo", CARTPOLE, dataclasses.replace(config, log_period=60))
+        result = run("ppo", CARTPOLE, dataclasses.replace(config, log_period=60))
     assert "settings or packages have changed" in caplog.text
-    assert rows(str(tmp_path))[-1]["env_steps"] == BASE.max_env_steps
+    assert result["env_steps"] == BASE.max_env_steps
 
 
 def test_a_state_of_another_user_is_not_unpickled(tmp_path, caplog, monkeypatch):
@@ -170,5 +170,4 @@ def test_an_environment_that_cannot_be_pickled_is_reported(tmp_path, caplog):
         run("ppo", CARTPOLE, config, passes=20)
     assert "The exact state of the run was not saved" in caplog.text
     assert "program" not in last_checkpoint(str(tmp_path)).names
-    run("ppo", CARTPOLE, config)
-    assert rows(str(tmp_path))[-1]["env_steps"] == BASE.max_env_steps
+    assert run("ppo", CARTPOLE, config)["env_steps"] == BASE.max_env_steps
