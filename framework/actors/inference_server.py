@@ -3,7 +3,7 @@ states.
 
 The server runs a batch
 
-- immediately, when `max_batch` rows or all connected clients wait;
+- immediately, when `max_batch` rows or all clients wait that connected or asked within `PATIENCE` seconds;
 - `timeout` seconds after the first request, if at least `min_batch` rows wait;
 - `PATIENCE` seconds after the first request in any case, so that a dead client does not block the others.
 
@@ -90,6 +90,7 @@ class _Client:
     rows: Rows
     address: str | None
     future: Future | None = None  # the answer to a message
+    asked_at: float = dataclasses.field(default_factory=time.monotonic)  # or connected
 
 
 class InferenceServer:
@@ -292,7 +293,11 @@ class InferenceServer:
             if not self._waiting:
                 return []
             rows = sum(client.rows.envs for client in self._waiting)
-            complete = len(self._waiting) >= len(self._clients) or self._stopping
+            # A client that is silent for long may have died: it is not waited for.
+            active = time.monotonic() - PATIENCE
+            complete = self._stopping or not any(
+                client.asked_at > active and client not in self._waiting for client in self._clients.values()
+            )
             if rows < self._max_batch and not complete and (self._patience() or 0.0) > 0.0:
                 return []
             batch: list[_Client] = []
@@ -310,8 +315,9 @@ class InferenceServer:
         with self._lock:
             if self._over:
                 raise self._error or RuntimeError(_CLOSED)
+            client.asked_at = time.monotonic()
             if not self._waiting:
-                self._since = time.monotonic()
+                self._since = client.asked_at
             self._waiting.append(client)
 
     def _fire(self, batch: list[_Client]) -> None:

@@ -22,18 +22,13 @@ from launch.rpc.sockets import CurveKeys
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m framework.replay", description="Serves replay tables.")
-    parser.add_argument("--config", required=True, help="a Python file with a function tables()")
-    parser.add_argument("--port", type=int, default=None, help="port on 127.0.0.1; a free one by default")
-    parser.add_argument(
-        "--address", default=None, help="instead of --port: tcp://interface:port or ipc://path"
-    )
-    parser.add_argument(
-        "--keys", default=None, help="file with the clients' keys; created if it does not exist"
-    )
-    parser.add_argument("--max-bytes", type=int, default=None, help="memory budget of all rows, in bytes")
-    parser.add_argument(
-        "--compress", nargs="*", default=(), help="patterns of columns to compress, such as '*pixels*'"
-    )
+    add = parser.add_argument
+    add("--config", required=True, help="a Python file with a function tables()")
+    add("--port", type=int, help="port on 127.0.0.1; a free one by default")
+    add("--address", help="instead of --port: tcp://interface:port or ipc://path")
+    add("--keys", help="file with the clients' keys; created if it does not exist")
+    add("--max-bytes", type=int, help="memory budget of all rows, in bytes")
+    add("--compress", nargs="*", default=(), help="patterns of columns to compress, such as '*pixels*'")
     chosen = parser.parse_args(arguments)
     try:
         config = runpy.run_path(chosen.config)

@@ -95,7 +95,7 @@ class SumTree:
 
 
 class Kernels:
-    """The plain form, which the compiled one is tested against."""
+    """The loops as numpy calls. The tests compare the compiled ones with them."""
 
     def tree_set(self, tree: SumTree, leaves: np.ndarray, weights: np.ndarray) -> None:
         """Sets `leaves` in order and computes the sums above them from their children."""
@@ -108,7 +108,7 @@ class Kernels:
     def tree_descend(
         self, tree: SumTree, sums: np.ndarray, mass: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The leaf in whose share of the running sum each of `mass` falls, and its weight.
+        """Returns the leaf in whose share of the running sum each of `mass` falls, and its weight.
 
         `sums` are the running sums of the highest level. Rounding can end a descent at a leaf of weight 0.
         """
@@ -134,8 +134,10 @@ class Kernels:
 
 
 class CompiledKernels(Kernels):
-    """Compiled by numba, for the types below only. Arguments may be read-only and of any stride, as what came
-    with a message is; what belongs to a table is contiguous."""
+    """The loops compiled by numba, for the types below only.
+
+    Arguments may be read-only and of any stride, as arrays of a message are; those of a table are contiguous.
+    """
 
     def __init__(self, compile_function: Callable[[Any, Callable[..., Any]], Callable[..., Any]], types: Any):
         def given(kind: Any) -> Any:
@@ -212,10 +214,10 @@ def _tree_descend(flat: Any, starts: Any, sums: Any, mass: Any, leaves: Any, wei
 
 @functools.lru_cache(maxsize=1)
 def load() -> Kernels:
-    """The kernels of this process. With numba, the first time on a machine takes some seconds.
+    """Returns the kernels of this process. With numba, the first time on a machine takes some seconds.
 
     Raises:
-      RuntimeError: `REPERTORY_COMPILED=1` asks for numba, which does not load.
+      RuntimeError: `REPERTORY_COMPILED=1` requires numba, which does not load.
     """
     asked = os.environ.get("REPERTORY_COMPILED", "")
     if asked == "0":

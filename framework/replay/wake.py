@@ -7,7 +7,7 @@ import os
 
 
 class Wake:
-    """A pipe that is readable from `set` until `clear`. May be set from any thread, at any time.
+    """A pipe that is readable from `set` until `clear`. Any thread may set it, at any time.
 
     Attributes:
       descriptor: the file descriptor to poll.
@@ -21,21 +21,21 @@ class Wake:
         self.is_set = False
 
     def set(self) -> None:
-        """Ends the poll of now or, if none is under way, the next one."""
+        """Ends the current poll or, if there is none, the next one."""
         if not self.is_set:
             self.is_set = True
             with contextlib.suppress(BlockingIOError):  # a full pipe is readable anyway
                 os.write(self._write, b"!")
 
     def clear(self) -> None:
-        """Makes the next poll wait again. The caller looks afterwards at what was to be seen."""
-        # In this order: a `set` in between writes nothing, and its caller's change is seen by this caller.
+        """Makes the next poll wait again. The caller then looks for changes."""
+        # The order matters: a `set` in between writes nothing, and this caller then sees its change.
         with contextlib.suppress(BlockingIOError):
             os.read(self.descriptor, 4096)
         self.is_set = False
 
     def __del__(self) -> None:
-        # Not earlier: another thread could write to a descriptor that belongs to somebody else by then.
+        # Not earlier: another thread could write to a descriptor that the process has opened again since.
         with contextlib.suppress(OSError, AttributeError):
             os.close(self.descriptor)
             os.close(self._write)

@@ -49,8 +49,8 @@ class MalformedMessage(ValueError):
 
 
 def encode(message: dict[str, Any]) -> list[Any]:
-    """The frames of a message: bytes, and memoryviews of the arrays (which must not change until they are
-    sent)."""
+    """Returns the frames of a message: bytes, and memoryviews of its arrays, which must not change until they
+    are sent."""
     frames: list[Any] = [b""]
 
     def pack(value: Any) -> Any:
@@ -77,7 +77,7 @@ def encode(message: dict[str, Any]) -> list[Any]:
 
 
 def decode(frames: Sequence[Any]) -> dict[str, Any]:
-    """The message in `frames` (bytes or objects with the buffer protocol).
+    """Returns the message in `frames`, which are bytes or objects with the buffer protocol.
 
     Arrays are views of the frames, read-only where the frames are.
 
@@ -125,7 +125,7 @@ def _unpack_array(frames: Sequence[Any], code: int, data: bytes) -> np.ndarray:
         raise ValueError(f"got an array of dtype {kind!r} in extension {code}, expected numbers or text")
     dtype, count = np.dtype(kind.decode()), math.prod(shape)
     num_bytes = memoryview(buffer).nbytes - offset
-    # Without a size of its items, an array of any length fits no bytes.
+    # An array whose items have no bytes could have any length.
     if any(size < 0 for size in shape) or num_bytes != count * dtype.itemsize or not dtype.itemsize:
         raise ValueError(f"got {num_bytes} bytes for an array {shape} of {dtype}")
     if num_bytes == 0:

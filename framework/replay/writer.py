@@ -28,7 +28,7 @@ _Table = TypeVar("_Table")
 _Self = TypeVar("_Self", bound="BaseWriter")
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class HeldRows:
     """A stream as one writer knows it, and which of its rows the writer holds.
 
@@ -108,6 +108,7 @@ class BaseWriter(Writer):
                 self._raise()
             held = self._streams.get(stream)
             specs = {} if held is None else held.specs
+            rows = None if rows is None else np.asarray(rows, np.int64)
             count = -1 if rows is None else len(rows)
             arrays: dict[str, np.ndarray] = {}
             new: dict[str, ColumnSpec] = {}
@@ -202,7 +203,7 @@ class BaseWriter(Writer):
         with self._lock:
             if self._ended or self._errors:
                 self._raise()
-            rows = np.array(rows, np.int64).ravel()  # a copy, because they may be sent later
+            rows = np.asarray(rows, np.int64).ravel()
             held = self._streams.get(stream)
             if held is None or not held.holds(rows):
                 raise ValueError(
@@ -293,7 +294,7 @@ class BaseWriter(Writer):
         return self._store.streams[held.stream].lease(n)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
-        """Gives rows back, to which no later item refers; `stream` is the store's name."""
+        """Gives rows back to the stream that the store calls `stream`; copies `rows` if it keeps them."""
         assert self._store is not None
         self._store.streams[stream].release(rows)
 

@@ -224,6 +224,17 @@ def test_who_has_gone_is_not_waited_for(batching):
     assert time.monotonic() - started < inference_server.PATIENCE + 5.0
 
 
+def test_a_client_that_is_silent_for_long_is_not_waited_for(batching, monkeypatch):
+    monkeypatch.setattr(inference_server, "PATIENCE", 0.05)
+    make, kind = batching
+    clients = ports(kind, make(CountingPolicy(), timeout=30.0), [2, 2])
+    time.sleep(0.1)
+    started = time.monotonic()
+    ask(clients[0])
+    clients[0].answer()
+    assert time.monotonic() - started < 5.0
+
+
 def test_a_client_that_comes_back_gets_its_rows_and_a_fresh_state(batching):
     make, kind = batching
     server = make(CountingPolicy(), capacity=2, timeout=0.0)

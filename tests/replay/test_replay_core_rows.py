@@ -190,6 +190,26 @@ def test_rows_are_counted():
     assert sorted(stream.lease(1500).tolist()) == rows.tolist()
 
 
+@pytest.mark.parametrize("wrong", [[-1], [2], [1 << 40]], ids=str)
+@pytest.mark.parametrize("call", ["append", "create_items", "release"])
+def test_rows_that_the_writer_does_not_hold_are_refused(call, wrong):
+    client = make()
+    writer, other = client.batch_writer(), client.batch_writer()
+    rows = writer.append("s", {"x": np.arange(2)})
+    other.append("s", {"x": np.arange(1)})
+    calls = {
+        "append": lambda rows: writer.append("s", {"x": np.arange(3)}, rows),
+        "create_items": lambda rows: writer.create_items("t", writer.slice("s", "x", rows)),
+        "release": lambda rows: writer.release("s", rows),
+    }
+    with pytest.raises(ValueError, match="does not hold"):
+        calls[call](np.array([*rows, *wrong]))
+    with pytest.raises(ValueError, match="does not hold"):
+        other.create_items("t", writer.slice("s", "x", rows))
+    writer.create_items("t", writer.slice("s", "x", rows))
+    assert contents(client) == [0, 1]
+
+
 def test_a_row_that_is_dropped_twice_in_one_call_is_free_once():
     stream = RowStore(capacity=64).stream("s", {"x": ((), np.float32)})
     rows = stream.lease(4)

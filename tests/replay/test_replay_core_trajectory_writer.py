@@ -1,5 +1,7 @@
 """TrajectoryWriter and Reverb's client methods, embedded."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -359,6 +361,10 @@ def test_writers_that_are_dropped_release_their_rows(kind):
     assert client.server_info()["t"].current_size == (30 if kind == "structured" else 0)
     assert num_rows(client) == (30 if kind == "structured" else 0)
     client.reset("t")
+    deadline = time.monotonic() + 15
+    while num_rows(client) and time.monotonic() < deadline:
+        client.server_info()  # ends the last writer, which its late thread may have held until now
+        time.sleep(0.002)
     assert num_rows(client) == 0
 
 

@@ -152,6 +152,30 @@ def test_writers_that_are_dropped_give_their_rows_back_and_their_items_get_in():
     assert client.store.stream("s").num_rows == 0
 
 
+def test_a_writer_that_is_dropped_with_the_object_that_stages_for_it_is_ended():
+    """The two refer to one another, so they are garbage together."""
+
+    class Stages:
+        def __init__(self, client):
+            self.staged = [7]
+            self.writer = client.batch_writer()
+            self.writer.before_read(self.write)
+
+        def write(self):
+            staged, self.staged = self.staged, []
+            create(self.writer, "a", staged)
+
+    client = make_client()
+    stages = Stages(client)
+    stages.writer.append("s", {"x": np.arange(100)})
+    del stages
+    gc.collect()
+    assert client.sample_batch("a", 1, timeout=10).data.tolist() == [7]
+    assert not client.can_sample("a")
+    assert client.store.stream("s").num_rows == 0
+    assert not client.store.dropped_writers
+
+
 def test_two_writers_may_use_one_name_for_different_columns():
     client = make_client()
     with client.batch_writer() as first, client.batch_writer() as second:

@@ -324,7 +324,7 @@ class LocalWriter(BaseWriter):
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         if self.num_pending:
-            self._releases.append((self._created, stream, rows))
+            self._releases.append((self._created, stream, rows.copy()))
         else:
             self._stored[stream].release(rows)
 

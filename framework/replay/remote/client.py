@@ -35,7 +35,7 @@ from launch.rpc.sockets import CurveKeys
 
 _LOG = logging.getLogger(__name__)
 
-# How long a server may take to write a checkpoint of all its tables.
+# Seconds in which a server must have written a checkpoint of all its tables.
 _CHECKPOINT_S = 600.0
 
 
@@ -43,10 +43,9 @@ class ServedSource(Source):
     """Draws batches for one `Dataset`; see `contracts.Source`. One thread draws; any thread may release.
 
     Args:
-      client: whose writers insert what they have created before anything is drawn.
-      connection: the source's own.
-      hold: whether samples can be given back until they are released. Otherwise they are released when they
-        are read.
+      client: the client; before each draw, its writers insert what they have created.
+      connection: a connection of this source only.
+      hold: whether samples can be given back until they are released. If not, `draw` releases them.
     """
 
     def __init__(self, client: ServedClient, connection: Connection, hold: bool = True) -> None:
@@ -107,7 +106,7 @@ class ServedSource(Source):
         self._connection.close()
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Sends a message whose answer matters only because the server has carried it out by then."""
+        """Sends a message, and waits until the server has carried it out or cannot be reached."""
         with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
             self._connection.request(message, timeout=LAST_WORDS)
 
@@ -143,10 +142,9 @@ class ServedClient(ReverbApi, Client):
         self._begin()
 
     def _begin(self) -> None:
-        """Makes what this object has in this process: a forked child uses nothing of its parent's."""
-        curve, local, reconnect_timeout = self._options
+        """Sets up the state of this process: a forked child uses none of its parent's."""
         self._pid = os.getpid()
-        self._connections = Channel(self.address, curve, reconnect_timeout, local is not False)
+        self._connections = Channel(self.address, *self._options)
         self._lock = threading.Lock()
         self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
         self._dropped: collections.deque[ServedWriter] = collections.deque()
@@ -196,18 +194,18 @@ class ServedClient(ReverbApi, Client):
         return writer
 
     def show(self) -> None:
-        """Has the server try what this client's writers have created, before anything is read.
+        """Sends what this client's writers have created, before anything is read.
 
         Writers that were dropped without `close` end: they insert what they can without waiting.
         """
         if self._pid != os.getpid():
             self._begin()
-        with contextlib.suppress(IndexError):  # another thread may be at it
+        with contextlib.suppress(IndexError):  # another thread may take the last one
             while self._dropped:
                 writer = self._dropped.popleft()
                 try:
                     writer.close(timeout=0)
-                except Exception:  # of its items, and no reader's: the log has it
+                except Exception:  # not an error of this call
                     _LOG.exception("a writer that was dropped without close failed")
         if self._writers:
             with self._lock:
@@ -265,7 +263,7 @@ class ServedClient(ReverbApi, Client):
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""
         self.show()
-        # No limiter holds it back, so it is made after an interrupt too: a stopping program's last one.
+        # No rate limiter delays it, so an interrupted client can write the last checkpoint of its program.
         message = {"op": "checkpoint", "timeout": _CHECKPOINT_S}
         return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])
 
@@ -280,7 +278,7 @@ class ServedClient(ReverbApi, Client):
         channel.away = address is None
         if address is not None:
             self.address = channel.address = address
-            channel.stopped = False  # that was the old one
+            channel.stopped = False  # the server before did
 
     def interrupt(self) -> None:
         """Every call of this client that waits, and every later one that would, ends with
@@ -289,10 +287,10 @@ class ServedClient(ReverbApi, Client):
 
     def close(self) -> None:
         """Ends this client; its writers flush as far as that goes without waiting."""
-        self._channel.interrupt()  # first: a thread that waits in a writer holds its lock
+        self._channel.interrupt()  # first, because a thread that waits in a writer holds its lock
         with self._lock:
             writers = list(self._writers)
-        with contextlib.ExitStack() as stack:  # the error of one writer leaves none of the others open
+        with contextlib.ExitStack() as stack:  # closes all, even if one raises
             stack.callback(self._channel.close)
             for writer in writers:
                 stack.callback(writer.close, 0)

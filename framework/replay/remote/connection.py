@@ -32,20 +32,20 @@ from framework.replay.wake import Wake
 from launch.rpc import sockets
 
 DEFAULT_RECONNECT_TIMEOUT = 30.0
-# Seconds beyond the server's own deadline after which a client calls the server hung.
+# Seconds after the server's own deadline at which the client assumes that the server hangs.
 _GRACE = 30.0
-# Seconds for which a client that was interrupted still looks for its server, for last messages.
+# Seconds for which an interrupted client still tries to reach its server with its last messages.
 LAST_WORDS = 2.0
-# Seconds for which a server that has stopped is looked for: it may have been started again.
+# Seconds for which a client looks for a server that has stopped: it may have been started again.
 _COME_BACK = 0.25
-# Seconds between two looks at whether a server that is looked for has moved.
+# Seconds between two checks of whether the server has moved, while a client looks for it.
 _LOOK = 1.0
-_PAUSE_MS = 50  # before a connection that ended at once is tried again: perhaps it refuses this client's keys
+_PAUSE_MS = 50  # before the next attempt if a connection ends at once, as with wrong keys
 _LONGEST_POLL_MS = 1e9
 
 
 class SessionLost(Exception):
-    """The connection has ended, and what the session held on the server is gone. Internal to this package."""
+    """The connection and its session have ended. Internal to this package."""
 
 
 class Interrupted(ServerClosed):
@@ -56,18 +56,19 @@ class Interrupted(ServerClosed):
 
 
 class Connection:
-    """One session with a server. Not for two threads at once.
+    """One session with a server. One thread at a time may use it.
 
     Args:
-      channel: the client's.
+      channel: the channel of the client.
 
     Attributes:
-      wake: ends waits of this connection.
-      welcome: what the server said of itself.
+      wake: ends the waits of this connection.
+      welcome: the server's answer to hello, which describes it.
       session: number of sessions so far; 0 before the first.
-      mapped: the rows of this session's server, as far as this process has mapped them.
-      layouts: how samples of each layout that the server has defined in this session are put together.
-      done: deliveries whose rows were read; the next message tells the server. Any thread may append.
+      mapped: the columns of the server that this process has mapped.
+      layouts: the layouts that the server has defined in this session: a `Binding` to gather mapped rows, or
+        the function that packs arrays.
+      done: deliveries whose rows were read; the next message reports them. Any thread may append.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -84,12 +85,12 @@ class Connection:
         self._monitor: zmq.Socket | None = None  # readable once the connection has ended
         self._greeted = False
         self._next_id = 0
-        self._answers: dict[int | None, dict[str, Any]] = {}  # that were received and not taken yet
+        self._answers: dict[int | None, dict[str, Any]] = {}  # received and not returned yet
 
     # --- the session ---
 
     def open(self, timeout: float | None = None) -> None:
-        """Opens a session, unless there is one.
+        """Opens a session if none is open.
 
         Raises:
           ServerClosed: the server said that it stops, or did not answer within `reconnect_timeout`.
@@ -123,14 +124,11 @@ class Connection:
         self.close()
         if stopped:
             raise ServerClosed(f"the replay server at {address} has stopped")
-        if timeout is not None:
-            limit = min(limit, timeout)
+        limit = limit if timeout is None else min(limit, timeout)
+        text = f"no replay server answered at {address} within {limit:g} s"
         if timeout is not None and (timeout <= channel.reconnect_timeout or channel.away):
-            raise DeadlineExceededError(f"no replay server answered at {address} within {limit:g} s")
-        raise ServerLost(
-            f"no replay server answered at {address} within {limit:g} s. Is it running, and does this client "
-            "have its keys?"
-        )
+            raise DeadlineExceededError(text)
+        raise ServerLost(f"{text}. Is it running, and does this client have its keys?")
 
     def _connect(self, address: str) -> None:
         """Connects, and says hello. If the server is not there yet, the message is sent when it comes."""
@@ -157,23 +155,23 @@ class Connection:
 
     def close(self) -> None:
         """Ends the session; the server takes back what it held."""
-        if self._socket is not None and self._pid == os.getpid():  # the parent's is left alone
+        if self._socket is not None and self._pid == os.getpid():  # not the parent's
             self._socket.disable_monitor()
             if self._monitor is not None:
                 self._monitor.close(linger=0)
-            self._socket.close(linger=100)  # the last message may still be on its way
+            self._socket.close(linger=100)  # milliseconds to deliver the last message
         self._socket = self._monitor = None
         self._greeted = False
 
     def __del__(self) -> None:
-        # Half made, or the interpreter ends.
+        # The constructor has failed, or the interpreter ends.
         with contextlib.suppress(AttributeError, TypeError, zmq.ZMQError):
             self.close()
 
     # --- messages ---
 
     def post(self, message: dict[str, Any]) -> int:
-        """Sends a message without waiting for its answer, which `poll` returns; the number of the message.
+        """Sends a message and returns its number; `poll` returns the answer.
 
         Raises:
           SessionLost: there is no session, or it is of another process or another server.
@@ -184,19 +182,19 @@ class Connection:
         assert self._socket is not None
         self._next_id += 1
         message["id"] = self._next_id
-        if self.done and message["op"] != "cancel":  # the service itself takes that one
+        if self.done and message["op"] != "cancel":  # which does not report them
             done = message["done"] = []
             while self.done:
                 done.append(self.done.popleft())
         try:
             self._socket.send_multipart(wire.encode(message), zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # nothing to send to any more
+        except zmq.Again:  # the connection is gone
             self.close()
             raise SessionLost from None
         return self._next_id
 
     def poll(self, timeout: float | None = 0.0) -> list[dict[str, Any]]:
-        """The answers that have come to messages that were posted; waits up to `timeout` seconds for one.
+        """Returns the answers to posted messages; waits up to `timeout` seconds for the first.
 
         Raises:
           SessionLost: the connection has ended.
@@ -206,23 +204,23 @@ class Connection:
         until = None if timeout is None else time.monotonic() + timeout
         if not self._answers:
             while self._receive(until, watch):
-                until, watch = 0.0, False  # the others that are there
+                until, watch = 0.0, False  # only those that have arrived
         answers, self._answers = self._answers, {}
         return list(answers.values())
 
     def call(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
     ) -> dict[str, Any]:
-        """A `request` in an open session; it is asked again in a new one if the connection ends in between.
+        """Makes a `request`, in a new session if none is open or if the connection ends before the answer.
 
-        The message says whether this process can read rows in place: `local`.
+        Adds the field `local`: whether this process reads rows in place.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             with contextlib.suppress(SessionLost):
                 if not self._greeted:
-                    # A poll (timeout 0) waits a moment for a server that is not there: it may answer soon.
+                    # A call with timeout 0 waits a moment for the server, too: it may be about to start.
                     self.open(None if left is None else left + 1.0)
                 message["local"] = self.mapped.local
                 return self.request(message, left, wait)
@@ -256,13 +254,13 @@ class Connection:
                 if not self._receive(deadline, watch):
                     break
             except Interrupted:
-                # The server lets go of the request, and says so, or has answered it already.
+                # The server ends the request with an error, or has answered it already.
                 self.post({"op": "cancel"})
                 deadline, watch = time.monotonic() + LAST_WORDS, False
             except (SessionLost, ServerClosed):
                 raise
-            except BaseException:  # of a signal handler, say
-                self.close()  # the request still waits on the server: end its session
+            except BaseException:  # such as KeyboardInterrupt
+                self.close()  # ends the request on the server
                 raise
         answer = self._answers.pop(number, None)
         if answer is None:
@@ -281,7 +279,7 @@ class Connection:
         raise error
 
     def _receive(self, deadline: float | None, watch: bool) -> bool:
-        """Takes one message, an answer or a notice; False if none comes before the deadline.
+        """Receives one message, an answer or a notice; returns False if none comes before the deadline.
 
         Raises:
           SessionLost: the connection has ended.
@@ -290,14 +288,14 @@ class Connection:
         if self._socket is None:
             raise SessionLost
         watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
-        if watch:  # an interrupt from before the call does not end it; such a call must not wait for long
+        if watch:  # otherwise the client was interrupted before the call, which does not wait for long
             watched.append((self.wake.descriptor, zmq.POLLIN))
         while True:
             left = -1.0
             if deadline is not None:
                 left = min(_LONGEST_POLL_MS, max(0.0, (deadline - time.monotonic()) * 1000 + 0.999))
             ready = dict(zmq.zmq_poll(watched, int(left)))
-            # What the server said last comes before the end of the connection, but may be seen after it.
+            # The server's last message arrives before the end of the connection, but the poll may miss it.
             if self._socket in ready or (self._monitor in ready and self._socket.poll(0)):
                 message = wire.decode(self._socket.recv_multipart(copy=False))
                 notice = message.get("notice")
@@ -320,38 +318,38 @@ class Connection:
                 return False
 
     def _note_stop(self) -> None:
-        """This connection's server has stopped: not the one that has taken its place elsewhere."""
+        """Notes that the server has stopped, unless the client has moved to another one."""
         if self._address == self._channel.address:
             self._channel.stopped = True
 
 
 class Channel:
-    """All connections of one client to one server; a thread borrows one that no other thread uses.
+    """The connections of one client to its server. A thread borrows one that no other thread uses.
 
     Args:
       address: where the server is: `tcp://host:port` or `ipc://path`.
       curve: the keys of the program, if the server has any.
+      local: None maps the rows of a server on this machine; False does not.
       reconnect_timeout: seconds for which calls wait for a server that is not there.
-      local: whether to map the rows of a server on this machine.
 
     Attributes:
-      away: the server is known to be nowhere at the moment, and to come back.
-      stopped: the server said that it stops, and has not answered since.
+      away: whether the server is being moved; calls wait for it longer than `reconnect_timeout`.
+      stopped: whether the server has said that it stops, and has not answered since.
     """
 
     def __init__(
         self,
         address: str,
         curve: sockets.CurveKeys | None = None,
+        local: bool | None = None,
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
-        local: bool = True,
     ) -> None:
         self.address = address
         self.curve = curve
         self.reconnect_timeout = reconnect_timeout
         self.away = False
         self.stopped = False
-        self._local = local
+        self._local = local is not False
         self._mapped: MappedStore | None = None
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[Connection] = []
@@ -360,7 +358,7 @@ class Channel:
         self._closed = False
 
     def connection(self) -> Connection:
-        """A new connection, for an object that keeps it; it is opened by its first use."""
+        """Returns a new connection for one owner; its first use opens it."""
         connection = Connection(self)
         with self._lock:
             self._connections.add(connection)
@@ -369,7 +367,7 @@ class Channel:
         return connection
 
     def mapped(self, welcome: dict[str, Any]) -> MappedStore:
-        """The rows of the server that sent this greeting, as far as they are mapped."""
+        """Returns the mapped columns of the server that sent this answer to hello."""
         server = welcome.get("server", "")
         with self._lock:
             if self._mapped is None or self._mapped.server != server:
@@ -378,7 +376,7 @@ class Channel:
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Connection]:
-        """An idle connection, or a new one, for the length of a block."""
+        """Lends an idle connection, or a new one, for the length of a block."""
         with self._lock:
             if self._closed:
                 raise ServerClosed("this client is closed")
@@ -396,12 +394,12 @@ class Channel:
     def call(
         self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
     ) -> dict[str, Any]:
-        """One request and its answer on any connection; see `Connection.call`."""
+        """Makes a request on any connection; see `Connection.call`."""
         with self.borrow() as connection:
             return connection.call(message, timeout, wait)
 
     def interrupt(self) -> None:
-        """Ends the waits of all connections, and of those that are made later."""
+        """Ends the waits of all connections, of later ones too."""
         with self._lock:
             self._interrupted = True
             for connection in self._connections:

@@ -23,7 +23,7 @@ class MappedStream:
 
 
 class MappedStore:
-    """The rows of one life of a server. May be used by several threads.
+    """The mapped columns of one server. Several threads may use it.
 
     Args:
       server: the name of that life.
@@ -45,7 +45,7 @@ class MappedStore:
         self._lock = threading.Lock()
 
     def column(self, stream: str, column: str, path: str, shape: Any, dtype: str) -> np.ndarray:
-        """A column, mapped by the first call.
+        """Returns a column, which the first call maps.
 
         Raises:
           ValueError: the path is not in the server's directory.

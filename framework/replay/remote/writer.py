@@ -172,7 +172,7 @@ class ServedWriter(BaseWriter):
             self._send()
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
-        self._message["release"].append((stream, rows))
+        self._message["release"].append((stream, rows.copy()))
         self._num_released += len(rows)
         if self._num_released >= _SEND_ROWS:
             self._send()

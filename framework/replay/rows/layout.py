@@ -181,6 +181,8 @@ class LayoutBuilder:
         layout = self._known.get(key)
         if layout is None:
             layout = self._known[key] = _layout(trajectory, slices, firsts, leaves)
+        if layout.width == 1 and not layout.ragged:  # the most frequent layout, in half the time
+            return layout, firsts[0].rows.reshape(-1, 1).copy(), None
         items = len(firsts[0].rows)
         index = np.empty((items, layout.width), np.int64)
         for (begin, end), leaf in zip(layout.spans, firsts, strict=True):

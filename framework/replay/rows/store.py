@@ -18,9 +18,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import fnmatch
+import itertools
 import mmap
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,13 @@ def span(numbers: np.ndarray) -> slice | np.ndarray:
     if int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] - numbers[:-1] == 1) != n - 1:
         return numbers
     return slice(begin, begin + n)
+
+
+def _names_like(name: str) -> Iterator[str]:
+    """Yields `name`, then names for others of that name: `name~2`, `name~3`, and so on."""
+    yield name
+    for number in itertools.count(2):
+        yield f"{name}~{number}"
 
 
 class Allocator:
@@ -135,13 +143,12 @@ class Stream:
         names = {}
         with self._lock:
             for name, (shape, dtype) in columns.items():
-                own, number = name, 1
-                while own in self.columns and not self.has({own: (shape, dtype)}):
-                    number += 1
-                    own = f"{name}~{number}"
-                if own not in self.columns:
-                    self._add(own, tuple(int(size) for size in shape), np.dtype(dtype))
-                names[name] = own
+                for own in _names_like(name):
+                    if own not in self.columns:
+                        self._add(own, tuple(int(size) for size in shape), np.dtype(dtype))
+                    if self.has({own: (shape, dtype)}):
+                        names[name] = own
+                        break
         return names
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -324,10 +331,10 @@ class RowStore:
         with self._claims:
             if stream is not None:
                 return self.streams[stream], self.streams[stream].declare(columns)
-            found, number = self.stream(name), 1
-            while found.columns and not found.has(columns):
-                number += 1
-                found = self.stream(f"{name}~{number}")
+            for own in _names_like(name):
+                found = self.stream(own)
+                if not found.columns or found.has(columns):
+                    break
             return found, found.declare(columns)
 
     def end_dropped_writers(self) -> None:

@@ -1,4 +1,4 @@
-"""What a replay server does with the messages of its clients. Runs on the thread of `Service` only.
+"""Carries out the messages of a replay server's clients, on the thread of `Service`.
 
 Every message has an `op`, and an `id` if it is to be answered. The operations and their fields:
 
@@ -56,12 +56,12 @@ class Operations:
 
     Args:
       tables: attached to `store`.
-      store: whose columns are in `memory`.
+      store: holds the rows; its columns are in `memory`.
       memory: the server's shared memory.
       checkpoint: writes a checkpoint and returns its path.
 
     Attributes:
-      wake: has the service try the requests that wait; set once there is a service.
+      wake: tells the service to try the waiting requests again; set once the service exists.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Operations:
         self._checkpoint = checkpoint
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "replay-checkpoint")  # one at a time
         self._leases: dict[str, Leases] = {}
-        # Random, so that those of an earlier life of this server mean nothing.
+        # A random start, so that numbers of an earlier server at this address are unknown here.
         self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
-        # A client that can read this file is of this user and on this machine, and may use the memory.
+        # A client that can read this file runs on this machine as this user, and may use the memory.
         with open(os.path.join(memory.directory, "proof"), "w") as file:
             file.write(self._server)
 
@@ -90,15 +90,15 @@ class Operations:
             )
         return {
             "server": self._server,
-            # Compressed columns cannot be read in place: such a server's clients are all remote.
+            # Clients cannot read compressed columns in place, so all of them get arrays in messages.
             "directory": "" if self._store.compress else self._memory.directory,
             "tables": sorted(self._tables),
         }
 
     def handle(self, session: Session, message: dict[str, Any]) -> Reply | Request:
-        """Carries out one message; see the module. What is wrong with its fields is an error of any kind."""
+        """Carries out one message; see the module. Invalid fields may raise any `Exception`."""
         for number in message.get("done", ()):
-            held = session.deliveries.pop(number, None)  # a number that means nothing is ignored
+            held = session.deliveries.pop(number, None)  # unknown numbers are ignored
             if held is not None:
                 held[0].release(held[1])
         match message["op"]:
@@ -177,7 +177,7 @@ class Operations:
         return {"stream": stream.name, "columns": files}
 
     def _file(self, stream: str, column: str) -> list[Any]:
-        """Path, shape and dtype of a column; an empty path if it cannot be mapped."""
+        """Returns path, shape and dtype of a column; the path is empty if it cannot be mapped."""
         array = self._store.streams[stream].columns[column]
         path = "" if self._store.compress else self._memory.path(stream, column)
         return [path, list(array.shape), array.dtype.str]
@@ -196,13 +196,13 @@ class Operations:
                     done += count
         except Exception as raised:
             error = raised
-        for name, rows in message["release"]:  # after an error too: the client does not do it again
+        for name, rows in message["release"]:  # after an error, too: the client does not repeat it
             self._leases[name].release(session.number, rows)
         if error is not None:
             raise error
         leased = {}
         for name, n in message["lease"].items():
-            # Without room the client gets none. It asks again when it needs them, and is told why.
+            # Without memory the client gets no rows. It asks again when it needs them, and gets the error.
             with contextlib.suppress(MemoryError):
                 leased[name] = self._leases[name].lease(session.number, max(0, min(int(n), _MAX_LEASE)))
         yield {"rows": leased}
@@ -254,7 +254,7 @@ class Operations:
                 if delivery is not None and len(delivery.slots) == n:
                     break
                 if delivery is not before:
-                    self.wake()  # perhaps there are more: a large request lets others in between
+                    self.wake()  # a large request lets others in between its draws
                 yield None
             reply = self._describe(session, message, table, delivery)
             delivery = None  # the session has it
@@ -303,7 +303,7 @@ class Operations:
     # --- checkpoints ---
 
     def _save(self) -> Steps:
-        """Writes a checkpoint in another thread: others go on as far as the checkpointer allows."""
+        """Writes a checkpoint in another thread, so that the service goes on."""
         future = self._saver.submit(self._checkpoint)
         future.add_done_callback(lambda _: self.wake())
         try:
@@ -311,7 +311,7 @@ class Operations:
                 yield None
             yield {"path": future.result()}
         finally:
-            future.cancel()  # if it has not begun
+            future.cancel()  # has no effect once the checkpointer runs
 
 
 class Leases:

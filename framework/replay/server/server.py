@@ -121,7 +121,7 @@ class Server:
         return 0 if self._service is None else self._service.messages
 
     def stop(self) -> None:
-        """Ends the server: every call that waits for it, in any process, raises ServerClosed at once."""
+        """Ends the server. Every call that waits for it, in any process, raises `ServerClosed` at once."""
         with self._stop_lock:
             if self._stopped.is_set():
                 return
@@ -136,7 +136,7 @@ class Server:
             self._stopped.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the server is stopped; whether it is. KeyboardInterrupt ends the wait.
+        """Waits until the server is stopped; returns whether it is. `KeyboardInterrupt` ends the wait.
 
         Raises:
           ServerClosed: the server's thread has failed.
@@ -159,7 +159,7 @@ class Server:
         self.stop()
 
     def __del__(self) -> None:
-        # A forked child has a copy of this object, but not the server.
+        # In a forked child this object is a copy without the server's thread.
         if hasattr(self, "_client") and self._pid == os.getpid():
             self.stop()
 

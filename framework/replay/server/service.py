@@ -1,11 +1,11 @@
 """The server's event loop: one thread owns the socket, and no request blocks it.
 
-A request that has to wait for a rate limiter is kept with its deadline and tried again when a table has
-changed (`Service.wake`). Requests of one line (samples of one table, inserts of one client) go through in the
-order in which they came.
+The loop keeps a request that has to wait for a rate limiter, with its deadline, and tries it again when a
+table has changed (`Service.wake`). Requests of one line (samples of one table, inserts of one client) go
+through in order.
 
-What a client holds belongs to its `Session`, and a session ends with its connection: ZeroMQ's monitor reports
-that some connection has ended, then the loop probes all sessions and closes those whose peer is unreachable.
+A `Session` has what its client holds, and ends with the connection: ZeroMQ's monitor reports that some
+connection has ended, then the loop probes all sessions and closes those whose peer is unreachable.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from framework.replay.wake import Wake
 from launch.rpc import sockets
 
 _LOG = logging.getLogger(__name__)
-_ROUND = 64  # messages that are taken before the waiting requests are tried
-# Seconds after a connection has ended at which the peers are probed: one may look reachable for a moment.
+_ROUND = 64  # messages that the loop receives before it tries the waiting requests
+# Seconds between the end of a connection and the probes: the peer looks reachable for a moment.
 _PROBE_DELAYS = (0.02, 1.0)
 _LONGEST_POLL = 3600.0  # seconds
 _UNBIND_MS = 5000  # for which `stop` waits until the address is free
 _MAX_WAITING = 1 << 14  # requests of one client
-# A client that leaves more bytes in more large answers unread is cut off; ZeroMQ bounds the number of others.
-# What was read is known a moment late: a busy client may seem to have many answers unread.
+# A session ends if its client leaves more bytes, in more large answers, unread. ZeroMQ bounds the number of
+# small answers. It reports late what a client has read: a busy client may appear to have many unread answers.
 _LARGE_ANSWER = 1 << 16  # bytes
 _MAX_UNREAD_BYTES = 1 << 27
 _MAX_UNREAD = 4
@@ -57,14 +57,14 @@ class Session:
 
     Attributes:
       identity: ZeroMQ's name of the connection.
-      number: names the owner of rows; random, never 0.
-      waiting: requests that cannot be answered yet.
+      number: random number, never 0, that identifies the owner of rows.
+      waiting: requests that wait.
       unsent: trackers and bytes of large answers that the client may not have read yet.
       layouts: layouts that the client has defined, by its numbers.
       known: layouts that the client has been told, with the server's numbers.
       deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
         back (True) or released (False) when the session ends.
-      inserted: items of this client that went into tables.
+      inserted: number of items that this client has inserted into tables.
     """
 
     identity: bytes
@@ -83,14 +83,14 @@ class Request:
 
     Attributes:
       line: requests of one line go through in order; the first that must wait holds up the others.
-      timeout: seconds that it may wait; None: without limit; 0: not at all.
-      steps: yields None for as long as the request must wait, then its answer. The service takes a step when
-        `wake` was called, and closes `steps` when the request ends, answered or not.
-      late: makes the error of a request whose timeout is over.
-      tables: whose changes may let it go through.
-      side: of those who wait for a table, `SAMPLERS` or `INSERTERS`.
-      session: the client's; set by the service.
-      id: the client's number of the message; set by the service.
+      timeout: seconds that it may wait; None for no limit, 0 for no wait.
+      steps: yields None as long as the request must wait, then the answer. The service takes a step after
+        `wake`, and closes `steps` when the request ends, with or without an answer.
+      late: returns the error for a request whose timeout is over.
+      tables: the tables whose changes it waits for.
+      side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
+      session: the session of the client; the service sets it.
+      id: the client's number of the message; the service sets it.
     """
 
     line: Hashable
@@ -107,7 +107,7 @@ class Handler(Protocol):
     """What a `Service` serves; its methods run on the service's thread."""
 
     def open(self, session: Session, hello: dict[str, Any]) -> Reply:
-        """A client said hello; the answer tells it about the server."""
+        """Returns the answer to a client's hello, which describes the server."""
         ...
 
     def handle(self, session: Session, message: dict[str, Any]) -> Reply | Request:
@@ -115,7 +115,7 @@ class Handler(Protocol):
         ...
 
     def close(self, session: Session) -> None:
-        """A session has ended: takes back what it held."""
+        """Takes back what an ended session held."""
         ...
 
 
@@ -123,9 +123,9 @@ class Service(threading.Thread):
     """Runs a `Handler` on a bound ROUTER socket until `stop`.
 
     Attributes:
-      error: what ended the loop, if it was not `stop`.
-      messages: how many messages were taken in.
-      malformed: how many of them were not of this protocol and were ignored.
+      error: the error that ended the loop; None before, and after `stop`.
+      messages: number of received messages.
+      malformed: number of them that do not follow the protocol; the service ignores them.
     """
 
     def __init__(self, handler: Handler, listener: zmq.Socket) -> None:
@@ -147,8 +147,8 @@ class Service(threading.Thread):
     # --- called by any thread ---
 
     def wake(self) -> None:
-        """Has the waiting requests tried again: a table, or what else they wait for, has changed."""
-        # In this order: the loop adds a request to a line first and looks at `_again` afterwards.
+        """Tells the loop to try the waiting requests again, because what they wait for may have changed."""
+        # The order matters: the loop first adds a request to a line and then reads `_again`.
         self._again = True
         if self._lines and threading.get_ident() != self.ident:
             self._wake.set()
@@ -190,7 +190,7 @@ class Service(threading.Thread):
             if monitor in ready:
                 while monitor.poll(0):
                     monitor.recv_multipart()
-                # Rounded, so that they stay few however many connections end.
+                # Rounded, so that the set stays small when many connections end.
                 self._probes |= {round(time.monotonic() + delay, 2) for delay in _PROBE_DELAYS}
             if self._socket in ready:
                 self._receive()
@@ -211,7 +211,7 @@ class Service(threading.Thread):
             try:
                 self._handle(identity.bytes, wire.decode(frames))
             except Exception as error:
-                # Whatever a peer sends, the others are served.
+                # No message of one peer may end the service of the others.
                 self.malformed += 1
                 if self.malformed & (self.malformed - 1) == 0:  # the 1st, 2nd, 4th …: a flood fills no log
                     _LOG.warning("ignored a malformed message (%d so far): %s", self.malformed, error)
@@ -242,7 +242,7 @@ class Service(threading.Thread):
                     answer.session, answer.id = session, number
                     answer = self._begin(answer)
         except Exception as error:
-            # The client is told; the server goes on.
+            # The client gets the error, and the server goes on.
             if not isinstance(error, _CLIENT_ERRORS):
                 _LOG.exception("request %r failed", op)
             answer = error
@@ -252,8 +252,8 @@ class Service(threading.Thread):
     def _send(self, identity: bytes, answer: Reply | Exception, number: int | None = None) -> None:
         """Answers a client's message `number`, or sends a notice.
 
-        Only an error answers a message without a number. Ends the session of a client that has gone, or that
-        does not read its answers.
+        A message without a number gets no answer but an error. If the client has gone or does not read its
+        answers, its session ends.
         """
         if isinstance(answer, Exception):
             answer = {"error": wire.pack_error(answer)}
@@ -261,7 +261,7 @@ class Service(threading.Thread):
             return
         try:
             frames = wire.encode({**answer, "id": number})
-        except Exception as error:  # the client gets that instead; `ascii` makes sure that it can be sent
+        except Exception as error:  # its ASCII form can be sent
             refused = TypeError(f"answer: got a value that cannot be sent: {error!a}")
             frames = wire.encode({"error": wire.pack_error(refused), "id": number})
         num_bytes = sum(map(len, frames))
@@ -272,7 +272,7 @@ class Service(threading.Thread):
             tracker = self._socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False, track=True)
         except zmq.Again:
             if "notice" in answer:
-                return  # an idle client need not read what it did not ask for
+                return  # an idle client does not have to read notices
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -292,7 +292,7 @@ class Service(threading.Thread):
     # --- requests that wait ---
 
     def _begin(self, request: Request) -> Reply | None:
-        """The answer of a new request, or None if it waits from now on."""
+        """Returns the answer of a new request, or None if it waits from now on."""
         timeout, session = request.timeout, request.session
         if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):  # NaN is not
             raise ValueError(f"timeout: got {timeout!r}, expected seconds >= 0 or None.")
@@ -312,13 +312,13 @@ class Service(threading.Thread):
             self._deadlines[request] = time.monotonic() + timeout
         for table in request.tables:
             table.count_waiting(request.side, 1)
-        self._again = True  # for a change between the first step and the count
+        self._again = True  # the tables may have changed between the first step and the count
         return None
 
     def _try_waiting(self) -> None:
-        """Takes a step of the first request of every line, and of the next one if that goes through.
+        """Takes a step of the first request of each line, and of the next ones if it goes through.
 
-        A step that changes a table sets `_again` where another line waits for the change: a sample makes room
+        A step that changes a table sets `_again` if another line waits for the change: a sample makes room
         for an insert.
         """
         self._again = False
@@ -341,7 +341,7 @@ class Service(threading.Thread):
         line = self._lines[request.line]
         line.remove(request)
         if line:
-            self._lines.move_to_end(request.line)  # the other lines are next
+            self._lines.move_to_end(request.line)  # the other lines are tried first
             self._again = True
         else:
             del self._lines[request.line]
@@ -365,7 +365,7 @@ class Service(threading.Thread):
     # --- ends ---
 
     def _close(self, session: Session) -> None:
-        """Ends a session: the client has gone, or has said hello again."""
+        """Ends the session of a client that has gone or said hello again."""
         if self._sessions.get(session.identity) is session:
             del self._sessions[session.identity]
         for request in list(session.waiting):
@@ -388,4 +388,4 @@ class Service(threading.Thread):
                     break
         self._socket.disable_monitor()
         monitor.close(linger=0)
-        self._socket.close(linger=1000)  # milliseconds in which what was said last is delivered
+        self._socket.close(linger=1000)  # milliseconds to deliver the last answers

@@ -61,7 +61,7 @@ class RateLimiter:
         if self.size < self.min_size_to_sample:
             return 0
         diff = self.inserts * self.samples_per_insert - self.samples
-        # A search, and `n` first: what a division gives differs from the rule by rounding.
+        # A bisection that tries `n` first. A division would differ from the rule by rounding.
         allowed, refused, k = 0, n + 1, n
         while refused - allowed > 1:
             if diff - k >= self.min_diff:

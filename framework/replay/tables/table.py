@@ -162,7 +162,7 @@ class Table:
         signature: Nest = None,
         seed: int | None = None,
     ) -> Table:
-        """Each item is sampled once, oldest first; inserts wait while `max_size` items wait."""
+        """Returns a table of items sampled once, oldest first; inserts wait while it holds `max_size`."""
         return cls(name, Fifo(), Fifo(), max_size, Queue(max_size), 1, extensions, signature, seed)
 
     @classmethod
@@ -174,12 +174,11 @@ class Table:
         signature: Nest = None,
         seed: int | None = None,
     ) -> Table:
-        """Each item is sampled once, newest first; inserts wait while `max_size` items wait."""
+        """Returns a table of items sampled once, newest first; inserts wait while it holds `max_size`."""
         return cls(name, Lifo(), Lifo(), max_size, Stack(max_size), 1, extensions, signature, seed)
 
     def replace(self, **overrides: Any) -> Table:
-        """A new, empty table like this one but for `overrides`, by the names of the constructor's
-        arguments."""
+        """Returns a new, empty table like this one, except for `overrides` of the constructor's arguments."""
         same: dict[str, Any] = {
             name: getattr(self, name) for name in ("name", "max_size", "max_times_sampled", "signature")
         }
@@ -214,11 +213,11 @@ class Table:
                 writer.show()
 
     def watch(self, listener: Callable[[], None]) -> None:
-        """`listener` is called, with the lock held, when calls that wait should look again."""
+        """Calls `listener`, with the lock held, when calls that wait should look again."""
         self._listeners.append(listener)
 
     def count_waiting(self, side: int, change: int) -> None:
-        """A call of another process begins (1) or ceases (-1) to wait; `side` 0 samples, 1 inserts."""
+        """Counts a call of another process that begins (1) or ceases (-1) to wait; `side` is 0 or 1."""
         with self.lock:
             self.num_waiting[side] += change
 
@@ -233,7 +232,7 @@ class Table:
             self._rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
     def close(self, reason: str = "the server was stopped") -> None:
-        """Every call that waits, and every later one, raises `ServerClosed`."""
+        """Ends every call that waits, and every later one, with `ServerClosed`."""
         with self.lock:
             self._closed = f"table {self.name!r}: {reason}"
         self.wake()
@@ -245,7 +244,7 @@ class Table:
             self._notify(INSERTERS)
 
     def _notify(self, side: int) -> None:
-        """The table has changed so that calls of `side` may go through. Called with the lock held."""
+        """Wakes the calls of `side`, which may go through now. Called with the lock held."""
         if self.num_waiting[side]:
             self._conditions[side].notify_all()
             for listener in self._listeners:
@@ -409,7 +408,7 @@ class Table:
             return Delivery(self.name, info, items.parts(slots), slots, items, age)
 
     def release(self, delivery: Delivery) -> None:
-        """The reader has its copy: rows may be used again, and items that have left the table are gone."""
+        """Ends a delivery whose samples were copied: its rows may be used again."""
         with self.lock:
             if delivery.open:
                 delivery.open = False
