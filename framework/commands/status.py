@@ -10,7 +10,6 @@ from typing import Any
 
 from framework.commands.options import Run, parse
 from framework.loggers import ProgressDisplay, read_jsonl
-from framework.loggers.base import format_value
 from framework.programs.run_folder import RunFolder
 from launch.view import NodesView
 
@@ -94,6 +93,13 @@ def _status(folder: RunFolder) -> dict[str, Any]:
 
 
 def _node(node: dict[str, Any]) -> str:
-    shown = ("pid", "cpu_seconds", "memory_bytes", "restarts", "error")
-    details = ", ".join(f"{name} {format_value(node[name])}" for name in shown if node.get(name))
+    shown = {
+        "pid": "pid {}",
+        "cpu_seconds": "cpu {:.1f} s",
+        "memory_mb": "memory {} MB",
+        "restarts": "restarts {}",
+        "error": "error {}",
+    }
+    node = {**node, "memory_mb": round((node.get("memory_bytes") or 0) / 1e6)}
+    details = ", ".join(text.format(node[name]) for name, text in shown.items() if node.get(name))
     return f"  {node.get('label')}: {node.get('state')}{f' ({details})' if details else ''}"

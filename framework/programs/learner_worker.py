@@ -113,7 +113,8 @@ class LearnerWorker(ProgramWorker):
 
     def meet_learners(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
         """For the other learners: see `FirstLearner.meeting`."""
-        return self._together().meeting(label, host)
+        assert self._others is not None
+        return self._others.meeting(label, host)
 
     def arrive(self, rank: int) -> int | None:
         """For the learner of `rank`: waits until all have data for the next step.
@@ -121,7 +122,8 @@ class LearnerWorker(ProgramWorker):
         Returns:
           The `env_steps` of the step; None at the end.
         """
-        return self._learner.env_steps if self._together().barrier.arrive(rank) else None
+        assert self._others is not None
+        return self._learner.env_steps if self._others.barrier.arrive(rank) else None
 
     def ready(self) -> bool:
         return not self._finished and self._dataset.ready()
@@ -175,11 +177,6 @@ class LearnerWorker(ProgramWorker):
 
     def save(self) -> dict[str, Any]:
         return {"learner": self._learner.save(), "steps": self._steps}
-
-    def _together(self) -> FirstLearner:
-        if self._others is None:
-            raise RuntimeError("This learner was made with num_learners=1. Others cannot join it.")
-        return self._others
 
     def _restore(self) -> None:
         state = self._checkpointer.get("learner") if self._checkpointer is not None else None

@@ -171,18 +171,18 @@ class ServedClient(ReverbApi, Client):
         out: list[Any] | None = None,
         pad: bool = False,
     ) -> ReplaySample | PaddedSample:
-        """`batch_size` samples stacked; see `EmbeddedClient.sample_batch`."""
+        """Returns `batch_size` stacked samples; see `EmbeddedClient.sample_batch`."""
         with self._channel.borrow() as connection:
             return ServedSource(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
 
     def source(self) -> ServedSource:
-        """What a `Dataset` draws from."""
+        """Returns a source of samples for a `Dataset`."""
         return ServedSource(self, self._channel.connection())
 
     # Writing.
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ServedWriter:
-        """A writer for B envs; see `contracts.Writer`.
+        """Returns a writer for B envs; see `contracts.Writer`.
 
         Args:
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
@@ -220,8 +220,7 @@ class ServedClient(ReverbApi, Client):
         return self._channel.call(message, timeout)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; keys that are gone are
-        ignored."""
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
         self._mutate(table, keys, priorities, ())
 
     def mutate_priorities(
@@ -238,11 +237,11 @@ class ServedClient(ReverbApi, Client):
         self._call(message)
 
     def can_sample(self, table: str, n: int = 1) -> bool:
-        """Whether `n` samples could be had now without waiting."""
+        """Returns whether `n` samples can be drawn now without waiting."""
         return bool(self._call({"op": "can_sample", "table": table, "n": n})["value"])
 
     def can_insert(self, table: str, n: int = 1) -> bool:
-        """Whether `n` items could be inserted now without waiting."""
+        """Returns whether `n` items can be inserted now without waiting."""
         return bool(self._call({"op": "can_insert", "table": table, "n": n})["value"])
 
     def weight(self, table: str) -> tuple[float, int]:
@@ -255,7 +254,7 @@ class ServedClient(ReverbApi, Client):
         self._call({"op": "reset", "table": table})
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """What is to be known of each table; DeadlineExceededError if the server does not answer in time."""
+        """Returns a description of each table; `DeadlineExceededError` if no answer comes in time."""
         answer = self._call({"op": "info"}, timeout)
         infos = [TableInfo.from_wire(each) for each in answer["tables"]]
         return {info.name: info for info in infos}
@@ -268,11 +267,12 @@ class ServedClient(ReverbApi, Client):
         return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])
 
     def move(self, address: str | None) -> None:
-        """The server is at `address` from now on, restored from its checkpoint; None: it is nowhere and
-        will come back, so that calls wait for it longer than `reconnect_timeout`.
+        """Makes later calls use the server at `address`, which was restored from a checkpoint.
 
-        An engine that places nodes anew calls this (`launch`'s `ray`); sessions that are open end by
-        themselves, as their server has gone.
+        An engine that can move nodes (`launch`'s `ray`) calls this.
+
+        Args:
+          address: None while the server is being moved: calls then wait longer than `reconnect_timeout`.
         """
         channel = self._channel
         channel.away = address is None
@@ -281,12 +281,11 @@ class ServedClient(ReverbApi, Client):
             channel.stopped = False  # the server before did
 
     def interrupt(self) -> None:
-        """Every call of this client that waits, and every later one that would, ends with
-        `ServerClosed`."""
+        """Ends every waiting call, and every later one that would wait, with `ServerClosed`."""
         self._channel.interrupt()
 
     def close(self) -> None:
-        """Ends this client; its writers flush as far as that goes without waiting."""
+        """Ends this client. Its writers insert what they can without waiting."""
         self._channel.interrupt()  # first, because a thread that waits in a writer holds its lock
         with self._lock:
             writers = list(self._writers)
