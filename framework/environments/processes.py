@@ -109,6 +109,7 @@ class ProcessEnvironment(BatchedEnvironment):
         """
         self.name = source.name
         self.num_envs = len(seeds)
+        self._made_from = source, seeds, num_processes, start_timeout, step_timeout, close_timeout
         if os.name != "posix":
             raise ValueError(
                 f"{self.name}: stepping='processes' needs a POSIX system. Use stepping='inline'."
@@ -178,6 +179,10 @@ class ProcessEnvironment(BatchedEnvironment):
     def set_state(self, state: bytes) -> None:
         env_states = load_env_states(self, state)
         self._call("set_env_states", [(env_states[child.rows],) for child in self._children])
+
+    def __reduce__(self) -> Any:
+        """A pickle starts processes of its own, which continue from the same state."""
+        return _restored, (self._made_from, self.state())
 
     def render(self, env: int = 0) -> np.ndarray:
         for child in self._children:
@@ -352,3 +357,17 @@ def _answer(connection: Connection, succeeded: bool, result: Any) -> None:
 def _answer_failure(connection: Connection, error: Exception) -> None:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     _answer(connection, False, (type(error).__name__, str(error), text))
+
+
+def _restored(made_from: tuple[Any, ...], state: bytes) -> ProcessEnvironment:
+    source, seeds, num_processes, start_timeout, step_timeout, close_timeout = made_from
+    environment = ProcessEnvironment(
+        source,
+        seeds,
+        num_processes,
+        start_timeout=start_timeout,
+        step_timeout=step_timeout,
+        close_timeout=close_timeout,
+    )
+    environment.set_state(state)
+    return environment

@@ -7,6 +7,7 @@ import json
 import logging
 import pathlib
 
+import gymnasium
 import pytest
 import torch
 
@@ -91,7 +92,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("agent", "environment", "inference"), CASES, ids=["-".join((a, m)) for a, _, m in CASES])
+@pytest.mark.parametrize(
+    ("agent", "environment", "inference"), CASES, ids=["-".join((a, m)) for a, _, m in CASES]
+)
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, inference):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
     config = dataclasses.replace(BASE, inference=inference, directory=whole)
@@ -105,11 +108,22 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, 
     assert "program" not in last_checkpoint(parts).names
 
 
-@pytest.mark.parametrize("environment", ["minatar:breakout", "atari:Pong", "gymnasium:HalfCheetah-v5"])
-def test_environments_continue_bit_for_bit(tmp_path, environment):
-    pytest.importorskip({"m": "minatar", "a": "ale_py", "g": "mujoco"}[environment[0]])
+ENVIRONMENTS = [
+    ("minatar:breakout", "inline", "minatar"),
+    ("atari:Pong", "inline", "ale_py"),
+    ("gymnasium:HalfCheetah-v5", "inline", "mujoco"),
+    ("gymnasium:HalfCheetah-v5", "processes", "mujoco"),
+    (CARTPOLE, "vector", "gymnasium"),
+]
+
+
+@pytest.mark.parametrize(("environment", "stepping", "package"), ENVIRONMENTS)
+def test_environments_continue_bit_for_bit(tmp_path, environment, stepping, package):
+    pytest.importorskip(package)
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    config = dataclasses.replace(BASE, directory=whole, max_env_steps=300, evaluate_period=None)
+    config = dataclasses.replace(
+        BASE, directory=whole, max_env_steps=300, evaluate_period=None, stepping=stepping
+    )
     run("random", environment, config)
     config = dataclasses.replace(config, directory=parts)
     run("random", environment, config, passes=31)
@@ -164,10 +178,16 @@ def test_a_state_of_another_user_is_not_unpickled(tmp_path, caplog, monkeypatch)
     assert "by another user or machine" in caplog.text
 
 
+def unpicklable(num_envs: int, seed: int):
+    environment = gymnasium.make("CartPole-v1")
+    environment.unwrapped.generator = (i for i in range(3))
+    return environment
+
+
 def test_an_environment_that_cannot_be_pickled_is_reported(tmp_path, caplog):
-    config = dataclasses.replace(BASE, directory=str(tmp_path), stepping="processes")
+    config = dataclasses.replace(BASE, directory=str(tmp_path), envs_per_actor=1)
     with caplog.at_level(logging.WARNING):
-        run("ppo", CARTPOLE, config, passes=20)
+        run("ppo", unpicklable, config, passes=20)
     assert "The exact state of the run was not saved" in caplog.text
     assert "program" not in last_checkpoint(str(tmp_path)).names
-    assert run("ppo", CARTPOLE, config)["env_steps"] == BASE.max_env_steps
+    assert run("ppo", unpicklable, config)["env_steps"] == BASE.max_env_steps
