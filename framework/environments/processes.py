@@ -327,19 +327,19 @@ def _serve(connection: Connection, memory: int) -> None:
         return
     with environment:
         slots = tree.map_structure(lambda array: array[rows], _share(memory, environment.spec, num_envs))
+        columns = [tree.flatten(timestep) for timestep, _ in slots]
         _answer(connection, True, cloudpickle.dumps(environment.spec))
         while True:
             method, slot, arguments = connection.recv()
-            timestep, action = slots[slot]
             try:
                 if method in ("step", "step_envs"):
-                    arguments = (action, *arguments)
+                    arguments = (slots[slot][1], *arguments)
                 result = getattr(environment, method)(*arguments)
             except Exception as error:
                 _answer_failure(connection, error)
                 continue
             if isinstance(result, dm_env.TimeStep):
-                for column, array in zip(tree.flatten(timestep), tree.flatten(result), strict=True):
+                for column, array in zip(columns[slot], tree.flatten(result), strict=True):
                     column[...] = array
                 result = None
             _answer(connection, True, result)

@@ -64,6 +64,7 @@ class TrajectoryWriter:
         self._history: Nest = None  # the nest of all steps together
         # The columns of each structure that was appended, by the structure's representation.
         self._columns_of: dict[str, dict[str, ColumnHistory]] = {}
+        self._packs: dict[str, nests.Pack] = {}  # rebuilds the nest of an item, by the same
 
     @property
     def step_is_open(self) -> bool:
@@ -195,13 +196,12 @@ class TrajectoryWriter:
             part = self._writer.slice(_STREAM, leaf.path, rows_of[key])
             part.step = whole_steps
             slices.append(part)
-        keys = self._writer.create_items(
-            table,
-            nests.packer(structure)(slices),
-            np.array([priority], np.float64),
-            np.array([self._episode], np.uint64),
-        )
-        return int(keys[0])
+        kind = repr(structure)
+        if kind not in self._packs:
+            self._packs[kind] = nests.packer(structure)
+        item, priorities = self._packs[kind](slices), np.array([priority], np.float64)
+        episodes = np.array([self._episode], np.uint64)
+        return int(self._writer.create_items(table, item, priorities, episodes)[0])
 
     def _rows(self, leaf: TrajectoryColumn) -> np.ndarray:
         rows = [step.row for step in leaf.steps]

@@ -138,10 +138,7 @@ class SampleToInsertRatio(RateLimiter):
     """
 
     def __init__(
-        self,
-        samples_per_insert: float,
-        min_size_to_sample: int,
-        error_buffer: float | tuple[float, float],
+        self, samples_per_insert: float, min_size_to_sample: int, error_buffer: float | tuple[float, float]
     ):
         center = samples_per_insert * min_size_to_sample
         if isinstance(error_buffer, (int, float)):

@@ -251,12 +251,7 @@ class Table:
                 listener()
 
     def _wait(
-        self,
-        side: int,
-        n: int,
-        done: int,
-        deadline: float | None,
-        cancelled: Callable[[], bool] | None,
+        self, side: int, n: int, done: int, deadline: float | None, cancelled: Callable[[], bool] | None
     ) -> None:
         """Waits until the other side has done something, or for some seconds. Called with the lock held."""
         if self._closed is not None:
