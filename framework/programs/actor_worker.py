@@ -174,7 +174,8 @@ class ActorWorker(ProgramWorker):
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
-        if not self._half.actor.adder.ready():
+        adder = self._half.actor.adder
+        if adder is not None and not adder.ready():
             return (
                 "its adder waits until replay accepts the items of a step of its "
                 f"{self._config.envs_per_actor} envs: {describe_room(self._replay)}. Use fewer envs, or a "
