@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import launch
@@ -67,18 +67,6 @@ class Actor(abc.ABC):
     @abc.abstractmethod
     def update(self, wait: bool = False) -> None:
         """Pulls newer parameters if there are any. With `wait`, blocks until the source answers."""
-
-    def state(self) -> dict[str, Any]:
-        """Returns what later actions and items depend on, for `set_state`; see `EnvironmentLoop.state`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot save its state. Start new episodes instead, with observe_first()."
-        )
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state()` was called, instead of `observe_first`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot restore a state. Start new episodes instead, with observe_first()."
-        )
 
 
 class Progress(NamedTuple):

@@ -255,27 +255,6 @@ class VariableClient:
             self._policy.progress = progress
         return True
 
-    def state(self) -> dict[str, Any]:
-        """Returns the parameters, their version and the calls since the last request, for `set_state`."""
-        variables = {
-            name: {key: tensor.detach().cpu().clone() for key, tensor in entries.items()}
-            for name, entries in self._targets.items()
-        }
-        progress = core.Progress() if self._policy is None else self._policy.progress
-        return {
-            "variables": variables,
-            "version": self.version,
-            "calls": self._calls,
-            "progress": tuple(progress),
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned, into the networks too."""
-        copy_variables(state["variables"], self._targets)
-        self.version, self._calls = state["version"], state["calls"]
-        if self._policy is not None:
-            self._policy.progress = core.Progress(*state["progress"])
-
     def _exchange(self, due: bool, wait: bool) -> core.Progress | None:
         """Takes the answer of the node if it has arrived, and sends the next request if it is due."""
         progress = None

@@ -11,7 +11,6 @@ import numpy as np
 import tree
 
 from framework.actors.observers import EnvironmentLoopObserver
-from framework.actors.recurrent_state import load_nest, save_nest
 from framework.core import Actor
 from framework.environments.base import BatchedEnvironment
 from framework.types import FIRST, LAST, Nest
@@ -199,36 +198,6 @@ class EnvironmentLoop:
         if not results:
             return {"episode_return": np.zeros(0), "episode_length": none, "env": none}
         return tree.map_structure(lambda *parts: np.concatenate(parts), *results)
-
-    def state(self) -> dict[str, Any]:
-        """Returns the state of the loop, its environment and its actor, for `set_state`.
-
-        A loop that continues from it makes the same steps and items, bit for bit, if replay, the counter and
-        the source of parameters continue too. The state does not include the observers.
-
-        Raises:
-          NotImplementedError: The environment, the actor or its adder cannot save its state.
-          DeadlineExceededError: Items of the adder wait for room. Call this when the adder is `ready()`.
-        """
-        timestep = None if self._timestep is None else save_nest(tuple(self._timestep))
-        return {
-            "environment": self._environment.state(),
-            "actor": self._actor.state(),
-            "timestep": timestep,
-            "returns": [total.copy() for total in self._returns],
-            "lengths": self._lengths.copy(),
-            "num_steps": self.num_steps,
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state()` was called. Call it on a new loop of the same parts, also new ones."""
-        self._environment.set_state(state["environment"])
-        self._actor.set_state(state["actor"])
-        saved = state["timestep"]
-        self._timestep = None if saved is None else dm_env.TimeStep(*load_nest(saved))
-        self._returns = [total.copy() for total in state["returns"]]
-        self._lengths = state["lengths"].copy()
-        self.num_steps = state["num_steps"]
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 import tree
 
 from framework import core
-from framework.actors.recurrent_state import load_nest, restart_envs, save_nest
+from framework.actors.recurrent_state import restart_envs
 from framework.types import FIRST, Nest
 
 
@@ -93,32 +91,7 @@ class PolicyActor(core.Actor, core.Saveable):
         """The policy's random state. Open episodes are not saved: a resumed actor starts new ones."""
         return {"policy": self.policy.save()}
 
-    def state(self) -> dict[str, Any]:
-        """Returns the random and recurrent state, the adder's state and the parameters, for `set_state`."""
-        return {
-            "policy": self.policy.save(),
-            "memory": None if self._state is None else save_nest(self._state),
-            "adder": None if self.adder is None else self.adder.state(),
-            "variables": None if self._variable_client is None else self._variable_client.state(),
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        self.policy.restore(state["policy"])
-        self._state = None
-        if state["memory"] is not None:
-            saved, initial = load_nest(state["memory"]), self.policy.initial_state(self.num_envs)
-            self._has_memory = bool(tree.flatten(initial))
-            self._state = tree.map_structure(_as_on_device_of, initial, saved)
-        if self.adder is not None:
-            self.adder.set_state(state["adder"])
-        if self._variable_client is not None:
-            self._variable_client.set_state(state["variables"])
-
     def restore(self, state: dict[str, Any]) -> None:
         self.policy.restore(state["policy"])
         self._state = None
         self._extras = ()
-
-
-def _as_on_device_of(like: np.ndarray | torch.Tensor, leaf: np.ndarray | torch.Tensor) -> Any:
-    return leaf.to(like.device) if isinstance(leaf, torch.Tensor) and isinstance(like, torch.Tensor) else leaf

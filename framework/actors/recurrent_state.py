@@ -1,15 +1,11 @@
-"""The recurrent state of envs that begin an episode, and nests of arrays or tensors in checkpoints."""
+"""The recurrent state of envs that begin an episode."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 import tree
 
-from framework import nest as nests
 from framework.types import Nest
 
 
@@ -30,14 +26,3 @@ def restart_envs(state: Nest, initial: Nest, envs: np.ndarray) -> Nest:
         return copy
 
     return tree.map_structure(restart, state, initial) if len(envs) else state
-
-
-def save_nest(nest: Nest) -> dict[str, Any]:
-    """Returns copies of the leaves, and the structure, of a nest of arrays and tensors."""
-    leaves, structure = nests.flatten(nest)
-    return {"structure": structure, "leaves": [copied(leaf) for leaf in leaves]}
-
-
-def load_nest(saved: Mapping[str, Any]) -> Nest:
-    """Returns the nest of which `save_nest` returned the copies."""
-    return nests.packer(saved["structure"])([copied(leaf) for leaf in saved["leaves"]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
 from typing import Any
 
 from framework.types import Nest
@@ -74,33 +73,6 @@ class Adder(abc.ABC):
         With a client that is not concurrent (the serial engine), items of the next step that find no room
         wait in the writer, and `ready()` is False until they are in their tables.
         """
-
-    def state(self) -> dict[str, Any]:
-        """Returns the open episodes and all that is staged, for `set_state`.
-
-        The state consists of numpy arrays, numbers, strings, lists, tuples and dicts. It includes the rows in
-        replay to which later items may refer. Items that are in their tables are not part of it: save the
-        tables at the same time.
-
-        Raises:
-          DeadlineExceededError: Items wait for room in their tables. Call this when `ready()` returns True.
-          NotImplementedError: The adder or its writer cannot save its state. Start new episodes instead.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot save its state. Start new episodes instead, with add_first()."
-        )
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state()` was called: later calls create the same items.
-
-        Call it on a new adder with the same arguments, also in another process.
-
-        Raises:
-          ValueError: The adder has time steps already.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot restore a state. Start new episodes instead, with add_first()."
-        )
 
     @abc.abstractmethod
     def flush(self, timeout: float | None = None) -> None:

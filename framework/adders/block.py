@@ -9,12 +9,10 @@ samples, or after `max_delay` seconds.
 from __future__ import annotations
 
 import abc
-import copy
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import dm_env
 import numpy as np
 import tree
 
@@ -59,17 +57,6 @@ class BlockAdder(Adder):
     # The stream of `_rows`, and whether rows are released when they leave the arrays.
     _stream = "steps"
     _releases_rows = True
-
-    # Attributes that are part of a checkpoint as they are.
-    _saved: tuple[str, ...] = (
-        "_batch",
-        "_t",
-        "_history",
-        "_next_history",
-        "_num_shifted",
-        "_open",
-        "num_dropped_episodes",
-    )
 
     _observation: Field
     _action: Field
@@ -259,54 +246,6 @@ class BlockAdder(Adder):
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
-
-    # --- checkpoints ---
-
-    def state(self) -> dict[str, Any]:
-        with self._lock:
-            self._check_usable()
-            if not self._fields:
-                return {"fields": []}
-            if self._writer.num_pending:
-                self._flush_writer(0)
-            end = self._t + 1
-            kept, index = np.unique(self._rows[:end], return_inverse=True)
-            no_row = int(len(kept) > 0 and kept[0] == NO_ROW)
-            state = {name: getattr(self, name) for name in self._saved}
-            return copy.deepcopy(state) | {
-                "kinds": self._kinds[:end].copy(),
-                # Rows in replay, as their positions in `stored`; -1 where there is no row.
-                "rows": index.reshape(self._rows[:end].shape) - no_row,
-                "stored": self._writer.read(self._stream, kept[no_row:]) if len(kept) > no_row else {},
-                "fields": [field.state(end) for field in self._fields],
-            }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._check_usable()
-            if self._fields:
-                raise ValueError("set_state: got an adder that has time steps, expected a new one.")
-            if not state["fields"]:
-                return
-            self._batch, self._history = tuple(state["_batch"]), state["_history"]
-            self._width = state["kinds"].shape[1]
-            observation, *others = [Field.example(field, self._batch) for field in state["fields"]]
-            self._allocate(observation)
-            if others:
-                action, reward, discount, *extras = others
-                timestep = dm_env.TimeStep(dm_env.StepType.MID, reward, discount, observation)
-                self._declare(action, timestep, extras[0] if extras else NO_EXTRAS)
-            for name in self._saved:
-                setattr(self, name, copy.deepcopy(state[name]))
-            end = self._t + 1
-            self._kinds[:end] = state["kinds"]
-            for field, saved in zip(self._fields, state["fields"], strict=True):
-                field.set_state(saved)
-            if state["stored"]:
-                new = self._writer.append(self._stream, state["stored"])
-                self._rows[:end] = np.append(new, NO_ROW)[state["rows"]]
-            if self._concurrent and self._writes_early:
-                self._writer.call_later(self._flush_late, self._max_delay)
 
     # --- a subclass's part: from a block to items ---
 

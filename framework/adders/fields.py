@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -167,24 +166,6 @@ class Field:
     def grow(self, length: int) -> None:
         """Makes the arrays at least `length` time steps long."""
         self.arrays = [grown(array, length) for array in self.arrays]
-
-    def state(self, end: int) -> dict[str, Any]:
-        """Returns the structure and the values before time index `end`; see `Adder.state`."""
-        structure = nests.flatten(self.template)[1]
-        arrays = [array[: end - self.skip].copy() for array in self.arrays]
-        return {"structure": structure, "skip": self.skip, "arrays": arrays}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
-        self.skip = state["skip"]
-        for array, saved in zip(self.arrays, state["arrays"], strict=True):
-            array[: len(saved)] = saved
-
-    @staticmethod
-    def example(state: Mapping[str, Any], batch: tuple[int, ...]) -> Nest:
-        """Returns a value of the field with the state `state`, for the constructor."""
-        values = [array[0].reshape((*batch, *array.shape[2:])) for array in state["arrays"]]
-        return nests.packer(state["structure"])(values)
 
     def take(self, index: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Returns rows as `{column: [*index.shape, *shape]}`.

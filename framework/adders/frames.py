@@ -54,10 +54,6 @@ class Frames:
         self._leased = np.concatenate([self._leased, rows])
         return rows
 
-    def adopt(self, rows: np.ndarray) -> None:
-        """Takes over rows that were appended before; -1 is no row."""
-        self._leased = np.unique(rows[rows >= 0])
-
     def check(self, t: int, begun: np.ndarray) -> None:
         """Raises `ValueError` if observations at `t` do not continue those before."""
         for name, array in zip(self._field.names, self._field.arrays, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,11 +146,6 @@ class NStepTransitionAdder(BlockAdder):
                 observation, action, rewards, discounts, observation, () if self._extras is None else extras
             )
         )
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        super().set_state(state)
-        if self._frame_stack is not None and self._fields:
-            self._frames.adopt(self._rows)
 
     def _check(self, kinds: np.ndarray) -> None:
         self._frames.check(self._t + 1, kinds == FIRST)

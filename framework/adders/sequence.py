@@ -59,7 +59,6 @@ class RowAdder(BlockAdder):
 
     # Columns of extras that an item stores for its first row only, in the stream FIRST_ROWS.
     _of_first_row: frozenset[str] = frozenset()
-    _saved = (*BlockAdder._saved, "_origin")
     # Whether the rows of an episode are numbered on after those of the episode before.
     _continues = False
     # Whether items have their own lengths. Otherwise they are padded.

@@ -36,7 +36,6 @@ class UnrollAdder(SequenceAdder):
     """
 
     _writes_early = False
-    _saved = (*SequenceAdder._saved, "_made")
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from framework.adders.base import Adder
@@ -32,13 +32,6 @@ class ForkingAdder(Adder):
 
     def ready(self) -> bool:
         return all(adder.ready() for adder in self._adders)
-
-    def state(self) -> dict[str, Any]:
-        return {"adders": [adder.state() for adder in self._adders]}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        for adder, each in zip(self._adders, state["adders"], strict=True):
-            adder.set_state(each)
 
     def flush(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -106,15 +106,6 @@ class Writer(Protocol):
         """
         ...
 
-    def read(self, stream: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns copies of `rows`, int64 `[n]`, as `{column: array [n, ...]}`.
-
-        Raises:
-          ValueError: The writer does not hold the rows.
-          NotImplementedError: The rows are on another machine, or in a server of another library.
-        """
-        raise NotImplementedError(f"{type(self).__name__} cannot read rows.")
-
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
         """Waits until at most `keep` items are pending.
 

@@ -213,15 +213,6 @@ class BaseWriter(Writer):
             held.held[rows] = False
             self._free(held.stream, rows)
 
-    def read(self, stream: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-        with self._lock:
-            held = self._streams.get(stream)
-            if held is None or not held.holds(rows):
-                raise ValueError(f"read, stream {stream!r}: got rows that this writer does not hold.")
-            if not held.columns:
-                raise NotImplementedError(f"{type(self).__name__} cannot read rows of another machine.")
-            return {name: np.array(column[rows]) for name, column in held.columns.items()}
-
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
         if self._ended or self._errors:
             self._raise()

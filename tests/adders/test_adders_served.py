@@ -103,20 +103,3 @@ def test_an_adder_whose_server_is_gone_says_so_and_closes(how):
             adder.add(0, step(MID, t))
     assert adder.close(timeout=1) >= 0
     client.close()
-
-
-@pytest.mark.parametrize("local", [None, False], ids=["shared memory", "messages"])
-def test_an_adder_of_a_server_saves_its_state_if_it_can_read_its_rows(local):
-    with replay.Server([replay.Table.queue(TABLE, 1000)]) as server:
-        adder = MAKERS["sequences"](replay.ServedClient(f"tcp://127.0.0.1:{server.port}", local=local))
-        play(adder)
-        adder.flush(10)
-        if local is False:
-            with pytest.raises(NotImplementedError, match="cannot read rows"):
-                adder.state()
-        else:
-            saved = adder.state()
-            restored = MAKERS["sequences"](replay.EmbeddedClient([replay.Table.queue(TABLE, 1000)]))
-            restored.set_state(saved)
-            tree.map_structure(np.testing.assert_array_equal, restored.state(), saved)
-        adder.close(timeout=10)
