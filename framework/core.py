@@ -25,7 +25,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import launch
 from framework.types import Nest, StepResult
@@ -179,6 +179,48 @@ class Worker(abc.ABC):
             self.step()
 
 
+class Graph(Protocol):
+    """The nodes of a program. `Agent.build` adds them and joins them by their handles.
+
+    In the arguments of a node, a handle becomes a client of its node. A method returns None where the agent
+    or the settings of the program leave the node out.
+
+    Attributes:
+      counter: the node that counts `env_steps` and `learner_steps`.
+      monitor: the node that takes rows of metrics: `monitor.write(label, row)`.
+      checkpointer: the node that keeps states, `put(name, state)` and `get(name)`, and writes them with the
+        checkpoints of the run; None without a directory.
+    """
+
+    counter: launch.Handle
+    monitor: launch.Handle
+    checkpointer: launch.Handle | None
+
+    def add_replay(self) -> launch.Handle | None:
+        """Adds a replay server with the agent's tables."""
+        ...
+
+    def add_learner(self, replay: launch.Handle | None) -> launch.Handle | None:
+        """Adds the learner, and the other learners of its group."""
+        ...
+
+    def add_inference(self, variables: launch.Handle | None) -> launch.Handle | None:
+        """Adds the node that acts for all actors; `add_actors` calls this."""
+        ...
+
+    def add_actors(self, replay: launch.Handle | None, variables: launch.Handle | None) -> None:
+        """Adds the actors, which write to `replay` and take their parameters from `variables`."""
+        ...
+
+    def add_evaluator(self, variables: launch.Handle | None) -> None:
+        """Adds the evaluator, which plays greedily with the parameters of `variables`."""
+        ...
+
+    def add_node(self, name: str, node: launch.Node) -> launch.Handle:
+        """Adds a node of your own to the group `name`. A `Worker` in it runs on every engine."""
+        ...
+
+
 class Agent(abc.ABC):
     """Makes the parts of an agent. `framework.programs` connects them in a graph.
 
@@ -223,6 +265,13 @@ class Agent(abc.ABC):
     @abc.abstractmethod
     def make_learner(self, networks: Any, spec: EnvironmentSpec) -> Learner:
         """The learner that updates `networks`."""
+
+    def build(self, graph: Graph) -> None:
+        """Adds the nodes of the program to `graph`. Override it to add, replace or leave out nodes."""
+        replay = graph.add_replay()
+        learner = graph.add_learner(replay)
+        graph.add_actors(replay, learner)
+        graph.add_evaluator(learner)
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
         """A copy with the sizes of the program. `make_program` and the learners call this.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -73,116 +74,137 @@ def make_program(
         run.check_same()
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
     setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
-    learns = bool(setup.agent.make_tables(spec))
-
-    program = launch.Program(name or type(agent).__name__.lower())
-    if run is not None:
-        program.snapshot = Snapshot(run, on_write)
-    graph = Graph(program, setup)
-    if learns:
-        graph.add_replay()
-    graph.add_services(run, logger_factory, on_write)
-    if learns:
-        graph.add_learners()
-    if config.inference.endswith("server"):
-        graph.add_inference()
-    graph.add_actors()
-    if config.evaluate_period is not None:
-        graph.add_evaluator()
-    return program
+    graph = Graph(setup, run, logger_factory, on_write)
+    setup.agent.build(graph)
+    return graph.make_program(name or type(agent).__name__.lower())
 
 
-class Graph:
-    """Adds nodes to `program`. Each node gets handles to nodes that were added before it.
+class Graph(core.Graph):
+    """The nodes of a program, to which `Agent.build` adds; see `core.Graph`.
 
     Args:
-      program: the program that gets the nodes.
       setup: what every worker is made from.
+      run: the folder of the run, if it has one.
+      logger_factory: see `make_program`.
+      on_write: see `make_program`.
+
+    Attributes:
+      config: the settings of the program.
+      spec: the `EnvironmentSpec` of one env.
     """
 
-    def __init__(self, program: launch.Program, setup: Setup):
-        self.program = program
-        self._setup, self._config = setup, setup.config
-        self._replay: Any = None
-        self._services: dict[str, Any] = dict.fromkeys(("counter", "monitor", "checkpointer"))
-        self._learner: Any = None
-        self._inference: Any = None
-
-    def add_replay(self) -> None:
-        make_tables = functools.partial(_make_tables, self._setup, self._seed_of("replay"))
-        checkpointer_fn = None
-        if self._config.directory is not None:
-            checkpointer_fn = functools.partial(replay_checkpointer, self._config)
-        backend = _REPLAY_MODULES[self._config.replay_backend]
-        node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
-        self._replay = self.program.add_node(node, label="replay")
-
-    def add_services(
+    def __init__(
         self,
-        run: RunFolder | None,
+        setup: Setup,
+        run: RunFolder | None = None,
         logger_factory: Callable[[], Logger | None] | None = None,
         on_write: Callable[[dict[str, Any]], None] | None = None,
-    ) -> None:
-        """Adds the counter, the monitor (which records `run`) and, with a directory, the checkpointer."""
-        services, make_rows = self._services, logger_factory or functools.partial(make_logger, self._config)
-        services["counter"] = self._add("counter", make_counter, self._config)
-        services["monitor"] = self._add(
-            "monitor", _make_monitor, run, make_rows, on_write, counter=services["counter"]
+    ):
+        self.config, self.spec = setup.config, setup.spec
+        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, on_write)
+        self._replays: list[tuple[str, launch.Node]] = []
+        self._services: list[tuple[str, launch.Node]] = []
+        self._workers: list[tuple[str, launch.Node]] = []
+        self.counter = self._add(self._services, "counter", make_counter, self.config)
+        make_rows = logger_factory or functools.partial(make_logger, self.config)
+        self.monitor = self._add(
+            self._services, "monitor", _make_monitor, run, make_rows, on_write, counter=self.counter
         )
-        if self._config.directory is not None:
-            services["checkpointer"] = self._add(
-                "checkpointer",
-                RunCheckpointer,
-                self._config,
-                counter=services["counter"],
-                replay=self._replay,
-            )
+        self.checkpointer = None
+        if run is not None:
+            self.checkpointer = self._add(self._services, "checkpointer", RunCheckpointer, self.config)
 
-    def add_learners(self) -> None:
+    def add_replay(self) -> launch.Handle | None:
+        if not self._setup.agent.make_tables(self.spec):
+            return None
+        make_tables = functools.partial(_make_tables, self._setup, self._seed_of("replay"))
+        checkpointer_fn = None
+        if self.config.directory is not None:
+            checkpointer_fn = functools.partial(replay_checkpointer, self.config)
+        backend = _REPLAY_MODULES[self.config.replay_backend]
+        node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
+        self._replays.append(("replay", node))
+        return node.create_handle()
+
+    def add_learner(self, replay: launch.Handle | None) -> launch.Handle | None:
+        if replay is None:
+            return None
         seed = self._seed_of("learner")
-        self._learner = self._add(
-            "learner", LearnerWorker, self._setup, replay=self._replay, seed=seed, **self._services
-        )
-        common = {"replay": self._replay, "first": self._learner}
-        for rank in range(1, self._config.num_learners):
+        learner = self._add_worker("learner", LearnerWorker, replay=replay, seed=seed, **self._handles)
+        for rank in range(1, self.config.num_learners):
             seed = self._seed_of(f"learner-{rank}")
-            self._add("learner", LearnerReplica, self._setup, rank=rank, seed=seed, **common)
+            self._add_worker("learner", LearnerReplica, rank=rank, seed=seed, replay=replay, first=learner)
+        return learner
 
-    def add_inference(self) -> None:
-        self._inference = self._add(
+    def add_inference(self, variables: launch.Handle | None) -> launch.Handle | None:
+        if not self.config.inference.endswith("server"):
+            return None
+        return self._add_worker(
             "inference",
             InferenceWorker,
-            self._setup,
-            learner=self._learner,
-            monitor=self._services["monitor"],
-            checkpointer=self._services["checkpointer"],
+            learner=variables,
+            monitor=self.monitor,
+            checkpointer=self.checkpointer,
             seed=self._seed_of("actor-0"),  # The same random choices as one actor with the policy.
             repeat=False,
         )
 
-    def add_actors(self) -> None:
-        sources = {"replay": self._replay, "learner": self._learner, "inference": self._inference}
-        for index in range(self._config.num_actors):
+    def add_actors(self, replay: launch.Handle | None, variables: launch.Handle | None) -> None:
+        sources = {"replay": replay, "learner": variables, "inference": self.add_inference(variables)}
+        for index in range(self.config.num_actors):
             seed = self._seed_of(f"actor-{index}")
-            self._add("actor", ActorWorker, self._setup, index=index, seed=seed, **sources, **self._services)
+            self._add_worker("actor", ActorWorker, index=index, seed=seed, **sources, **self._handles)
 
-    def add_evaluator(self) -> None:
-        own = {"learner": self._learner, "seed": self._seed_of("evaluator")}
-        self._add("evaluator", Evaluator, self._setup, **own, **self._services)
+    def add_evaluator(self, variables: launch.Handle | None) -> None:
+        if self.config.evaluate_period is not None:
+            seed = self._seed_of("evaluator")
+            self._add_worker("evaluator", Evaluator, learner=variables, seed=seed, **self._handles)
+
+    def add_node(self, name: str, node: launch.Node) -> launch.Handle:
+        self._workers.append((name, node))
+        return node.create_handle()
+
+    def make_program(self, name: str) -> launch.Program:
+        """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
+        if all(label != "evaluator" for label, _ in self._workers):
+            # Without an evaluation at the end, the actors end the program.
+            self._setup.config = dataclasses.replace(self.config, evaluate_period=None)
+        program = launch.Program(name)
+        program.snapshot = self._snapshot
+        replay = self._replays[0][1].create_handle() if self._replays else None
+        for label, node in (*self._replays, *self._services, *self._workers):
+            if label == "checkpointer":
+                node.configure(self.config, counter=self.counter, replay=replay)
+            program.add_node(node, label=label)
+        return program
+
+    @property
+    def _handles(self) -> dict[str, launch.Handle | None]:
+        return {"counter": self.counter, "monitor": self.monitor, "checkpointer": self.checkpointer}
+
+    def _add_worker(self, label: str, constructor: Callable[..., Any], **kwargs: Any) -> launch.Handle:
+        return self._add(self._workers, label, constructor, self._setup, **kwargs)
 
     def _add(
-        self, label: str, constructor: Callable[..., Any], *args: Any, repeat: bool = True, **kwargs: Any
-    ) -> Any:
+        self,
+        nodes: list[tuple[str, launch.Node]],
+        label: str,
+        constructor: Callable[..., Any],
+        *args: Any,
+        repeat: bool = True,
+        **kwargs: Any,
+    ) -> launch.Handle:
         """Adds a node.
 
         With `repeat`, its methods may run twice: a call that a restart of the node interrupted is repeated,
         so that its caller does not fail.
         """
         kwargs["courier_client_kwargs"] = {"repeat_lost": repeat}
-        return self.program.add_node(launch.CourierNode(constructor, *args, **kwargs), label=label)
+        nodes.append((label, launch.CourierNode(constructor, *args, **kwargs)))
+        return nodes[-1][1].create_handle()
 
     def _seed_of(self, name: str) -> int:
-        return derive_seed(self._config.seed, name)
+        return derive_seed(self.config.seed, name)
 
 
 def environment_spec(

@@ -20,7 +20,7 @@ from framework.replay.errors import ServerClosed
 from framework.specs import EnvironmentSpec
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Setup:
     """What every worker of a program is made from.
 

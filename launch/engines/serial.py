@@ -136,7 +136,7 @@ class SerialJob(LocalJob):
             self._in_turn = True
             try:
                 if finished is not None and finished():
-                    place.state, moved = "returned", True
+                    self._in_turn, place.state, moved = False, "returned", True
                     continue
                 working.append(place)
                 if ready is None or ready():
