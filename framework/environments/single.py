@@ -12,7 +12,6 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments import states
 from framework.environments.base import LAST, MID, BatchedEnvironment
 from framework.types import Nest
 
@@ -40,16 +39,6 @@ class SingleEnv(abc.ABC):
     @abc.abstractmethod
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         """`(observation, reward, discount, step_type)`; step_type is MID or LAST."""
-
-    def state(self, name: str) -> bytes:
-        """The environment as a pickle; NotImplementedError with `name` if it cannot be pickled."""
-        return states.dump(name, (self._environment, self._seed))
-
-    def set_state(self, state: bytes) -> None:
-        """Replaces the environment by a pickled one."""
-        environment = self._environment
-        self._environment, self._seed = states.load(state)
-        environment.close()
 
     def render(self) -> Any:
         """A picture of the present state."""
@@ -129,12 +118,6 @@ class BatchOfOne(DmEnvAdapter):
         batched = tree.map_structure(lambda leaf: np.asarray(leaf)[None], action)
         step_type, reward, discount, observation = self._environment.step(batched)
         return _only(observation), _only(reward), _only(discount), int(step_type[0])
-
-    def state(self, name: str) -> bytes:
-        return self._environment.state()
-
-    def set_state(self, state: bytes) -> None:
-        self._environment.set_state(state)
 
 
 def _only(nest: Nest) -> Nest:

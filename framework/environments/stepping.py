@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments import states
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.environments.single import SingleEnv
 from framework.types import Nest
@@ -213,24 +211,6 @@ class InlineEnvironment(BatchedEnvironment):
         for env in np.nonzero(envs)[0]:
             self._step_types[env] = LAST
 
-    def state(self) -> bytes:
-        return pickle.dumps(self.env_states())
-
-    def set_state(self, state: bytes) -> None:
-        self.set_env_states(load_env_states(self, state))
-
-    def env_states(self) -> list[tuple[int, bytes]]:
-        """Per env, the type of its last step and its state."""
-        names = [f"{self.name}, env {self._first_env + env}" for env in range(self.num_envs)]
-        kept = [env.state(name) for env, name in zip(self._envs, names, strict=True)]
-        return list(zip(self._step_types, kept, strict=True))
-
-    def set_env_states(self, env_states: list[tuple[int, bytes]]) -> None:
-        """Restores what `env_states` returned."""
-        for env, (step_type, state) in enumerate(env_states):
-            self._envs[env].set_state(state)
-            self._step_types[env] = step_type
-
     def _split(self, action: Nest) -> Sequence[Nest]:
         """The action of each env. Copied, since environments may keep it and policies may reuse theirs."""
         per_leaf: list[Sequence[Any]] = [
@@ -294,17 +274,6 @@ class InlineEnvironment(BatchedEnvironment):
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
-
-
-def load_env_states(environment: BatchedEnvironment, state: bytes) -> list[tuple[int, bytes]]:
-    """Per env of `environment`, the type of its last step and its state."""
-    env_states = pickle.loads(state)
-    if len(env_states) != environment.num_envs:
-        raise ValueError(
-            f"{environment.name}: state: got the state of {len(env_states)} envs, expected "
-            f"{environment.num_envs}. Make the environment with as many envs as the saved one."
-        )
-    return env_states
 
 
 class VectorEnvironment(BatchedEnvironment):
@@ -378,14 +347,6 @@ class VectorEnvironment(BatchedEnvironment):
             over = over & ~self._over
         self._over = over
         return dm_env.TimeStep(step_type, reward, discount, observation)
-
-    def state(self) -> bytes:
-        return states.dump(self.name, (self._environment, self._seed, self._over))
-
-    def set_state(self, state: bytes) -> None:
-        environment = self._environment
-        self._environment, self._seed, self._over = states.load(state)
-        environment.close()
 
     def render(self, env: int = 0) -> np.ndarray:
         pictures = self._environment.render()

@@ -21,7 +21,6 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments import states
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.types import Nest
 
@@ -29,8 +28,7 @@ from framework.types import Nest
 class EnvironmentWrapper(BatchedEnvironment):
     """Forwards everything to the wrapped environment. Subclasses change some of it.
 
-    A subclass changes specs by `self.spec = self.spec._replace(...)` in its constructor. `state()` saves all
-    of its attributes.
+    A subclass changes specs by `self.spec = self.spec._replace(...)` in its constructor.
     """
 
     #: Whether the wrapper needs an environment that can step, or end the episodes of, some envs only.
@@ -55,16 +53,6 @@ class EnvironmentWrapper(BatchedEnvironment):
 
     def end_episodes(self, envs: np.ndarray) -> None:
         self._environment.end_episodes(envs)
-
-    def state(self) -> bytes:
-        """The state of the wrapped environment and the attributes of this wrapper."""
-        own = {key: value for key, value in vars(self).items() if key != "_environment"}
-        return states.dump(self.name, (self._environment.state(), own))
-
-    def set_state(self, state: bytes) -> None:
-        inner, own = states.load(state)
-        self._environment.set_state(inner)
-        self.__dict__.update(own)
 
     def render(self, env: int = 0) -> np.ndarray:
         return self._environment.render(env)
