@@ -136,7 +136,7 @@ class ProcessEnvironment(BatchedEnvironment):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         envs = state.pop("envs")
-        vars(self).update(state)
+        self.__dict__.update(state)
         self._start(envs)
 
     def _start(self, pickles: Sequence[bytes]) -> None:
@@ -349,7 +349,7 @@ def _serve(connection: Connection, memory: int) -> None:
                 if method in ("step", "step_envs"):
                     arguments = (slots[slot][1], *arguments)
                 if method == "pickle":
-                    result = dumps(environment)
+                    result: Any = dumps(environment)
                 else:
                     result = getattr(environment, method)(*arguments)
             except Exception as error:
