@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from framework.adders.block import NO_ROW, PriorityFns
-from framework.adders.sequence import MASK, START, RowAdder, step_signature
-from framework.types import FIRST, LAST, Nest, Step
+from framework.adders.sequence import MASK, START, RowAdder
+from framework.types import FIRST, LAST
 
 PaddingFn = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
@@ -60,19 +60,6 @@ class EpisodeAdder(RowAdder):
         super().__init__(
             client, 0, priority_fns, max_in_flight_items=max_in_flight_items, max_delay=max_delay
         )
-
-    @classmethod
-    def signature(
-        cls, environment_spec: Any, extras_spec: Nest = (), sequence_length: int | None = None
-    ) -> Step:
-        """Returns the specs of one item, for `replay.Table(signature=...)`.
-
-        Args:
-          environment_spec: specs of the environment.
-          extras_spec: specs of the extras; `()` if there are none.
-          sequence_length: `max_sequence_length` if the adder has a `padding_fn`, else None.
-        """
-        return step_signature(environment_spec, extras_spec, sequence_length)
 
     def _check(self, kinds: np.ndarray) -> None:
         if self._t + self._num_shifted + 1 - self._origin.min() < self._length:

@@ -66,6 +66,48 @@ class RowAdder(BlockAdder):
     # Largest number of rows in an item.
     _length: int
 
+    @classmethod
+    def signature(
+        cls,
+        environment_spec: Any,
+        extras_spec: Nest = (),
+        sequence_length: int | None = None,
+        extras_of_first_row: Collection[str] = (),
+    ) -> Step:
+        """Returns the specs of one item, for `replay.Table(signature=...)`.
+
+        Args:
+          environment_spec: specs of the environment.
+          extras_spec: specs of the extras; `()` if there are none.
+          sequence_length: length of the time axis; None if items differ in length (sequences with `TRUNCATE`,
+            episodes without a `padding_fn`).
+          extras_of_first_row: as in the constructor of `SequenceAdder`.
+        """
+
+        def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
+            if sequence_length is None:
+                return OpenArray((None, *shape), np.dtype(dtype), name)
+            return dm_specs.Array((sequence_length, *shape), dtype, name=name)
+
+        def with_time(spec: Any, dtype: Any = None) -> Any:
+            return array(spec.shape, dtype or spec.dtype, spec.name)
+
+        def floats(spec: Any) -> Any:
+            return with_time(spec, result_dtype(spec.dtype))
+
+        def extra(path: tuple[Any, ...], spec: Any) -> Any:
+            return spec if path and path[0] in extras_of_first_row else with_time(spec)
+
+        return Step(
+            observation=tree.map_structure(with_time, environment_spec.observations),
+            action=tree.map_structure(with_time, environment_spec.actions),
+            reward=tree.map_structure(floats, environment_spec.rewards),
+            discount=tree.map_structure(floats, environment_spec.discounts),
+            start_of_episode=array((), np.bool_, START),
+            extras=() if is_absent(extras_spec) else tree.map_structure_with_path(extra, extras_spec),
+            mask=array((), np.float32, MASK),
+        )
+
     def _allocate(self, observation: Nest) -> None:
         super()._allocate(observation)
         # When each env's current count began: the row at `t` has the number t + _num_shifted - origin + 1.
@@ -269,24 +311,6 @@ class SequenceAdder(RowAdder):
             max_delay=max_delay,
         )
 
-    @classmethod
-    def signature(
-        cls,
-        environment_spec: Any,
-        extras_spec: Nest = (),
-        sequence_length: int | None = None,
-        extras_of_first_row: Collection[str] = (),
-    ) -> Step:
-        """Returns the specs of one item, for `replay.Table(signature=...)`.
-
-        Args:
-          environment_spec: specs of the environment.
-          extras_spec: specs of the extras; `()` if there are none.
-          sequence_length: length of the time axis; None if items differ in length (`TRUNCATE`).
-          extras_of_first_row: as in the constructor.
-        """
-        return step_signature(environment_spec, extras_spec, sequence_length, extras_of_first_row)
-
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         keys = self._extras_of_first_row
         if keys and not (isinstance(extras, Mapping) and keys <= extras.keys()):
@@ -320,36 +344,6 @@ class SequenceAdder(RowAdder):
         order = np.lexsort((steps, envs, steps - (self._kinds[steps, envs] == LAST)))
         steps, envs = steps[order], envs[order]
         self._write(steps, envs, size[steps, envs], real)
-
-
-def step_signature(
-    environment_spec: Any, extras_spec: Nest, length: int | None, extras_of_first_row: Collection[str] = ()
-) -> Step:
-    """Returns the specs of `Step` items with a time axis of `length` rows; None means any length."""
-
-    def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
-        if length is None:
-            return OpenArray((None, *shape), np.dtype(dtype), name)
-        return dm_specs.Array((length, *shape), dtype, name=name)
-
-    def with_time(spec: Any, dtype: Any = None) -> Any:
-        return array(spec.shape, dtype or spec.dtype, spec.name)
-
-    def floats(spec: Any) -> Any:
-        return with_time(spec, result_dtype(spec.dtype))
-
-    def extra(path: tuple[Any, ...], spec: Any) -> Any:
-        return spec if path and path[0] in extras_of_first_row else with_time(spec)
-
-    return Step(
-        observation=tree.map_structure(with_time, environment_spec.observations),
-        action=tree.map_structure(with_time, environment_spec.actions),
-        reward=tree.map_structure(floats, environment_spec.rewards),
-        discount=tree.map_structure(floats, environment_spec.discounts),
-        start_of_episode=array((), np.bool_, START),
-        extras=() if is_absent(extras_spec) else tree.map_structure_with_path(extra, extras_spec),
-        mask=array((), np.float32, MASK),
-    )
 
 
 def _as_behavior(value: EndOfEpisodeBehavior | str) -> EndOfEpisodeBehavior:

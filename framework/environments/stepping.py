@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -265,15 +266,10 @@ class InlineEnvironment(BatchedEnvironment):
         return picture
 
     def close(self) -> None:
-        """Closes every env, also if some fail; the first failure is raised at the end."""
-        first_error: Exception | None = None
-        while self._envs:
-            try:
-                self._envs.pop().close()
-            except Exception as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
+        """Closes every env, also if some fail; a failure is raised at the end."""
+        with contextlib.ExitStack() as stack:
+            while self._envs:
+                stack.callback(self._envs.pop().close)
 
 
 class VectorEnvironment(BatchedEnvironment):
