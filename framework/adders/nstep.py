@@ -10,7 +10,7 @@ from dm_env import specs as dm_specs
 
 from framework import nest as nests
 from framework.adders.block import NO_ROW, BlockAdder, PriorityFns
-from framework.adders.fields import Field, column_name, is_absent, result_dtype
+from framework.adders.fields import Field, column_name, is_absent, result_dtype, whole_number
 from framework.adders.frames import Frames
 from framework.types import FIRST, LAST, Nest, Transition
 
@@ -74,20 +74,14 @@ class NStepTransitionAdder(BlockAdder):
           frame_stack: number k of frames in an observation `[k, ...]`, oldest first. Each frame is stored
             once instead of k times; readers get the same items. None stores observations as they are.
         """
-        if frame_stack is not None and (frame_stack != int(frame_stack) or frame_stack < 2):
-            raise ValueError(
-                f"frame_stack: got {frame_stack!r}, expected a whole number of at least 2, or None."
-            )
-        if n_step != int(n_step) or n_step < 1:
-            raise ValueError(f"n_step: got {n_step!r}, expected a whole number of at least 1.")
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
-        self._n = int(n_step)
+        self._n = whole_number("n_step", n_step, 1)
         self._g = float(discount)
         # One row more than the longest window needs: if an episode is cut short, its last windows are known
         # one step late.
         history = self._n if self._n > 1 else 0
-        self._frame_stack = frame_stack
+        self._frame_stack = None if frame_stack is None else whole_number("frame_stack", frame_stack, 2)
         self._releases_rows = frame_stack is None
         self._checks_steps = frame_stack is not None
         super().__init__(

@@ -13,7 +13,7 @@ from dm_env import specs as dm_specs
 
 from framework import nest as nests
 from framework.adders.block import BlockAdder, PriorityFns
-from framework.adders.fields import column_name, is_absent, result_dtype
+from framework.adders.fields import column_name, is_absent, result_dtype, whole_number
 from framework.types import FIRST, LAST, Nest, Step
 
 FIRST_ROWS = "first_rows"
@@ -289,16 +289,13 @@ class SequenceAdder(RowAdder):
             means 512.
           max_delay: seconds; see `BlockAdder`.
         """
-        for name, value in (("sequence_length", sequence_length), ("period", period)):
-            if value != int(value) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, expected a whole number of at least 1.")
+        self._length = whole_number("sequence_length", sequence_length, 1)
+        self._period = whole_number("period", period, 1)
         if period > sequence_length:
             raise ValueError(
                 f"period: got {period} with sequence_length {sequence_length}, expected at most the sequence "
                 "length. Rows between two sequences would be lost."
             )
-        self._length = int(sequence_length)
-        self._period = int(period)
         self._end = _as_behavior(end_of_episode_behavior)
         self._continues = self._end is EndOfEpisodeBehavior.CONTINUE
         self._ragged = self._end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length

@@ -75,12 +75,10 @@ class DmEnvAdapter(SingleEnv):
 
     def __init__(self, environment: dm_env.Environment):
         self._environment = environment
-        spec = specs.make_environment_spec(environment)
-        self.spec = specs.EnvironmentSpec(
-            observations=_plain_dicts(spec.observations),
-            actions=_plain_dicts(spec.actions),
-            rewards=tree.map_structure(_as_float32, _plain_dicts(spec.rewards)),
-            discounts=tree.map_structure(_as_float32, _plain_dicts(spec.discounts)),
+        spec = _plain_dicts(specs.make_environment_spec(environment))
+        self.spec = spec._replace(
+            rewards=tree.map_structure(_as_float32, spec.rewards),
+            discounts=tree.map_structure(_as_float32, spec.discounts),
         )
         self.observation_starts = [0] * len(tree.flatten(spec.observations))
         self.action_starts = [0] * len(tree.flatten(spec.actions))

@@ -40,7 +40,7 @@ class FieldChecker:
           starts: per leaf, the first value of a gymnasium Discrete space, whose spec counts from 0.
           first_env: the number of env 0 in errors.
         """
-        self._name, self._field, self._spec = name, field, spec
+        self._name, self._field = name, field
         self._envs, self._first_env = range(num_envs), first_env
         self.build = nests.unflattener(spec)
         # A spec's properties are Python calls: read once, not at every step.
@@ -61,15 +61,10 @@ class FieldChecker:
         """
         try:
             arrays = [np.asarray(specs.pick(nest, leaf[0]) if leaf[0] else nest) for leaf in self._leaves]
-        except _MISSING as error:
-            raise self._fault(
-                f"the {self._field}'s structure is {tree.map_structure(type, nest)}, which lacks a part of "
-                f"the {self._field} spec {self._spec}"
-            ) from error
-        for index, array in enumerate(arrays):
-            if array.shape != self._shapes[index]:
-                place = specs.path_name(self._field, self._leaves[index][0])
-                raise self._fault(f"{place} has shape {array.shape}, expected {self._shapes[index]}")
+            if [array.shape for array in arrays] != self._shapes:
+                raise ValueError
+        except (*_MISSING, ValueError) as error:
+            raise self._find_misfit(self._shapes, [nest], [None]) from error
         return self._check(arrays, self._envs)
 
     def gather(self, values: Sequence[Nest], envs: Sequence[int]) -> list[np.ndarray]:
@@ -84,7 +79,7 @@ class FieldChecker:
                         raise ValueError(array.shape)
                     array = array.reshape(len(envs))  # one number may come as an array of one number
             except (*_MISSING, ValueError) as error:
-                raise self._find_misfit(path, shape, values, envs) from error
+                raise self._find_misfit([leaf[1] for leaf in self._leaves], values, envs) from error
             arrays.append(array)
         return self._check(arrays, envs)
 
@@ -113,20 +108,21 @@ class FieldChecker:
         return arrays
 
     def _find_misfit(
-        self, path: specs.Path, shape: tuple[int, ...], values: Sequence[Nest], envs: Sequence[int]
+        self, shapes: Sequence[tuple[int, ...]], values: Sequence[Nest], envs: Sequence[int | None]
     ) -> EnvironmentFault:
-        """The fault of the first env whose value lacks a part or has another shape or dtype."""
-        place, expected = specs.path_name(self._field, path), str(shape) if shape else "one number"
+        """The fault of the first value that lacks a part or has another shape or dtype."""
         for env, value in zip(envs, values, strict=True):
-            try:
-                array = np.asarray(specs.pick(value, path))
-            except _MISSING:
-                return self._fault(f"{place} is missing from {tree.map_structure(type, value)}", env)
-            if array.shape != shape:
-                return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
-            if array.dtype.kind not in "iubf":
-                return self._fault(f"{place} has dtype {array.dtype}, expected {expected}", env)
-        return self._fault(f"{place}: got {values!r}, expected values of one shape")
+            for (path, *_), shape in zip(self._leaves, shapes, strict=True):
+                place, expected = specs.path_name(self._field, path), str(shape) if shape else "one number"
+                try:
+                    array = np.asarray(specs.pick(value, path))
+                except _MISSING:
+                    return self._fault(f"{place} is missing from {tree.map_structure(type, value)}", env)
+                if array.shape != shape:
+                    return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
+                if array.dtype.kind not in "iubf":
+                    return self._fault(f"{place} has dtype {array.dtype}, expected {expected}", env)
+        return self._fault(f"{self._field}: got {values!r}, expected values of one shape")
 
     def _bad_value(
         self, path: specs.Path, array: np.ndarray, bad: np.ndarray, envs: Sequence[int], why: str
