@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -21,13 +21,13 @@ class SingleEnv(abc.ABC):
 
     Attributes:
       spec: its observations, actions, rewards and discounts.
-      observation_starts, action_starts: per leaf, the first value of a Discrete space. Values of the spec
-        count from 0. The batch adds and subtracts the start.
+      observation_starts, action_starts: per leaf, the first value of a Discrete space; empty if all are 0.
+        Values of the spec count from 0. The batch adds and subtracts the start.
     """
 
     spec: specs.EnvironmentSpec
-    observation_starts: list[int]
-    action_starts: list[int]
+    observation_starts: Sequence[int] = ()
+    action_starts: Sequence[int] = ()
     _environment: Any
     #: The seed of the first reset, where the environment is not seeded when it is made.
     _seed: int | None = None
@@ -80,8 +80,6 @@ class DmEnvAdapter(SingleEnv):
             rewards=tree.map_structure(_as_float32, spec.rewards),
             discounts=tree.map_structure(_as_float32, spec.discounts),
         )
-        self.observation_starts = [0] * len(tree.flatten(spec.observations))
-        self.action_starts = [0] * len(tree.flatten(spec.actions))
 
     def reset(self) -> Nest:
         timestep = self._environment.reset()

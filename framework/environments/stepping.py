@@ -117,7 +117,10 @@ class FieldChecker:
                 try:
                     array = np.asarray(specs.pick(value, path))
                 except _MISSING:
-                    return self._fault(f"{place} is missing from {tree.map_structure(type, value)}", env)
+                    structure = (
+                        f"{tree.map_structure(type, value)}, which lacks a part of the {self._field} spec"
+                    )
+                    return self._fault(f"{place} is missing from {structure}", env)
                 if array.shape != shape:
                     return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
                 if array.dtype.kind not in "iubf":

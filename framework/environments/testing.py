@@ -16,6 +16,13 @@ import tree
 from framework import specs
 from framework.types import Nest
 
+_DEFAULT_SPEC = specs.EnvironmentSpec(
+    observations=specs.Array((3,), np.float32, name="observation"),
+    actions=specs.DiscreteArray(2, dtype=np.int64, name="action"),
+    rewards=specs.Array((), np.float32, name="reward"),
+    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount"),
+)
+
 
 class _Episodes(dm_env.Environment):
     """Episodes of `_length` transitions. A subclass gives the observations and the rewards."""
@@ -76,7 +83,7 @@ class FakeEnvironment(_Episodes):
           truncate: whether episodes end by truncation (discount 1) instead of termination (discount 0).
           seed: of the random numbers.
         """
-        self._spec = spec or make_spec()
+        self._spec = spec or _DEFAULT_SPEC
         self._length = episode_length
         self._truncate = truncate
         self._rng = np.random.default_rng(seed)
@@ -114,15 +121,9 @@ def make_spec(
     discounts: Nest | None = None,
 ) -> specs.EnvironmentSpec:
     """An environment spec; what is not given is float32[3], 2 actions, a float32 reward and discount."""
+    given = specs.EnvironmentSpec(observations, actions, rewards, discounts)
     return specs.EnvironmentSpec(
-        observations=specs.Array((3,), np.float32, name="observation")
-        if observations is None
-        else observations,
-        actions=specs.DiscreteArray(2, dtype=np.int64, name="action") if actions is None else actions,
-        rewards=specs.Array((), np.float32, name="reward") if rewards is None else rewards,
-        discounts=(
-            specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount") if discounts is None else discounts
-        ),
+        *[other if part is None else part for part, other in zip(given, _DEFAULT_SPEC, strict=True)]
     )
 
 
