@@ -23,7 +23,6 @@ import contextlib
 import errno
 import itertools
 import math
-import mmap
 import os
 import shutil
 import tempfile
@@ -78,18 +77,10 @@ class SharedMemory(Allocator):
         with self._lock:
             self._check()
             path = os.path.join(self.directory, str(next(self._numbers)))
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                size = max(1, math.prod(shape) * dtype.itemsize)
-                os.ftruncate(file, size)
-                array = _map(file, size, shape, dtype)
-            except BaseException:
-                os.unlink(path)
-                raise
-            finally:
-                os.close(file)
+            with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.truncate(math.prod(shape) * dtype.itemsize)
             self._paths[stream, column] = path
-        return array
+            return _map(path, shape, dtype)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         """Backs bytes `[begin, end)` of a column with memory.
@@ -100,11 +91,8 @@ class SharedMemory(Allocator):
         if column and end > begin:
             self._check()
             path = self._paths[stream, column]
-            file = os.open(path, os.O_RDWR)
-            try:
-                _reserve(file, begin, end - begin, path)
-            finally:
-                os.close(file)
+            with open(path, "r+b") as file:
+                _reserve(file.fileno(), begin, end - begin, path)
 
     def free(self, stream: str, column: str) -> None:
         """Removes the file of a column, if there is one."""
@@ -139,15 +127,10 @@ def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
       ValueError: The file is smaller than the shape.
     """
     dtype, shape = np.dtype(dtype), tuple(shape)
-    size = max(1, math.prod(shape) * dtype.itemsize)
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        found = os.fstat(file).st_size
-        if found < size:
-            raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
-        return _map(file, size, shape, dtype)
-    finally:
-        os.close(file)
+    found, size = os.stat(path).st_size, math.prod(shape) * dtype.itemsize
+    if found < size:
+        raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
+    return _map(path, shape, dtype)
 
 
 def _remove(directory: str, owner: int, pid: int) -> None:
@@ -157,12 +140,10 @@ def _remove(directory: str, owner: int, pid: int) -> None:
             os.close(owner)
 
 
-def _map(file: int, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    mapping = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    count = math.prod(shape)
-    if count * dtype.itemsize == 0:
+def _map(path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    if math.prod(shape) * dtype.itemsize == 0:
         return np.zeros(shape, dtype)
-    return np.frombuffer(mapping, dtype, count).reshape(shape)
+    return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
 
 
 def _reserve(file: int, offset: int, size: int, path: str) -> None:
