@@ -117,7 +117,7 @@ def test_rows_of_others_are_refused():
     with replay.Server([table()]) as server:
         good, bad = (ServedClient(server.address, local=False) for _ in range(2))
         write(good.batch_writer(), 5)
-        with bad._channel.borrow() as connection:
+        with bad.borrow() as connection:
             connection.open()
             lease = {"op": "lease", "stream": "s", "n": 1}
             connection.request(lease)
