@@ -21,8 +21,7 @@ from framework.replay.errors import DeadlineExceededError, ServerClosed
 from framework.replay.remote.connection import LAST_WORDS, Channel, Connection, SessionLost
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
-from framework.replay.rows.layout import Binding, Layout
-from framework.replay.tables.samples import Samples
+from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 
 _LOG = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class ServedSource(Source):
                 layouts[number] = Binding(layout, connection.mapped, table) if local else layout.pack  # type: ignore[arg-type]
             if local:
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
-                return Samples(table, info, parts).gather(out, pad), drawn
+                return gather(table, info, parts, out, pad), drawn
             pack = layouts[answer["layout"]]
             assert callable(pack)
             leaves = [
