@@ -27,8 +27,10 @@ import os
 import shutil
 import tempfile
 import threading
+import types
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,45 @@ class SharedMemory(Allocator):
     def _check(self) -> None:
         if not self._finalizer.alive:
             raise ServerClosed("the server was stopped; its shared memory is gone")
+
+
+class MappedStore:
+    """A client's view of the rows of a server on its machine. Several threads may use it.
+
+    Args:
+      server: the name of that life of the server.
+      directory: where its columns are; empty if it offers no memory.
+
+    Attributes:
+      local: whether this process can map the server's columns (same machine, same user).
+      streams: the streams mapped so far; they have what a `Binding` needs of a `Stream` to gather.
+    """
+
+    def __init__(self, server: str, directory: str) -> None:
+        self.server = server
+        self.directory = directory
+        self.local = False
+        with contextlib.suppress(OSError):
+            self.local = bool(directory) and Path(directory, "proof").read_text() == server
+        self.streams: dict[str, types.SimpleNamespace] = {}
+        self._lock = threading.Lock()
+
+    def column(self, stream: str, column: str, path: str, shape: Sequence[int], dtype: str) -> np.ndarray:
+        """Returns a column, which the first call maps.
+
+        Raises:
+          ValueError: the path is not in the server's directory.
+        """
+        with self._lock:
+            mapped = self.streams.setdefault(stream, types.SimpleNamespace(name=stream, columns={})).columns
+            if column not in mapped:
+                if os.path.dirname(path) != self.directory:
+                    raise ValueError(
+                        f"column {column!r}: got {path!r}, expected a file in {self.directory!r}"
+                    )
+                mapped[column] = attach(path, shape, dtype)
+            array: np.ndarray = mapped[column]
+            return array
 
 
 def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
