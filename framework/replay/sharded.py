@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from framework.replay import contracts
-from framework.replay.batches import join
+from framework.replay.batches import JoinedSource
 from framework.replay.client import Client
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
@@ -151,11 +151,7 @@ class ShardedClient(ReverbApi, contracts.Client):
             part.close()
 
 
-# The source of one server, and what its draw() returned for release().
-_Part = tuple[Source, Any]
-
-
-class ShardedSource(Source):
+class ShardedSource(JoinedSource):
     """Draws batches from all servers; see `contracts.Source`."""
 
     def __init__(self, client: ShardedClient, seed: int | None) -> None:
@@ -166,42 +162,17 @@ class ShardedSource(Source):
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, list[_Part]]:
+    ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
         """Draws samples of all servers, those of the first server first."""
         deadline = np.inf if timeout is None else time.monotonic() + timeout
         weights = self._weights(table, deadline)
         share = weights / weights.sum()
         counts = self._rng.multinomial(n, share)
-        drawn: list[_Part] = []
-        samples = []
-        begin = 0
-        try:
-            for shard in np.flatnonzero(counts).tolist():
-                count = int(counts[shard])
-                piece = None if out is None else [array[begin : begin + count] for array in out]
-                left = None if timeout is None else max(0.0, deadline - time.monotonic())
-                source = self._sources[shard]
-                sample, part = source.draw(table, count, left, piece, pad)
-                drawn.append((source, part))
-                info = sample.info
-                info = info._replace(
-                    key=info.key | (np.uint64(shard) << _SHIFT),
-                    probability=np.asarray(info.probability) * share[shard],
-                )
-                samples.append(sample._replace(info=info))
-                begin += count
-        except BaseException:
-            self.give_back(drawn)
-            raise
-        return join(samples, out), drawn
-
-    def release(self, drawn: list[_Part]) -> None:
-        for source, part in drawn:
-            source.release(part)
-
-    def give_back(self, drawn: list[_Part]) -> None:
-        for source, part in drawn:
-            source.give_back(part)
+        parts = [(source, table) for source in self._sources]
+        left = None if timeout is None else deadline - time.monotonic()
+        sample, drawn = self.draw_parts(parts, counts, SHARD_SHIFT, left, out, pad)
+        probability = sample.info.probability * share.repeat(counts)
+        return sample._replace(info=sample.info._replace(probability=probability)), drawn
 
     def can_sample(self, table: str, n: int) -> bool:
         return self._client.can_sample(table, n)

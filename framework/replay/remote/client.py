@@ -10,7 +10,6 @@ import collections
 import contextlib
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,18 +18,11 @@ import numpy as np
 
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import (
-    DEFAULT_RECONNECT_TIMEOUT,
-    LAST_WORDS,
-    Channel,
-    Connection,
-    SessionLost,
-)
+from framework.replay.remote.connection import LAST_WORDS, Channel, Connection, SessionLost
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
-from framework.replay.rows.layout import Layout, gather
+from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
-from launch.rpc.sockets import CurveKeys
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +57,10 @@ class ServedSource(Source):
         try:
             for number, description, files in answer["define"]:
                 layout = Layout.from_wire(description)
-                layouts[number] = connection.mapped.bind(layout, files, table) if local else layout.pack
+                for file in files:
+                    connection.mapped.column(*file)
+                # A mapped store has what a binding gathers from.
+                layouts[number] = Binding(layout, connection.mapped, table) if local else layout.pack  # type: ignore[arg-type]
             if local:
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
                 return gather(table, info, parts, out, pad), drawn
@@ -117,45 +112,26 @@ class Drawn(NamedTuple):
     delivery: int
 
 
-class ServedClient(ReverbApi, Client):
-    """See the module; made by `replay.Client`.
+class ServedClient(ReverbApi, Channel, Client):
+    """See the module, and `Channel` for the arguments; made by `replay.Client`."""
 
-    Args:
-      address: `tcp://host:port` or `ipc://path`.
-      curve: the keys of the program, if the server has any.
-      local: None uses shared memory where possible; False never does.
-      reconnect_timeout: seconds for which calls wait for a server that is not there.
-    """
-
+    address: str
     concurrent = True
 
-    def __init__(
-        self,
-        address: str,
-        curve: CurveKeys | None = None,
-        local: bool | None = None,
-        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
-    ) -> None:
-        self.address: str = address
-        self._options = (curve, local, reconnect_timeout)
-        self._begin()
-
     def _begin(self) -> None:
-        """Sets up the state of this process: a forked child uses none of its parent's."""
-        self._pid = os.getpid()
-        self._connections = Channel(self.address, *self._options)
-        self._lock = threading.Lock()
+        super()._begin()
+        _clients.add(self)
         self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
         self._dropped: collections.deque[ServedWriter] = collections.deque()
 
-    @property
-    def _channel(self) -> Channel:
-        if self._pid != os.getpid():
-            self._begin()
-        return self._connections
+    def begin_in_child(self) -> None:
+        """Starts anew in a forked child, which uses no connection of its parent."""
+        for writer in list(self._writers):
+            writer.end_in_child()
+        self._begin()
 
     def __reduce__(self) -> Any:
-        return type(self), (self.address, *self._options)
+        return type(self), (self.address, self.curve, self.local, self.reconnect_timeout)
 
     def __repr__(self) -> str:
         return f"replay.Client({self.address!r})"
@@ -171,12 +147,12 @@ class ServedClient(ReverbApi, Client):
         pad: bool = False,
     ) -> ReplaySample | PaddedSample:
         """Returns `batch_size` stacked samples; see `EmbeddedClient.sample_batch`."""
-        with self._channel.borrow() as connection:
+        with self.borrow() as connection:
             return ServedSource(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
 
     def source(self) -> ServedSource:
         """Returns a source of samples for a `Dataset`."""
-        return ServedSource(self, self._channel.connection())
+        return ServedSource(self, self.connection())
 
     # Writing.
 
@@ -187,7 +163,7 @@ class ServedClient(ReverbApi, Client):
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
         self.show()
-        writer = ServedWriter(self._channel.connection(), max_in_flight_items, self._dropped)
+        writer = ServedWriter(self.connection(), max_in_flight_items, self._dropped)
         with self._lock:
             self._writers.add(writer)
         return writer
@@ -197,8 +173,6 @@ class ServedClient(ReverbApi, Client):
 
         Writers that were dropped without `close` end: they insert what they can without waiting.
         """
-        if self._pid != os.getpid():
-            self._begin()
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while self._dropped:
                 writer = self._dropped.popleft()
@@ -216,7 +190,7 @@ class ServedClient(ReverbApi, Client):
 
     def _call(self, message: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         self.show()
-        return self._channel.call(message, timeout)
+        return self.call(message, timeout)
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
@@ -260,10 +234,8 @@ class ServedClient(ReverbApi, Client):
 
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""
-        self.show()
         # No rate limiter delays it, so an interrupted client can write the last checkpoint of its program.
-        message = {"op": "checkpoint", "timeout": _CHECKPOINT_S}
-        return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])
+        return str(self._call({"op": "checkpoint", "timeout": _CHECKPOINT_S}, _CHECKPOINT_S)["path"])
 
     def move(self, address: str | None) -> None:
         """Makes later calls use the server at `address`, which was restored from a checkpoint.
@@ -273,23 +245,18 @@ class ServedClient(ReverbApi, Client):
         Args:
           address: None while the server is being moved: calls then wait longer than `reconnect_timeout`.
         """
-        channel = self._channel
-        channel.away = address is None
+        self.away = address is None
         if address is not None:
-            self.address = channel.address = address
-            channel.stopped = False  # the server before did
-
-    def interrupt(self) -> None:
-        """Ends every waiting call, and every later one that would wait, with `ServerClosed`."""
-        self._channel.interrupt()
+            self.address = address
+            self.stopped = False  # the server before did
 
     def close(self) -> None:
         """Ends this client. Its writers insert what they can without waiting."""
-        self._channel.interrupt()  # first, because a thread that waits in a writer holds its lock
+        self.interrupt()  # first, because a thread that waits in a writer holds its lock
         with self._lock:
             writers = list(self._writers)
         with contextlib.ExitStack() as stack:  # closes all, even if one raises
-            stack.callback(self._channel.close)
+            stack.callback(super().close)
             for writer in writers:
                 stack.callback(writer.close, 0)
 
@@ -298,6 +265,18 @@ class ServedClient(ReverbApi, Client):
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+# Those of this process, so that a forked child can tell them.
+_clients: weakref.WeakSet[ServedClient] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for client in list(_clients):
+        client.begin_in_child()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _into(array: np.ndarray, out: Any) -> np.ndarray:
