@@ -13,11 +13,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from framework.replay.errors import CheckpointError
-from framework.replay.kernels import SumTree
 from framework.replay.rows.store import grown
 
 # Sums of billions of weights must stay finite.
 _LARGEST = 1e290
+# Children of a node of the sum tree.
+_SHIFT = 4
+_FANOUT = 1 << _SHIFT
+# The highest level is one array, searched through its running sum: cheaper than one more level.
+_HIGHEST = 2048
+_ONES = np.ones(_FANOUT)
+_RUNNING = np.triu(np.ones((_FANOUT, _FANOUT)))  # block @ this = its running sums
 
 
 class Selector(abc.ABC):
@@ -109,16 +115,16 @@ class Selector(abc.ABC):
         return f"{type(self).__name__}({options})"
 
 
-class Uniform(Selector):
-    """Each of the n items with probability 1 / n, independently; priorities have no effect."""
+class _Members(Selector):
+    """The slots in no order, drawn with equal probability."""
 
     deterministic = False
     _arrays = {"_slots": 1, "_where": 1}
     _slots: np.ndarray  # the first _size are the slots, in no particular order
     _where: np.ndarray  # slot -> place in _slots; -1 for none
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: float) -> None:
+        super().__init__(**options)
         self._size = 0
         self._identity = True  # _slots[i] == i, until one is deleted out of order
 
@@ -160,7 +166,102 @@ class Uniform(Selector):
         return self._slots[: self._size].copy()
 
 
-class Prioritized(Selector):
+class Uniform(_Members):
+    """Each of the n items with probability 1 / n, independently; priorities have no effect."""
+
+
+class SumTree:
+    """Weights >= 0 of the leaves 0, 1, …; a leaf that was never set weighs 0. The tree grows with its leaves.
+
+    Each node is the sum of `_FANOUT` nodes of the level below. Every sum is computed from the children, never
+    by adding differences, so that it does not drift. The weights are float64 because with float32 a few
+    million weights of very different sizes do not add up to within one of the small ones.
+
+    Attributes:
+      levels: float64, the levels, leaves first.
+      blocks: the levels except the highest as `[nodes above, _FANOUT]`.
+    """
+
+    def __init__(self, capacity: int = _FANOUT):
+        self._build(capacity)
+
+    def _build(self, capacity: int) -> None:
+        sizes = [-(-capacity // _FANOUT) * _FANOUT]
+        while sizes[-1] > _HIGHEST:
+            sizes.append(-(-sizes[-1] // _FANOUT**2) * _FANOUT)
+        self.levels = [np.zeros(size) for size in sizes]
+        self.blocks = [level.reshape(-1, _FANOUT) for level in self.levels[:-1]]
+        self._sums: np.ndarray | None = None
+
+    def _running_sums(self) -> np.ndarray:
+        """Returns the running sums of the highest level."""
+        if self._sums is None:  # a weight was changed
+            self._sums = self.levels[-1].cumsum()
+        return self._sums
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._running_sums()[-1])
+
+    def set(self, leaves: np.ndarray, weights: np.ndarray) -> None:
+        """Sets the weights of `leaves`, in order."""
+        if not len(leaves):
+            return
+        highest, old = int(np.maximum.reduce(leaves)), self.levels[0]
+        if highest >= len(old):
+            self._build(max(highest + 1, 2 * len(old)))
+            self.set(np.arange(len(old)), old)
+        self._sums = None
+        self.levels[0][leaves] = weights
+        nodes = leaves
+        for below, above in zip(self.blocks, self.levels[1:], strict=True):
+            nodes = nodes >> _SHIFT
+            above[nodes] = below.take(nodes, 0) @ _ONES
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `n` independent leaves in proportion to their weights, and their probabilities.
+
+        The total must be > 0.
+        """
+        sums = self._running_sums()
+        total = float(sums[-1])
+        leaves, weights = self._descend(sums, rng.random(n) * total)
+        while np.count_nonzero(weights) < len(weights):
+            # Rounding can end a descent just past the last child that weighs anything: draw those again.
+            again = np.flatnonzero(weights == 0.0)
+            mass = rng.random(len(again)) * total
+            leaves[again], weights[again] = self._descend(sums, mass)
+        weights /= total
+        return leaves, weights
+
+    def _descend(self, sums: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the leaf in whose share of the running sum each of `mass` falls, and its weight.
+
+        `sums` are the running sums of the highest level. Rounding can end a descent at a leaf of weight 0.
+        """
+        order = mass.argsort()  # a search for ascending values is twice as fast, sorting included
+        mass = mass.take(order)
+        nodes = sums.searchsorted(mass, side="right")
+        begins = np.arange(0, _FANOUT * len(mass), _FANOUT)
+        above, running, at = self.levels[-1], sums, nodes
+        for level in range(len(self.blocks) - 1, -1, -1):
+            # What lies before the chosen node: the running sum up to and with it, less itself.
+            mass = mass - running.take(at, mode="clip")
+            mass += above.take(nodes, mode="clip")
+            above = self.levels[level]
+            running = self.blocks[level].take(nodes, 0, mode="clip") @ _RUNNING
+            # The first child whose running sum is above; 0 if none is, by rounding.
+            at = (running <= mass[:, None]).argmin(1)
+            nodes *= _FANOUT
+            nodes += at
+            at += begins
+        leaves = np.empty_like(nodes)
+        leaves[order] = np.minimum(nodes, len(above) - 1, out=nodes)
+        return leaves, above.take(leaves)
+
+
+class Prioritized(_Members):
     """P(i) = p_i ** e / sum_j p_j ** e (Schaul et al. 2015, "Prioritized Experience Replay").
 
     An item with priority 0 is never chosen, whatever the exponent, unless all priorities are 0: then all
@@ -171,7 +272,6 @@ class Prioritized(Selector):
         order.
     """
 
-    deterministic = False
     uses_priorities = True
 
     def __init__(self, priority_exponent: float):
@@ -180,10 +280,6 @@ class Prioritized(Selector):
         self.priority_exponent = float(priority_exponent)
         super().__init__(priority_exponent=self.priority_exponent)
         self._tree = SumTree()
-        self._members = Uniform()  # chooses if all weights are 0
-
-    def __len__(self) -> int:
-        return len(self._members)
 
     def check(self, priorities: np.ndarray) -> None:
         low, high = float(np.minimum.reduce(priorities)), float(np.maximum.reduce(priorities))
@@ -208,15 +304,12 @@ class Prioritized(Selector):
         np.power(priorities, self.priority_exponent, out=weights, where=priorities > 0)
         return weights
 
-    def reserve(self, num_slots: int) -> None:
-        self._members.reserve(num_slots)
-
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
-        self._members.insert(slots, priorities, stamps)
+        super().insert(slots, priorities, stamps)
         self._tree.set(slots, self._weights(priorities))
 
     def delete(self, slots: np.ndarray) -> None:
-        self._members.delete(slots)
+        super().delete(slots)
         self._tree.set(slots, np.zeros(len(slots)))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
@@ -226,13 +319,10 @@ class Prioritized(Selector):
         self._tree.set(slots, self._weights(priorities))
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return (self._tree if self._tree.total > 0.0 else self._members).sample(n, rng)
+        return self._tree.sample(n, rng) if self._tree.total > 0.0 else super().sample(n, rng)
 
     def total_weight(self) -> float:
         return self._tree.total
-
-    def order(self) -> np.ndarray:
-        return self._members.order()
 
 
 class _ByAge(Selector):
