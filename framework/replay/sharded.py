@@ -14,10 +14,11 @@ message.
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,45 +72,24 @@ class ShardedClient(ReverbApi, contracts.Client):
         """Returns the source that a `Dataset` draws from."""
         return ShardedSource(self, self._seed)
 
-    def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
-        """Draws `batch_size` samples of all servers; see `EmbeddedClient.sample_batch`.
-
-        Probabilities are relative to the items of all servers.
-        """
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Source]:
         try:
             source = self._idle.pop()
         except IndexError:  # every other one is in use by another thread
             source = self.source()
         try:
-            sample, drawn = source.draw(table, batch_size, timeout, out, pad)
-            source.release(drawn)
-            return sample
+            yield source
         finally:
             self._idle.append(source)
 
-    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        keys = np.asarray(keys, np.uint64)
+    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
+        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
         priorities = check_priorities(table, priorities, len(keys))  # before any server changes an item
+        for shard, mine in self._split(deletes):
+            shard.mutate_priorities(table, deletes=(deletes[mine] & _KEY).tolist())
         for shard, mine in self._split(keys):
             shard.update_priorities(table, keys[mine] & _KEY, priorities[mine])
-
-    def mutate_priorities(
-        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
-    ) -> None:
-        """Deletes items, then sets priorities."""
-        gone = np.asarray(() if deletes is None else deletes, np.uint64)
-        for shard, mine in self._split(gone):
-            shard.mutate_priorities(table, deletes=(gone[mine] & _KEY).tolist())
-        if updates:
-            self.update_priorities(table, list(updates.keys()), list(updates.values()))
 
     def _split(self, keys: np.ndarray) -> list[tuple[Any, np.ndarray]]:
         """Returns the servers' clients with the places of their keys, those that have any."""

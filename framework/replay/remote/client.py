@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ class ServedSource(Source):
     Args:
       client: the client; before each draw, its writers insert what they have created.
       connection: a connection of this source only.
-      hold: whether samples can be given back until they are released. If not, `draw` releases them.
+      hold: whether samples are given back if the session ends before they are released.
     """
 
     def __init__(self, client: ServedClient, connection: Connection, hold: bool = True) -> None:
@@ -52,7 +52,7 @@ class ServedSource(Source):
         message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
         answer = connection.call(message, timeout, wait=True)
         info = SampleInfo(*[array.copy() for array in answer["info"]])
-        drawn = Drawn(connection.session, answer.get("delivery", 0))
+        drawn = Drawn(connection.session, answer.get("delivery"))
         layouts, local = connection.layouts, connection.mapped.local
         try:
             for number, description, files in answer["define"]:
@@ -73,15 +73,11 @@ class ServedSource(Source):
                 return PaddedSample(info, pack(leaves), pack(answer["lengths"])), drawn
             return ReplaySample(info, pack(leaves)), drawn
         except BaseException:
-            if hold:
-                self.give_back(drawn)
+            (self.give_back if hold else self.release)(drawn)
             raise
-        finally:
-            if local and not hold:
-                connection.done.append(drawn.delivery)
 
     def release(self, drawn: Drawn) -> None:
-        if drawn.session == self._connection.session:
+        if drawn.session == self._connection.session and drawn.delivery is not None:
             self._connection.done.append(drawn.delivery)
 
     def give_back(self, drawn: Drawn) -> None:
@@ -109,7 +105,7 @@ class Drawn(NamedTuple):
     """A batch that a source has drawn, as its server knows it: a delivery of one session."""
 
     session: int
-    delivery: int
+    delivery: int | None
 
 
 class ServedClient(ReverbApi, Channel, Client):
@@ -138,17 +134,10 @@ class ServedClient(ReverbApi, Channel, Client):
 
     # Reading.
 
-    def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
-        """Returns `batch_size` stacked samples; see `EmbeddedClient.sample_batch`."""
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Source]:
         with self.borrow() as connection:
-            return ServedSource(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
+            yield ServedSource(self, connection, hold=False)
 
     def source(self) -> ServedSource:
         """Returns a source of samples for a `Dataset`."""
@@ -191,17 +180,6 @@ class ServedClient(ReverbApi, Channel, Client):
     def _call(self, message: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         self.show()
         return self.call(message, timeout)
-
-    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        self._mutate(table, keys, priorities, ())
-
-    def mutate_priorities(
-        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
-    ) -> None:
-        """Deletes items, then sets priorities; all or nothing."""
-        updates = updates or {}
-        self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
