@@ -184,9 +184,8 @@ class ServedClient(ReverbApi, Channel, Client):
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
         priorities = np.asarray(priorities, np.float64)
-        self._call(
-            {"op": "update", "table": table, "keys": keys, "priorities": priorities, "deletes": deletes}
-        )
+        message = {"op": "update", "table": table, "keys": keys, "priorities": priorities, "deletes": deletes}
+        self._call(message)
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` samples can be drawn now without waiting."""
