@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from launch.engines.base import BackOff, Resources, Unit, node_status
+from launch.engines.base import Record, Resources, Unit
 from launch.engines.supervised.channel import Channel
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16384
 
 
-class Process:
+class Process(Record):
     """One unit and its current process.
 
     Args:
@@ -35,20 +35,16 @@ class Process:
     """
 
     def __init__(self, unit: Unit, code: bytes, directory: str | None) -> None:
-        self.unit = unit
+        super().__init__(unit, unit.label)
         self.code = code
         self.log = None if directory is None else os.path.join(directory, "logs", f"{unit.label}.log")
-        self.restarts = 0
-        self.back_off = BackOff()
-        self.error: str | None = None
-        self.usage: dict[str, Any] = {}
         self.begin(-1, None, 0.0)
 
     def begin(self, number: int, channel: Channel | None, now: float) -> None:
         """Starts a new life."""
         self.number = number
         self.channel = channel
-        self.pid: int | None = None
+        self.pid = None
         self.state = "starting"
         self.worker: bool | None = None
         self.restart_at: float | None = None
@@ -90,10 +86,6 @@ class Process:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
-
-    def status(self) -> dict[str, Any]:
-        unit = self.unit
-        return node_status(unit, unit.label, self.state, self.restarts, self.error, self.pid, **self.usage)
 
 
 # Takes a report of a host, from any thread: a process began, `{"forked": number, "pid": pid}`; it ended,
