@@ -88,21 +88,13 @@ def replace_handles(value: Any, replace: Callable[[Handle], Any], _inside: tuple
     return _replace_in_fields(value, replace, _inside)
 
 
-def _field_names(value: Any) -> list[str]:
-    """Returns the field names of a dataclass or an `attrs` class; none for other objects."""
-    if isinstance(value, type):
-        return []
-    fields = getattr(value, "__dataclass_fields__", None) or {}
-    names = list(fields) or [field.name for field in getattr(value, "__attrs_attrs__", ())]
-    return [name for name in names if hasattr(value, name)]
-
-
 def _replace_in_fields(value: Any, replace: Callable[[Handle], Any], inside: tuple[int, ...]) -> Any:
-    if id(value) in inside:  # objects that refer to each other in a cycle
+    if id(value) in inside or isinstance(value, type):  # objects may refer to each other in a cycle
         return value
+    attrs = {field.name: field for field in getattr(value, "__attrs_attrs__", ())}
     changed = {}
-    for name in _field_names(value):
-        old = getattr(value, name)
+    for name in getattr(value, "__dataclass_fields__", attrs):
+        old = getattr(value, name, None)  # a field may have no value
         new = replace_handles(old, replace, (*inside, id(value)))
         if new is not old:
             changed[name] = new

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from launch import context
+from launch.caching import Cacher
 from launch.handles import Handle, dereference_nest, replace_handles, timeout_seconds
 
 _ids = itertools.count(1)
@@ -267,8 +268,6 @@ class CacherNode(CourierNode):
     """
 
     def __init__(self, handle: Handle, refresh_interval: float) -> None:
-        from launch.caching import Cacher
-
         if not isinstance(handle, Handle):
             raise TypeError(f"CacherNode(handle): got {handle!r}, expected the handle of a node.")
         if refresh_interval < 0:

@@ -137,10 +137,7 @@ class SupervisedJob(Job):
         self._selector.register(channel, selectors.EVENT_READ, process)
         limits = self._options.heartbeat_timeout, self._options.stop_timeout
         setup = Setup(process.code, dict(self._entries), self._keys, *limits)
-        try:
-            channel.send(setup)
-        except OSError:
-            return  # it has already died; the host will report how
+        process.order(setup)
 
     def _read(self, source: Any, process: Process | None) -> None:
         if source is self._inbox:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -65,12 +66,10 @@ class Process(Record):
         return self.alive and (self.worker is None or (self.worker and self.state == "running"))
 
     def order(self, what: Any) -> None:
-        """Tells the process to "stop" or "close", or `("where", {node_id: address})`."""
+        """Sends its `Setup`, and later "stop", "close", or `("where", {node_id: address})`."""
         if self.channel is not None:
-            try:
+            with contextlib.suppress(OSError):  # it is ending; the host will report how
                 self.channel.send(what)
-            except OSError:
-                return  # it is ending; the host will report how
 
     def append_log(self, data: bytes) -> None:
         """Appends the output of a process on another machine to the log."""
