@@ -38,7 +38,8 @@ class SerialJob(LocalJob):
         self._started = False
 
     def stop(self, result: Any = None) -> None:
-        if result is None and self._program.snapshot is not None and not self._interrupted:
+        saves = self._program.snapshot is not None and self.outcome.error is None
+        if result is None and saves and not self._interrupted:
             # Handlers change objects: the state is saved before they are called, between two turns.
             self._interrupted = True
             expire = threading.Timer(self._options.stop_timeout, super().stop)
@@ -131,7 +132,7 @@ class SerialJob(LocalJob):
             self._in_turn = True
             try:
                 if finished is not None and finished():
-                    place.state, moved = "returned", True
+                    place.state, moved, self._in_turn = "returned", True, False
                     continue
                 working.append(place)
                 if ready is None or ready():
