@@ -15,11 +15,11 @@ An array is the extension type 1 (inline) or 2 (a frame of its own): one byte wi
 string, that string, one byte with its rank, the shape as little-endian int64, then the data or the uint32
 number of its frame. Arrays of Python objects do not travel.
 
-A connection is one socket, one session and one waiting request. The server keeps what a client holds (leased rows, samples, waiting requests) by connection, and takes it back
-when the connection ends. So there is one rule for a lost connection, whether the network failed, the server
-was killed or it was restarted: the old session is gone. A writer ends with it; everything else opens a new
-session and asks again. `Connection.session` counts the sessions. A connection that a forked child inherits is
-lost, too.
+A connection is one socket, one session and one waiting request. The server keeps what a client holds (leased
+rows, samples, waiting requests) by connection, and takes it back when the connection ends. So there is one
+rule for a lost connection, whether the network failed, the server was killed or it was restarted: the old
+session is gone. A writer ends with it; everything else opens a new session and asks again.
+`Connection.session` counts the sessions. A connection that a forked child inherits is lost, too.
 
 A request waits for its answer, for the end of the connection and for an interrupt of the client in one poll.
 A server that is not there is waited for up to `reconnect_timeout` seconds.
