@@ -60,7 +60,6 @@ setup(
         "minatar": MINATAR,
         "box2d": ["gymnasium[box2d]>=1.1"],
         "ray": ["ray>=2.40"],
-        "fast": ["numba>=0.60"],  # replay's inner loops, compiled
         "reverb": ["dm-reverb>=0.7.2", "tensorflow>=2.8,<2.16", "numpy<2"],
         "deepmind": [
             "dm-launchpad==0.5.2",

@@ -24,8 +24,6 @@ import replay_ours as ours
 import replay_peers as peers
 from common import Rate, measure
 
-from framework.replay import kernels
-
 
 class Row(NamedTuple):
     """One line of the table.
@@ -53,13 +51,6 @@ def rows(quick: bool) -> list[Row]:
         Row("append + item, 1 env", "dm-reverb TrajectoryWriter", lambda: peers.reverb_writer(2)),
         Row("append + items, 64 envs", "Repertory batch writer", lambda: ours.batch_writer(64)),
     ]
-    if isinstance(kernels.load(), kernels.CompiledKernels):
-        for case, make in (
-            ("append + items, 256 envs", lambda: ours.batch_writer(256)),
-            ("sample 256, float32[4]", lambda: ours.uniform((4,), "float32", n)),
-            (f"prioritized sample 256 + update, {n // 1000}k", lambda: ours.prioritized(n)),
-        ):
-            table.append(Row(case, "Repertory without numba", lambda make=make: ours.numpy_only(make)))
     for name, module in (("Repertory", ours), *peers.BUFFERS.items()):
         table.append(Row("append + items, 256 envs", name, lambda m=module: m.batch_writer(256)))
     for name, module in (("Repertory", ours), *peers.BUFFERS.items()):
@@ -126,9 +117,7 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds = min(arguments.seconds, 0.15) if arguments.quick else arguments.seconds
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    compiled = isinstance(kernels.load(), kernels.CompiledKernels)
-    loops = "compiled loops (numba)" if compiled else "no compiled loops (no numba)"
-    print(f"Python {platform.python_version()}, numpy {np.__version__}, {loops}, {os.cpu_count()} cores")
+    print(f"Python {platform.python_version()}, numpy {np.__version__}, {os.cpu_count()} cores")
     print(f"{'case':<40}{'contender':<32}{'per CPU-second':>16}{'per second':>14}")
 
     def show(case: str, contender: str, *cells: str) -> None:

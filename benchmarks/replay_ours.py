@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import os
 import shutil
 import tempfile
 import time
@@ -15,7 +14,6 @@ import numpy as np
 from common import Rate, cpu_seconds, rss
 
 from framework import replay
-from framework.replay import kernels
 from framework.types import Transition
 from launch.rpc.sockets import CurveKeys
 
@@ -32,21 +30,6 @@ class Run:
     close: Callable[[], Any] = lambda: None
     runs: int = 3
     pids: Sequence[int] = ()
-
-
-def numpy_only(make: Callable[[], Run]) -> Run:
-    """``make()`` without compiled loops, whether or not numba is installed."""
-    before = os.environ.get("REPERTORY_COMPILED")
-    os.environ["REPERTORY_COMPILED"] = "0"
-    kernels.load.cache_clear()
-    try:
-        return make()
-    finally:
-        if before is None:
-            del os.environ["REPERTORY_COMPILED"]
-        else:
-            os.environ["REPERTORY_COMPILED"] = before
-        kernels.load.cache_clear()
 
 
 def columns(n: int, shape: Sequence[int] = (4,), dtype: Any = np.float32, both: bool = True) -> dict:

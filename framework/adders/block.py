@@ -18,8 +18,8 @@ import tree
 
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
-from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.types import FIRST, LAST, Nest
 
 NO_ROW = -1

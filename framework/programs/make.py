@@ -18,7 +18,13 @@ from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
-from framework.programs.services import Monitor, RunCheckpointer, make_counter, replay_checkpointer
+from framework.programs.services import (
+    Monitor,
+    RunCheckpointer,
+    make_counter,
+    newest_checkpoint,
+    replay_checkpointer,
+)
 from framework.programs.snapshot import Snapshot
 from framework.programs.worker import Setup, derive_seed
 from framework.replay import Table
@@ -229,6 +235,8 @@ def _make_tables(setup: Setup, seed: int) -> list[Table]:
 
 
 def _make_monitor(run: RunFolder | None, logger_factory: Any, on_write: Any, *, counter: Any) -> Monitor:
+    resumed = False
     if run is not None:
         run.record()
-    return Monitor(logger_factory(), on_write=on_write, counter=counter)
+        resumed = newest_checkpoint(run.config) is not None
+    return Monitor(logger_factory(), on_write=on_write, counter=counter, resumed=resumed)

@@ -144,6 +144,7 @@ class Monitor:
       on_write: called with `snapshot()` after every row, in the node's process. An exception from it ends
         the program, and `launch.launch` raises it.
       counter: the counter, whose counts are part of the snapshot.
+      resumed: whether the run continues with new episodes. The first row of each label then says so.
     """
 
     def __init__(
@@ -152,7 +153,9 @@ class Monitor:
         *,
         on_write: Callable[[dict[str, Any]], None] | None = None,
         counter: Any = None,
+        resumed: bool = False,
     ):
+        self._resumed = resumed
         self._logger, self.on_write, self._counter = logger, on_write, counter
         self._lock = threading.Lock()
         self._latest: dict[str, dict[str, Any]] = {}
@@ -174,6 +177,8 @@ class Monitor:
                 versions = [other["variables_version"] for other in actors if "variables_version" in other]
                 if versions:
                     row = {**row, "acting_staleness": float(row["version"] - sum(versions) / len(versions))}
+            if self._resumed and label not in self._latest:
+                row = {**row, "resumed": True}
             self._latest[label] = {**self._latest.get(label, {}), **row}
             if self._logger is not None:
                 self._logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})

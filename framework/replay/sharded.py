@@ -29,7 +29,7 @@ from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo, check_priorities
-from framework.replay.writer import SHARD_SHIFT, BaseWriter
+from framework.replay.writer import SHARD_SHIFT, Writer
 from launch.rpc.sockets import CurveKeys
 
 _SHIFT = np.uint64(SHARD_SHIFT)
@@ -60,10 +60,10 @@ class ShardedClient(ReverbApi, contracts.Client):
         self._turns = itertools.count(secrets.randbelow(len(servers)) if seed is None else seed)
         self._idle: collections.deque[ShardedSource] = collections.deque()  # those of `sample_batch`
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> BaseWriter:
+    def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
         """Returns a writer to one of the servers, the next in turn; `shard` is its number."""
         shard = next(self._turns) % len(self.shards)
-        writer: BaseWriter = self.shards[shard].batch_writer(max_in_flight_items)
+        writer: Writer = self.shards[shard].batch_writer(max_in_flight_items)
         writer.shard = shard
         return writer
 

@@ -195,6 +195,29 @@ def test_a_signal_ends_a_run_with_a_resumable_checkpoint(repertory, tmp_path, nu
 
 
 @pytest.mark.slow
+def test_a_serial_run_that_was_interrupted_is_the_same_run(tmp_path):
+    command = [sys.executable, "-m", "framework.commands", "train"]
+    settings = ["ppo", "--engine", "serial", "--max-env-steps", "20000", "--unroll-length", "32", *SMALL]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    done = subprocess.run([*command, *settings, "--directory", whole], **options, timeout=110)
+    assert done.returncode == 0, done.stderr
+    with subprocess.Popen([*command, *settings, "--directory", parts], **options) as process:
+        try:
+            wait_for_steps(process)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=40)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGINT, err
+    assert len(rows(parts)) < len(rows(whole))
+    resume = [*command, "--resume", parts, "--engine", "serial"]
+    done = subprocess.run(resume, **options, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert rows(parts) == rows(whole)
+
+
+@pytest.mark.slow
 def test_status_and_stop_of_a_running_run(repertory, tmp_path):
     with start(tmp_path / "run") as process:
         try:

@@ -191,3 +191,15 @@ def test_an_environment_that_cannot_be_pickled_is_reported(tmp_path, caplog):
     assert "The exact state of the run was not saved" in caplog.text
     assert "program" not in last_checkpoint(str(tmp_path)).names
     assert run("ppo", unpicklable, config)["env_steps"] == BASE.max_env_steps
+
+
+def test_rows_say_that_a_run_was_resumed_with_new_episodes(tmp_path):
+    config = dataclasses.replace(BASE, directory=str(tmp_path))
+    run("dqn", CARTPOLE, dataclasses.replace(config, max_env_steps=300))  # ends by itself: no exact state
+    before = rows(str(tmp_path))
+    assert not any("resumed" in row for row in before)
+    run("dqn", CARTPOLE, config)
+    after = rows(str(tmp_path))[len(before) :]
+    first = {row["label"]: row for row in reversed(after)}
+    assert all(row["resumed"] for row in first.values())
+    assert sum("resumed" in row for row in after) == len(first)

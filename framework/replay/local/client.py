@@ -30,7 +30,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.table import Table, Tables
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
-from framework.replay.writer import BaseWriter, joined
+from framework.replay.writer import Writer, joined
 from launch.rpc import sockets
 
 # Single items wait for others, because many go in for hardly more than one: until there are this many, until
@@ -230,7 +230,7 @@ class EmbeddedSource(Source):
         return self._interrupted or self._client.is_interrupted()
 
 
-class LocalWriter(BaseWriter):
+class LocalWriter(Writer):
     """Writes into the row store and the tables of an `EmbeddedClient`. See `contracts.Writer`.
 
     Items that a rate limiter refuses wait here, first in, first out. Rows are released after the items that

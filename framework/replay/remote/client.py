@@ -28,8 +28,7 @@ from framework.replay.remote.connection import (
 )
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
-from framework.replay.rows.layout import Layout
-from framework.replay.tables.samples import Samples
+from framework.replay.rows.layout import Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
 from launch.rpc.sockets import CurveKeys
 
@@ -69,7 +68,7 @@ class ServedSource(Source):
                 layouts[number] = connection.mapped.bind(layout, files, table) if local else layout.pack
             if local:
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
-                return Samples(table, info, parts).gather(out, pad), drawn
+                return gather(table, info, parts, out, pad), drawn
             pack = layouts[answer["layout"]]
             assert callable(pack)
             leaves = [

@@ -40,7 +40,7 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
-from framework.replay.writer import BaseWriter, HeldRows, joined
+from framework.replay.writer import HeldRows, Writer, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
 # through the same client, or for this many seconds.
@@ -54,7 +54,7 @@ _Answer = TypeVar("_Answer")
 _writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
 
 
-class ServedWriter(BaseWriter):
+class ServedWriter(Writer):
     """See the module, and `framework.replay.contracts.Writer` for the methods.
 
     Args:

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from framework.replay.errors import CheckpointError
-from framework.replay.rows.layout import Binding, Bindings, Layout
+from framework.replay.rows.layout import Binding, Bindings, Layout, Part, gather
 from framework.replay.rows.store import grown, span
 from framework.replay.tables.rate_limiters import RateLimiter
-from framework.replay.tables.samples import Part, Samples
 from framework.replay.tables.selectors import Fifo, Selector
-from framework.replay.types import SampleInfo
+from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 # Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had
 # their last turn, which may be given back; `GONE` ones were removed.
@@ -342,7 +341,7 @@ class Items:
         return slots, info
 
     def parts(self, slots: np.ndarray) -> list[Part]:
-        """See `Samples.parts`."""
+        """Returns the samples of items by layout; see `Delivery`."""
         known = self.bindings.known
         if len(known) == 1 and not known[0].ragged:
             return [(known[0], None, self.index.take(slots, 0)[:, : known[0].width], None)]
@@ -535,7 +534,7 @@ class Items:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Delivery(Samples):
+class Delivery:
     """Samples that count, and whose rows are kept until they are released or given back.
 
     ```python
@@ -546,13 +545,23 @@ class Delivery(Samples):
     ```
 
     Attributes:
+      table: name of the table.
+      info: `SampleInfo` of arrays `[n]`.
+      parts: the samples by layout; see `rows.layout`.
       slots: the table's numbers of the items, int64 `[n]`.
       items: the `Items` that the samples were drawn from; a reset of the table makes other ones.
       age: number of items that were inserted after those drawn; see `TableInfo.sampled_age`.
       open: whether the delivery was neither released nor given back.
     """
 
+    table: str
+    info: SampleInfo
+    parts: list[Part]
     slots: np.ndarray
     items: Items
     age: int
     open: bool = True
+
+    def gather(self, out: list[Any] | None = None, pad: bool = False) -> ReplaySample | PaddedSample:
+        """Copies the rows into arrays `[n, ...]`; see `rows.layout.gather`."""
+        return gather(self.table, self.info, self.parts, out, pad)
