@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
@@ -93,14 +94,33 @@ class Client(Protocol):
           DeadlineExceededError: The timeout is over. Nothing was drawn.
           ServerClosed: The server was stopped or the client interrupted.
         """
+        with self._reader() as source:
+            sample, drawn = source.draw(table, batch_size, timeout, out, pad)
+            source.release(drawn)
+        return sample
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Source]:
+        """Lends a source for one batch."""
+        yield self.source()
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
+        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored.
+
+        Raises:
+          ValueError: A priority is negative or not finite. Nothing is changed.
+        """
+        self._mutate(table, keys, priorities, ())
 
     def mutate_priorities(
         self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
     ) -> None:
-        """Deletes items, then sets priorities."""
+        """Deletes items, then sets priorities; see `update_priorities`."""
+        updates = updates or {}
+        self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
+
+    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
+        """Deletes the items `deletes`, then sets `priorities` of the items `keys`."""
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` samples can be drawn now without waiting."""

@@ -48,7 +48,7 @@ def test_stop_wakes_every_wait_at_once(connect):
 
 def test_stop_leaves_no_files():
     server = replay.Server([table()])
-    directory = server._memory.directory
+    directory = server._store.allocator.directory
     client = ServedClient(server.address)
     write(client.batch_writer(), 10)
     client.sample_batch("t", 4)
@@ -117,7 +117,7 @@ def test_rows_of_others_are_refused():
     with replay.Server([table()]) as server:
         good, bad = (ServedClient(server.address, local=False) for _ in range(2))
         write(good.batch_writer(), 5)
-        with bad._channel.borrow() as connection:
+        with bad.borrow() as connection:
             connection.open()
             lease = {"op": "lease", "stream": "s", "n": 1}
             connection.request(lease)
@@ -170,10 +170,10 @@ def test_wrong_arguments(name):
 
 def test_a_taken_port_is_an_error_and_leaves_nothing():
     with replay.Server([table()]) as server:
-        before = set(os.listdir(os.path.dirname(server._memory.directory)))
+        before = set(os.listdir(os.path.dirname(server._store.allocator.directory)))
         with pytest.raises(OSError, match=r"[Aa]ddress"):
             replay.Server([table()], port=server.port)
-        assert set(os.listdir(os.path.dirname(server._memory.directory))) == before
+        assert set(os.listdir(os.path.dirname(server._store.allocator.directory))) == before
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the option is Linux's")

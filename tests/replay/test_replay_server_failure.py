@@ -160,7 +160,7 @@ def test_the_request_of_a_killed_sampler_takes_nothing(spawn):
 
 SERVER = """
 with replay.Server([table()], port=int(sys.argv[1])) as server:
-    say(server.port, server._memory.directory)
+    say(server.port, server._store.allocator.directory)
     sys.stdin.read()
 """
 

@@ -16,7 +16,7 @@ import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,34 +118,14 @@ class EmbeddedClient(ReverbApi, Client):
         """Returns the source that a `Dataset` draws from."""
         return EmbeddedSource(self)
 
-    def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
-        """Draws a batch of samples; see `contracts.Client.sample_batch`."""
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Source]:
         if self._interrupted:
             raise ServerClosed("the client was interrupted or closed")
-        source = EmbeddedSource(self)
-        sample, drawn = source.draw(table, batch_size, timeout, out, pad)
-        source.release(drawn)
-        return sample
+        yield EmbeddedSource(self)
 
-    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        self.tables[table].mutate(keys, priorities)
-
-    def mutate_priorities(
-        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
-    ) -> None:
-        """Deletes items, then sets priorities; all or nothing."""
-        updates = updates or {}
-        self.tables[table].mutate(
-            list(updates.keys()), list(updates.values()), () if deletes is None else deletes
-        )
+    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
+        self.tables[table].mutate(keys, priorities, deletes)
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` samples can be drawn now without waiting."""

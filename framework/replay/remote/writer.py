@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -51,7 +49,6 @@ _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
 
 _Answer = TypeVar("_Answer")
-_writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
 
 
 class ServedWriter(Writer):
@@ -75,7 +72,6 @@ class ServedWriter(Writer):
         dropped: collections.deque[ServedWriter],
     ) -> None:
         super().__init__(None, max_in_flight_items, dropped)
-        _writers.add(self)
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
@@ -115,6 +111,11 @@ class ServedWriter(Writer):
                     self._sync()
         finally:
             self._lock.release()
+
+    def end_in_child(self) -> None:
+        """Ends this writer in a forked child: its rows and its session are the parent's."""
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+        self._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
 
     def _finish(self) -> int:
         try:
@@ -288,13 +289,3 @@ class ServedWriter(Writer):
         self.num_lost, self.num_pending = self.num_pending, 0
         self._connection.close()
         raise error
-
-
-def _end_in_child() -> None:
-    """Ends every writer in a forked child: their rows and sessions are the parent's."""
-    for writer in list(_writers):
-        writer._lock = threading.RLock()  # another thread of the parent may have held it
-        writer._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
-
-
-os.register_at_fork(after_in_child=_end_in_child)

@@ -77,27 +77,29 @@ class NewItems:
 
     def part(self, begin: int, end: int) -> NewItems:
         """Returns items `begin` to `end`."""
-        arrays = (self.index, self.keys, self.priorities, self.lengths, self.episodes)
-        cut: list[Any] = [None if array is None else array[begin:end] for array in arrays]
-        return NewItems(cut[0], cut[1], cut[2], cut[3], cut[4], self.layout)
+        cut = [None if array is None else array[begin:end] for array in self._arrays()]
+        fields: list[Any] = [*cut, self.layout]
+        return NewItems(*fields)
 
     def kind(self) -> tuple[object, ...]:
         """Returns what is equal for items that `join` can join."""
-        return (self.layout, *[array is None for array in (self.priorities, self.lengths, self.episodes)])
+        return (self.layout, *[array is None for array in self._arrays()])
+
+    def _arrays(self) -> tuple[np.ndarray | None, ...]:
+        return self.index, self.keys, self.priorities, self.lengths, self.episodes
 
     @staticmethod
     def join(parts: Sequence[NewItems]) -> NewItems:
         """Joins items of the same kind and table."""
         if len(parts) == 1:
             return parts[0]
-        arrays = zip(
-            *[(part.index, part.keys, part.priorities, part.lengths, part.episodes) for part in parts],
-            strict=True,
-        )
-        joined: list[Any] = [None if each[0] is None else np.concatenate(each) for each in arrays]
-        return NewItems(joined[0], joined[1], joined[2], joined[3], joined[4], parts[0].layout)
+        arrays: Any = zip(*[part._arrays() for part in parts], strict=True)
+        joined = [None if each[0] is None else np.concatenate(each) for each in arrays]
+        fields: list[Any] = [*joined, parts[0].layout]
+        return NewItems(*fields)
 
 
+@dataclasses.dataclass(eq=False)
 class Items:
     """Arrays `[slots]` of items, the selectors that sample and remove them, and references to their rows.
 
@@ -114,29 +116,21 @@ class Items:
       episode_sizes: number of items of each episode.
     """
 
-    def __init__(
-        self,
-        sampler: Selector,
-        remover: Selector,
-        limiter: RateLimiter,
-        max_size: int,
-        max_times_sampled: int,
-        bindings: Bindings,
-        rng: np.random.Generator,
-    ):
-        self.sampler = sampler
-        self.remover = remover
-        self.limiter = limiter
-        self.max_size = max_size
-        self.max_times_sampled = max_times_sampled
-        self.bindings = bindings
-        self.rng = rng
-        self.num_left = 0
-        self.max_priority: float | None = None
-        self.sampled_age = 0
-        self.stamp = 0
-        self.num_unique_deleted = 0
-        self.num_deleted_episodes = 0
+    sampler: Selector
+    remover: Selector
+    limiter: RateLimiter
+    max_size: int
+    max_times_sampled: int
+    bindings: Bindings
+    rng: np.random.Generator
+    num_left: int = 0
+    max_priority: float | None = None
+    sampled_age: int = 0
+    stamp: int = 0
+    num_unique_deleted: int = 0
+    num_deleted_episodes: int = 0
+
+    def __post_init__(self) -> None:
         self.episode_sizes: dict[int, int] = {}
         self.state = np.zeros(0, np.int8)
         self.keys = np.zeros(0, np.uint64)  # 0 where the slot is free or the item has left
