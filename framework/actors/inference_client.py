@@ -182,15 +182,7 @@ class SharedMemoryPort(ServerPort):
       timeout: seconds without an answer after which a request fails.
     """
 
-    def __init__(
-        self,
-        server: Any,
-        name: str,
-        connection: Connection,
-        timeout: float = _LIMIT,
-    ):
-        assert connection.columns is not None
-        assert connection.client_address is not None and connection.server_address is not None
+    def __init__(self, server: Any, name: str, connection: Connection, timeout: float = _LIMIT):
         self._server, self._name, self._timeout = server, name, timeout
         rows = connection.rows.slice
         arrays = iter([attach(each.path, each.shape, each.dtype)[rows] for each in connection.columns])
@@ -262,7 +254,7 @@ def connect(
     """A port of `server`: through shared memory where this process can map its columns, else by messages."""
     if not messages:
         connection = server.connect(name, envs, offset, total)
-        if connection.columns is not None:
+        if connection.columns:
             try:
                 return SharedMemoryPort(server, name, connection)
             except FileNotFoundError:

@@ -71,16 +71,16 @@ class Connection(NamedTuple):
     Attributes:
       rows: rows of the client.
       structures: structures of the observations, the actions and the extras; see `framework.nest`.
-      columns: columns of observations, first, actions and extras, in this order; None without shared memory.
-      server_address: address of the server's socket; None without shared memory.
-      client_address: address of the client's socket; None without shared memory.
+      columns: columns of observations, first, actions and extras, in this order; empty without shared memory.
+      server_address: address of the server's socket; empty without shared memory.
+      client_address: address of the client's socket; empty without shared memory.
     """
 
     rows: Rows
     structures: tuple[Structure, Structure, Structure]
-    columns: tuple[Column, ...] | None = None
-    server_address: str | None = None
-    client_address: str | None = None
+    columns: tuple[Column, ...] = ()
+    server_address: str = ""
+    client_address: str = ""
 
 
 @dataclasses.dataclass(eq=False)
@@ -183,7 +183,7 @@ class InferenceServer:
                 self._thread.start()
         slots = self.slots
         structures = (slots.observations.structure, slots.actions.structure, slots.extras.structure)
-        if address is None:
+        if self._path is None or address is None:
             return Connection(rows, structures)
         return Connection(rows, structures, tuple(self._columns), self._path, address)
 
