@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from framework.replay import wire
 from framework.replay.errors import (
     DeadlineExceededError,
     ReverbError,
@@ -33,11 +32,11 @@ from framework.replay.errors import (
     ServerLost,
     UnknownTableError,
 )
-from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
+from framework.replay.wire import LAST_WORDS, Connection, Interrupted, SessionLost, unpack_error
 from framework.replay.writer import HeldRows, Writer, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
@@ -230,9 +229,9 @@ class ServedWriter(Writer):
         self._call(self._connection.request, {"op": "sync"})
         self._collect(0.0)
 
-    def _collect(self, timeout: float | None) -> bool:
-        """Notes the answers to inserts; waits up to `timeout` seconds for one. Whether any message came."""
-        answers = self._call(self._connection.poll, timeout)
+    def _collect(self, timeout: float | None, watch: bool = True) -> bool:
+        """Notes the answers to inserts; waits for one as `Connection.poll` does. Whether any message came."""
+        answers = self._call(self._connection.poll, timeout, watch)
         for answer in answers:
             count = self._in_flight.pop(answer["id"], None)
             if count is None:
@@ -240,7 +239,7 @@ class ServedWriter(Writer):
             self.num_pending -= count
             if "error" in answer:
                 self._failed += count
-                self._errors.append(wire.unpack_error(answer["error"]))
+                self._errors.append(unpack_error(answer["error"]))
                 continue
             for stream, rows in answer["rows"].items():
                 held = self._owned[stream]
@@ -251,14 +250,20 @@ class ServedWriter(Writer):
         with self._lock:
             if not keep or self.num_pending > keep:
                 self._send()  # rows that were released, even if no item waits
-            if self._connection.wake.is_set:
+            # Read once: an interrupt from here on must end the wait, wherever in the loop it comes.
+            interrupted = self._connection.wake.is_set
+            if interrupted:
                 timeout = LAST_WORDS if timeout is None else min(timeout, LAST_WORDS)
             deadline = None if timeout is None else time.monotonic() + timeout
             self._waits = True
             try:
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    if not self._collect(left) and deadline is not None and time.monotonic() >= deadline:
+                    if (
+                        not self._collect(left, not interrupted)
+                        and deadline is not None
+                        and time.monotonic() >= deadline
+                    ):
                         self._sync()  # an answer may be on its way: it comes before the answer to this
                         if self.num_pending <= keep:
                             break
