@@ -24,16 +24,11 @@ from launch.handles import Target
 from launch.program import Program, ProgramState, Snapshot
 
 
-def start(program: Program, options: Options) -> SerialJob:
-    """Returns a job that runs inside of `wait()`, on the thread that calls it."""
-    return SerialJob(program, options)
-
-
 class SerialJob(LocalJob):
     """A program that runs on the thread that calls `wait()`; it is over when `wait()` returns."""
 
-    def __init__(self, program: Program, options: Options) -> None:
-        super().__init__(program, "serial", options, concurrent=False)
+    def __init__(self, program: Program, engine: str, options: Options) -> None:
+        super().__init__(program, engine, options, concurrent=False)
         self._runtime.stopped = _StopEvent()
         self._workers: list[Place] = []  # the nodes that take turns
         self._due: collections.deque[Place] = collections.deque()  # those to take a turn in this pass
