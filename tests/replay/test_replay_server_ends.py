@@ -14,6 +14,7 @@ from served_table import finish, table, write
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
+from framework.replay.remote.connection import Connection
 from framework.replay.server import operations, service
 from launch.rpc import sockets
 
@@ -102,6 +103,27 @@ def test_interrupting_one_client_leaves_the_others_alone(connect):
         client.sample_batch("t", 1)
     write(other.batch_writer(), 3)
     assert other.sample_batch("t", 2).data["x"].shape == (2,)
+
+
+def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatch):
+    with replay.Server([replay.Table.queue("q", 2)]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer(max_in_flight_items=1)
+        rows = writer.append("s", {"x": np.arange(5)})
+        poll = Connection.poll
+
+        def poll_late(connection, timeout=0.0, *watch):
+            if timeout is None:
+                client.interrupt()
+                timeout = 10.0  # so that a failure ends, too
+            return poll(connection, timeout, *watch)
+
+        monkeypatch.setattr(Connection, "poll", poll_late)
+        begin = time.monotonic()
+        with pytest.raises(replay.ServerClosed, match="interrupted"):
+            writer.create_items("q", {"x": writer.slice("s", "x", rows)})
+        assert time.monotonic() - begin < 5.0
+        client.close()
 
 
 def test_strangers_are_kept_out():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import sys
 import time
 import weakref
@@ -40,6 +41,8 @@ _DELAY = 0.005
 
 # The clients of the servers of this process, by address: their tables need no messages.
 _served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
+# A forked child has copies of the tables, and the server keeps the originals.
+os.register_at_fork(after_in_child=_served_here.clear)
 
 
 class EmbeddedClient(ReverbApi, Client):

@@ -193,14 +193,18 @@ class Connection:
             raise SessionLost from None
         return self._next_id
 
-    def poll(self, timeout: float | None = 0.0) -> list[dict[str, Any]]:
+    def poll(self, timeout: float | None = 0.0, watch: bool = True) -> list[dict[str, Any]]:
         """Returns the answers to posted messages; waits up to `timeout` seconds for the first.
+
+        Args:
+          timeout: seconds; None waits without a limit, and 0 does not wait.
+          watch: whether an interrupt ends the wait, also one from before this call.
 
         Raises:
           SessionLost: the connection has ended.
-          ServerClosed: the server stops, or the client was interrupted while this call waited.
+          ServerClosed: the server stops, or `watch` is true and the client was interrupted.
         """
-        watch = timeout != 0.0 and not self.wake.is_set
+        watch = watch and timeout != 0.0
         until = None if timeout is None else time.monotonic() + timeout
         if not self._answers:
             while self._receive(until, watch):

@@ -230,9 +230,9 @@ class ServedWriter(Writer):
         self._call(self._connection.request, {"op": "sync"})
         self._collect(0.0)
 
-    def _collect(self, timeout: float | None) -> bool:
-        """Notes the answers to inserts; waits up to `timeout` seconds for one. Whether any message came."""
-        answers = self._call(self._connection.poll, timeout)
+    def _collect(self, timeout: float | None, watch: bool = True) -> bool:
+        """Notes the answers to inserts; waits for one as `Connection.poll` does. Whether any message came."""
+        answers = self._call(self._connection.poll, timeout, watch)
         for answer in answers:
             count = self._in_flight.pop(answer["id"], None)
             if count is None:
@@ -251,14 +251,20 @@ class ServedWriter(Writer):
         with self._lock:
             if not keep or self.num_pending > keep:
                 self._send()  # rows that were released, even if no item waits
-            if self._connection.wake.is_set:
+            # Read once: an interrupt from here on must end the wait, wherever in the loop it comes.
+            interrupted = self._connection.wake.is_set
+            if interrupted:
                 timeout = LAST_WORDS if timeout is None else min(timeout, LAST_WORDS)
             deadline = None if timeout is None else time.monotonic() + timeout
             self._waits = True
             try:
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    if not self._collect(left) and deadline is not None and time.monotonic() >= deadline:
+                    if (
+                        not self._collect(left, not interrupted)
+                        and deadline is not None
+                        and time.monotonic() >= deadline
+                    ):
                         self._sync()  # an answer may be on its way: it comes before the answer to this
                         if self.num_pending <= keep:
                             break

@@ -225,7 +225,6 @@ class Binding:
 
     Attributes:
       columns: the column of each leaf.
-      shapes: the shape of each leaf of one item.
       kinds: what items in one batch have in common, for each leaf: all but the length.
       item_bytes: bytes of one gathered item.
       parts: as in `Layout`, with the streams themselves.
@@ -239,6 +238,10 @@ class Binding:
         self.width, self.ragged, self.spans = layout.width, layout.ragged, layout.spans
         self.pack, self.paths = layout.pack, layout.paths
         self.columns: list[np.ndarray] = []
+        self.kinds: list[tuple[bool, np.dtype, tuple[int, ...]]] = []
+        # What `gather` needs of each leaf, in one tuple.
+        self._plan: list[tuple[int, bool, Any, np.dtype, tuple[int, ...]]] = []
+        self.item_bytes = 0
         self.parts: list[tuple[Stream, int, int]] = []
         for name, begin, end in layout.parts:
             if name not in store.streams:
@@ -247,26 +250,19 @@ class Binding:
                 )
             self.parts.append((store.streams[name], begin, end))
         for path, leaf in zip(self.paths, layout.leaves, strict=True):
-            stream = store.streams[layout.groups[leaf.group].stream]
-            if leaf.column not in stream.columns:
+            group = layout.groups[leaf.group]
+            columns = store.streams[group.stream].columns
+            if leaf.column not in columns:
                 raise ValueError(
-                    f"table {table!r}, leaf {path!r}: got column {leaf.column!r} of stream {stream.name!r}, "
-                    f"expected one of {sorted(stream.columns)}."
+                    f"table {table!r}, leaf {path!r}: got column {leaf.column!r} of stream {group.stream!r}, "
+                    f"expected one of {sorted(columns)}."
                 )
-            self.columns.append(stream.columns[leaf.column])
-        pairs = list(zip(layout.leaves, self.columns, strict=True))
-        self.shapes = [
-            ((layout.groups[leaf.group].length,) if leaf.time else ()) + column.shape[1:]
-            for leaf, column in pairs
-        ]
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self.shapes]
-        self.item_bytes = sum(size * column.itemsize for size, (_, column) in zip(sizes, pairs, strict=True))
-        self.kinds = [(leaf.time, column.dtype, column.shape[1:]) for leaf, column in pairs]
-        # What `gather` needs of each leaf, in one tuple.
-        self._plan = [
-            (leaf.group, leaf.time, column.take, column.dtype, shape)
-            for (leaf, column), shape in zip(pairs, self.shapes, strict=True)
-        ]
+            column = columns[leaf.column]
+            shape = (group.length, *column.shape[1:]) if leaf.time else column.shape[1:]
+            self.columns.append(column)
+            self.kinds.append((leaf.time, column.dtype, column.shape[1:]))
+            self._plan.append((leaf.group, leaf.time, column.take, column.dtype, shape))
+            self.item_bytes += int(np.prod(shape, dtype=np.int64)) * column.itemsize
         if signature is not None:
             self._check(table, signature)
 
@@ -278,17 +274,16 @@ class Binding:
                 f"table {table!r}: got a trajectory of {len(self.paths)} leaves {self.paths}, its signature "
                 f"has {len(specs)}: {nests.paths(nests.flatten(signature)[1])}."
             )
-        for path, shape, column, leaf, spec in zip(
-            self.paths, self.shapes, self.columns, self.layout.leaves, specs, strict=True
-        ):
+        leaves = zip(self.paths, self._plan, self.layout.leaves, specs, strict=True)
+        for path, (_, _, _, dtype, shape), leaf, spec in leaves:
             sizes: list[tuple[int | None, ...]] = [shape]
             if leaf.time and self.layout.groups[leaf.group].ragged:
                 sizes = [(None, *shape[1:])]
             if leaf.step:
                 sizes.append(shape[1:])
-            if spec.dtype != column.dtype or not any(_fits(each, spec.shape) for each in sizes):
+            if spec.dtype != dtype or not any(_fits(each, spec.shape) for each in sizes):
                 raise ValueError(
-                    f"table {table!r}, leaf {path!r}: got {column.dtype}{list(shape)}, the signature says "
+                    f"table {table!r}, leaf {path!r}: got {dtype}{list(shape)}, the signature says "
                     f"{spec.dtype}{list(spec.shape)}."
                 )
 

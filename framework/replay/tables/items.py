@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import secrets
 import threading
 from collections.abc import Sequence
@@ -41,6 +42,10 @@ class KeyCounter:
     """Makes keys that are unique among processes but for a chance of about 1e-16 a pair."""
 
     def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # or the child would make its parent's keys
+
+    def _begin(self) -> None:
         self._next = _KEY_BIT | secrets.randbits(54)
         self._lock = threading.Lock()
 
