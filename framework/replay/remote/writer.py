@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from framework.replay import wire
 from framework.replay.errors import (
     DeadlineExceededError,
     ReverbError,
@@ -33,11 +32,11 @@ from framework.replay.errors import (
     ServerLost,
     UnknownTableError,
 )
-from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
+from framework.replay.wire import LAST_WORDS, Connection, Interrupted, SessionLost, unpack_error
 from framework.replay.writer import HeldRows, Writer, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
@@ -240,7 +239,7 @@ class ServedWriter(Writer):
             self.num_pending -= count
             if "error" in answer:
                 self._failed += count
-                self._errors.append(wire.unpack_error(answer["error"]))
+                self._errors.append(unpack_error(answer["error"]))
                 continue
             for stream, rows in answer["rows"].items():
                 held = self._owned[stream]

@@ -219,8 +219,7 @@ class Operations:
             case "can_insert":
                 return {"value": bool(table.can_insert(int(message["n"])))}
             case "weight":
-                total, count = table.weight()
-                return {"sum": total, "number": count}
+                return {"value": list(table.weight())}
         raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
 
     def close(self, session: Session) -> None:
