@@ -16,6 +16,7 @@ from __future__ import annotations
 import bisect
 import collections
 import contextlib
+import json
 import math
 import sys
 import threading
@@ -268,9 +269,8 @@ class ReverbWriter(Writer):
         """Returns the column that describes the structure of items in a table without a signature."""
         stream = repr(layout.structure)
         if stream not in self._streams:
-            super().append(
-                stream, {"structure": convert.describe_structure(nests.thaw(layout.structure))[None]}
-            )
+            described = json.dumps(nests.thaw(layout.structure)).encode()
+            super().append(stream, {"structure": np.frombuffer(described, np.uint8)[None]})
         step = self._step(stream, 0, None)  # the only row of the stream
         return self._histories[f"{stream}/structure"][step]
 
