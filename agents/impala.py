@@ -273,6 +273,8 @@ class IMPALA(OnPolicyAgent):
         return LossOutput(loss, metrics, weight=counted.sum())
 
 
+_RUN = {"envs_per_actor": 8, "publish_period": 1, "learner_log_period": 50}
+
 PRESETS: Mapping[str, Preset] = {
     # 500 of 500, greedy over 100 episodes, at 150,000 steps on each of seeds 1 to 5.
     "gymnasium:CartPole-v1": Preset(
@@ -286,11 +288,9 @@ PRESETS: Mapping[str, Preset] = {
             "value_coefficient": 0.1,  # Returns go up to 100: their gradient would drown the policy's.
         },
         run={
-            "envs_per_actor": 8,
+            **_RUN,
             "max_env_steps": 150_000,
             "evaluate_period": 25_000,
-            "publish_period": 1,
-            "learner_log_period": 50,
         },
     ),
     # 1.0 at 200,000 steps on each of seeds 1 to 5. Only the last of ten actions is rewarded: a small discount
@@ -305,13 +305,11 @@ PRESETS: Mapping[str, Preset] = {
             "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
         },
         run={
-            "envs_per_actor": 8,
+            **_RUN,
             "max_env_steps": 200_000,
             "target_return": 0.99,
             "evaluate_period": 25_000,
             "num_evaluation_episodes": 100,
-            "publish_period": 1,
-            "learner_log_period": 50,
         },
     ),
     # 11.8 to 21.0, greedy over 100 episodes, at 2,000,000 steps on seeds 1 to 5. Many small batches: with
@@ -330,11 +328,9 @@ PRESETS: Mapping[str, Preset] = {
             "entropy_coefficient": 0.02,
         },
         run={
-            "envs_per_actor": 8,
+            **_RUN,
             "max_env_steps": 2_000_000,
             "evaluate_period": 100_000,
-            "publish_period": 1,
-            "learner_log_period": 50,
         },
     ),
     # The paper sums its loss over a batch: epsilon and norm are its 0.01 and 40, divided by 320 steps.
@@ -351,12 +347,10 @@ PRESETS: Mapping[str, Preset] = {
             "previous_action_and_reward": True,
         },
         run={
-            "envs_per_actor": 8,
+            **_RUN,
             "max_env_steps": 10_000_000,
             "evaluate_period": 500_000,
             "num_evaluation_episodes": 8,
-            "publish_period": 1,
-            "learner_log_period": 50,
         },
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -114,13 +114,6 @@ class PPONetworks(nn.Module):
             features, state = self.core.step(features, state)
         return self.head(features), state
 
-    def plain_act(self) -> Callable[[Any, tuple[torch.Tensor, ...]], tuple[Any, tuple[torch.Tensor, ...]]]:
-        """`act` as a plain function with less overhead; see `networks.plain`."""
-        if self.core is not None:
-            return self.act
-        encoder, body, head = map(networks.plain, (self.encoder, self.body, self.head))
-        return lambda observation, state: (head(body(encoder(observation))), state)
-
     def forward(
         self, observation: Any, state: tuple[torch.Tensor, ...] = (), starts: torch.Tensor | None = None
     ) -> tuple[Any, torch.Tensor]:
@@ -152,7 +145,7 @@ class PPOPolicy(TorchPolicy):
         used = ("normalizer", "encoder", "body", "head") + (() if networks.core is None else ("core",))
         super().__init__(networks, networks.actions, variables=used)
         self._initial_state, self._normalizer = networks.initial_state, networks.normalizer
-        self._act = networks.plain_act()
+        self._act = networks.act
         self._greedy = evaluation
 
     @torch.inference_mode()

@@ -141,12 +141,7 @@ def instrument(sections: Sections) -> None:
         sections.method(owner, "step", "environment's wrapper")
     # The networks' own part of acting: what a policy does around it is ours.
     policy = "policy around its networks"
-    plain_act = agents.ppo.PPONetworks.plain_act
-
-    def timed_act(nets: agents.ppo.PPONetworks) -> Callable[..., Any]:
-        return sections.timed(INFERENCE, plain_act(nets), policy)
-
-    agents.ppo.PPONetworks.plain_act = timed_act  # type: ignore[method-assign]
+    sections.method(agents.ppo.PPONetworks, "act", INFERENCE, policy)
     sections.method(agents.impala.ActorCritic, "step", INFERENCE, policy)
     sections.method(networks.QNetwork, "forward", INFERENCE, policy)
     sections.method(agents.sac.Policy, "forward", INFERENCE, policy)

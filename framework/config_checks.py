@@ -68,18 +68,9 @@ def one_of(config: Any, choices: Iterable[Any], *fields: str) -> None:
 
 def device(config: Any, *fields: str) -> None:
     """Checks that each field is the name of a torch device; this machine need not have it."""
-    _check(config, fields, is_device, "the name of a torch device, such as 'cpu' or 'cuda:0'")
-
-
-def is_device(name: str) -> bool:
-    """Whether torch knows this kind of device; this machine need not have it."""
     import torch
 
-    try:
-        torch.device(name)
-    except RuntimeError:
-        return False
-    return True
+    _check(config, fields, torch.device, "the name of a torch device, such as 'cpu' or 'cuda:0'")
 
 
 @functools.cache
@@ -120,16 +111,13 @@ def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _check(config: Any, fields: Sequence[str], fits: Callable[[Any], bool], expected: str) -> None:
+def _check(config: Any, fields: Sequence[str], fits: Callable[[Any], Any], expected: str) -> None:
     for field in fields:
         value = getattr(config, field)
+        items = value if isinstance(value, tuple | list) else (value,)
         try:
-            good = all(item is None or fits(item) for item in _elements(value))
-        except TypeError:  # not a number
+            good = all(item is None or fits(item) for item in items)
+        except (TypeError, RuntimeError):  # not a number, or not a device
             good = False
         if not good:
             raise ValueError(f"{field}: got {value!r}, expected {expected}.")
-
-
-def _elements(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, tuple | list) else (value,)

@@ -200,27 +200,3 @@ def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
 def flat_size(spec: Nest) -> int:
     """Number of elements in one env's value of this spec."""
     return sum(math.prod(leaf.shape) for leaf in tree.flatten(spec))
-
-
-__all__ = [
-    "Array",
-    "BoundedArray",
-    "DiscreteArray",
-    "EnvironmentSpec",
-    "Path",
-    "StackedArray",
-    "StackedBoundedArray",
-    "UnsupportedSpaceError",
-    "discrete_offsets",
-    "flat_size",
-    "frame_stack",
-    "from_space",
-    "from_spaces",
-    "is_bounded",
-    "leaves",
-    "make_environment_spec",
-    "path_name",
-    "pick",
-    "unstacked",
-    "zeros",
-]

@@ -21,12 +21,8 @@ class Handle:
     """
 
     def __init__(self, node_id: int, description: str) -> None:
-        self._node_id = node_id
+        self.node_id = node_id
         self._description = description
-
-    @property
-    def node_id(self) -> int:
-        return self._node_id
 
     def dereference(self) -> Any:
         """Returns the client of the node, for use inside of the running program."""
@@ -36,16 +32,16 @@ class Handle:
                 f"{self!r} was dereferenced outside of a running program. Pass the handle to a node, which "
                 "gets a client in its place, or call launch.start(program).client(label)."
             )
-        return runtime.client(self._node_id)
+        return runtime.client(self.node_id)
 
     def __reduce__(self) -> Any:
-        return Handle, (self._node_id, self._description)
+        return Handle, (self.node_id, self._description)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Handle) and other._node_id == self._node_id
+        return isinstance(other, Handle) and other.node_id == self.node_id
 
     def __hash__(self) -> int:
-        return hash(self._node_id)
+        return hash(self.node_id)
 
     def __repr__(self) -> str:
         return f"Handle({self._description})"
@@ -92,21 +88,13 @@ def replace_handles(value: Any, replace: Callable[[Handle], Any], _inside: tuple
     return _replace_in_fields(value, replace, _inside)
 
 
-def _field_names(value: Any) -> list[str]:
-    """Returns the field names of a dataclass or an `attrs` class; none for other objects."""
-    if isinstance(value, type):
-        return []
-    fields = getattr(value, "__dataclass_fields__", None) or {}
-    names = list(fields) or [field.name for field in getattr(value, "__attrs_attrs__", ())]
-    return [name for name in names if hasattr(value, name)]
-
-
 def _replace_in_fields(value: Any, replace: Callable[[Handle], Any], inside: tuple[int, ...]) -> Any:
-    if id(value) in inside:  # objects that refer to each other in a cycle
+    if id(value) in inside or isinstance(value, type):  # objects may refer to each other in a cycle
         return value
+    attrs = {field.name: field for field in getattr(value, "__attrs_attrs__", ())}
     changed = {}
-    for name in _field_names(value):
-        old = getattr(value, name)
+    for name in getattr(value, "__dataclass_fields__", attrs):
+        old = getattr(value, name, None)  # a field may have no value
         new = replace_handles(old, replace, (*inside, id(value)))
         if new is not old:
             changed[name] = new
@@ -131,24 +119,28 @@ def client_of(node_id: int) -> Any:
     return context.current_runtime().client(node_id)
 
 
-# `(name, timeout, *args, **kwargs)`: calls a method with a timeout in seconds, or None.
-Calls = Callable[..., Any]
+# Calls a method by its name, with positional and keyword arguments and a timeout in seconds, or None.
+Calls = Callable[[str, tuple, dict[str, Any], float | None], Any]
 
 
 class Methods:
-    """Turns each attribute into a method that calls `call(name, timeout, *args, **kwargs)`."""
+    """Turns each attribute into a method that calls `call(name, args, kwargs, timeout)`."""
 
     def __init__(self, call: Calls, timeout: float | None) -> None:
         self._call = call
         self._timeout = timeout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call("__call__", self._timeout, *args, **kwargs)
+        return self._call("__call__", args, kwargs, self._timeout)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(f"{name!r}: only public methods can be called in another node")
-        method = self.__dict__[name] = functools.partial(self._call, name, self._timeout)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, args, kwargs, self._timeout)
+
+        self.__dict__[name] = method
         return method
 
 

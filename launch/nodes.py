@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from launch import context
+from launch.caching import Cacher
 from launch.handles import Handle, dereference_nest, replace_handles, timeout_seconds
 
 _ids = itertools.count(1)
@@ -25,8 +26,10 @@ class Node:
     """
 
     serves: ClassVar[str | None] = None
+    is_function: ClassVar[bool] = False  # whether `call` does the node's work rather than construct an object
+    client_options: Any = None  # of `courier_client_kwargs`; for a replay server, the name of its back end
 
-    def __init__(self, fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         if not callable(fn):
             raise TypeError(f"{type(self).__name__}(constructor): got {fn!r}, expected a callable.")
         self.node_id = next(_ids)
@@ -80,11 +83,6 @@ class Node:
         """Calls the constructor (or function) with its handles turned into clients."""
         return self._fn(*dereference_nest(self._args), **dereference_nest(self._kwargs))
 
-    @property
-    def is_function(self) -> bool:
-        """Whether `call` does the node's work rather than construct an object."""
-        return False
-
     def disable_run(self) -> None:
         """Makes the node create and serve its object without calling `run()`, for tests that call it."""
         self._run = False
@@ -127,7 +125,7 @@ class CourierNode(Node):
         courier_client_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(constructor, args, kwargs)
+        super().__init__(constructor, *args, **kwargs)
         self.server_options = _known(
             "courier_kwargs", courier_kwargs, {"thread_pool_size": 128, "max_frame_bytes": 1 << 30}
         )
@@ -142,19 +140,11 @@ class CourierNode(Node):
 class PyClassNode(Node):
     """Creates an object and calls its `run()` if it has one; serves nothing."""
 
-    def __init__(self, constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        super().__init__(constructor, args, kwargs)
-
 
 class PyNode(Node):
     """Calls `fn(*args, **kwargs)`, once."""
 
-    def __init__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        super().__init__(fn, args, kwargs)
-
-    @property
-    def is_function(self) -> bool:
-        return True
+    is_function = True
 
 
 class ReplayNode(Node):
@@ -176,9 +166,9 @@ class ReplayNode(Node):
         checkpointer_fn: Callable[[], Any] | None = None,
         backend: str = "framework.replay",
     ) -> None:
-        super().__init__(tables_fn, (), {})
+        super().__init__(tables_fn)
         self.checkpointer_fn = checkpointer_fn
-        self.backend = backend
+        self.backend = self.client_options = backend
 
     def serve(self, *, embedded: bool, concurrent: bool, address: str | None, curve: Any) -> Any:
         """Returns the server with the tables of `tables_fn`."""
@@ -243,7 +233,7 @@ def connect_replay(backend: str, server_or_address: Any, curve: Any) -> Any:
 
 class _Colocation(Node):
     def __init__(self, nodes: Sequence[Node]) -> None:
-        super().__init__(type(self), (), {})
+        super().__init__(type(self))
         if not nodes or not all(isinstance(node, Node) for node in nodes):
             raise TypeError(f"{type(self).__name__}(nodes): got {nodes!r}, expected a list of nodes.")
         if any(node.parts() for node in nodes):
@@ -278,8 +268,6 @@ class CacherNode(CourierNode):
     """
 
     def __init__(self, handle: Handle, refresh_interval: float) -> None:
-        from launch.caching import Cacher
-
         if not isinstance(handle, Handle):
             raise TypeError(f"CacherNode(handle): got {handle!r}, expected the handle of a node.")
         if refresh_interval < 0:

@@ -66,23 +66,21 @@ class Program:
         self.name = name
         self.groups: dict[str, list[Node]] = {}
         self._members: list[tuple[str, int, Node]] = []
-        self._group: str | None = None
+        self.current_group: str | None = None
 
     @contextlib.contextmanager
     def group(self, label: str) -> Iterator[None]:
         """Adds the nodes of the `with` block to this group. An existing group may be opened again."""
         _check_label(label)
-        if self._group is not None:
-            raise ValueError(f"group({label!r}): group {self._group!r} is open, and groups cannot be nested.")
-        self._group = label
+        if self.current_group is not None:
+            raise ValueError(
+                f"group({label!r}): group {self.current_group!r} is open, and groups cannot be nested."
+            )
+        self.current_group = label
         try:
             yield
         finally:
-            self._group = None
-
-    @property
-    def current_group(self) -> str | None:
-        return self._group
+            self.current_group = None
 
     def add_node(self, node: Node, label: str | None = None) -> Handle:
         """Adds a node to the open group, or to the group `label`.
@@ -94,11 +92,11 @@ class Program:
           ValueError: There is no label outside of a group, another label inside of one, or the node is
             already in a program.
         """
-        if self._group is not None and label is not None and label != self._group:
+        if self.current_group is not None and label not in (None, self.current_group):
             raise ValueError(
-                f"add_node(label={label!r}): the group {self._group!r} is open. Leave out the label."
+                f"add_node(label={label!r}): the group {self.current_group!r} is open. Leave out the label."
             )
-        group = self._group or label
+        group = self.current_group or label
         if group is None:
             raise ValueError(
                 'add_node(label): got none, expected label="..." or an open group: with program.group("...").'

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launch.engines.base import ENGINES, Job, Options, Resources, check_options, engine_names
+from launch.engines.base import ENGINES, Job, Options, Resources, check_options
 from launch.program import Program
 
 
@@ -61,9 +61,9 @@ def start(
     )
     check_options(program, options)
     if engine not in ENGINES:
-        raise ValueError(f"engine: got {engine!r}, expected one of {engine_names()}")
-    module, function = ENGINES[engine]
-    return getattr(importlib.import_module(f"launch.engines.{module}"), function)(program, options)
+        raise ValueError(f"engine: got {engine!r}, expected one of {list(ENGINES)}")
+    module, name = ENGINES[engine]
+    return getattr(importlib.import_module(f"launch.engines.{module}"), name)(program, engine, options)
 
 
 def launch(

@@ -18,8 +18,8 @@ import tree
 
 from framework.adders.base import REPLAY_TABLE, Adder
 from framework.adders.fields import Field, grown, is_absent
-from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+from framework.replay.writer import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.types import FIRST, LAST, Nest
 
 NO_ROW = -1
@@ -183,29 +183,24 @@ class BlockAdder(Adder):
 
     # --- visibility, room and end ---
 
-    def flush_pending(self) -> None:
+    def flush_pending(self, wait: bool = False) -> None:
         """Hands staged time steps to the writer without waiting. Replay calls it before it reads a table.
 
         A reader must not wait for room that only its own read makes. The call therefore does nothing while
-        another thread is inside this adder.
+        another thread is inside this adder, unless `wait` is set.
         """
-        if self._writes_early and self._lock.acquire(blocking=False):
+        if self._writes_early and self._lock.acquire(blocking=wait):
             try:
                 if not self._closed:
                     self._write_block(timeout=0)
-            except Exception as error:  # of this adder's next call, not of the reader
+            except Exception as error:  # raised by this adder's next call, not by the reader
                 self._error = error
             finally:
                 self._lock.release()
 
     def _flush_late(self) -> None:
-        """Like `flush_pending`, for the writer's late thread; the adder's next call raises its error."""
-        with self._lock:
-            try:
-                if not self._closed:
-                    self._write_block(timeout=0)
-            except Exception as error:
-                self._error = error
+        """`flush_pending` for the writer's late thread."""
+        self.flush_pending(wait=True)
 
     def ready(self) -> bool:
         with self._lock:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from framework.adders.block import NO_ROW, PriorityFns
-from framework.adders.sequence import MASK, START, RowAdder, step_signature
-from framework.types import FIRST, LAST, Nest, Step
+from framework.adders.fields import whole_number
+from framework.adders.sequence import MASK, START, RowAdder
+from framework.types import FIRST, LAST
 
 PaddingFn = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
@@ -37,8 +38,9 @@ class EpisodeAdder(RowAdder):
 
         Args:
           client: any client of `framework.replay`.
-          max_sequence_length: the largest number of rows (observations) of an episode; it has one transition
-            fewer. A step that would make an episode longer raises `ValueError` and is not added.
+          max_sequence_length: the largest number of rows (observations) of an episode, at least 2; it has
+            one transition fewer. A step that would make an episode longer raises `ValueError` and is not
+            added.
           padding_fn: takes the `(shape, dtype)` of one row's leaf and returns the value that fills items up
             to `max_sequence_length`, as `numpy.zeros` does. Rows of padding have `start_of_episode` False and
             mask 0. None writes items that are as long as their episode.
@@ -49,30 +51,12 @@ class EpisodeAdder(RowAdder):
             means 512.
           max_delay: seconds; see `BlockAdder`.
         """
-        if max_sequence_length != int(max_sequence_length) or max_sequence_length < 2:
-            raise ValueError(
-                f"max_sequence_length: got {max_sequence_length!r}, expected a whole number of at least 2: "
-                "An episode of one transition has two rows."
-            )
-        self._length = int(max_sequence_length)
+        self._length = whole_number("max_sequence_length", max_sequence_length, 2)
         self._padding_fn = padding_fn
         self._ragged = padding_fn is None
         super().__init__(
             client, 0, priority_fns, max_in_flight_items=max_in_flight_items, max_delay=max_delay
         )
-
-    @classmethod
-    def signature(
-        cls, environment_spec: Any, extras_spec: Nest = (), sequence_length: int | None = None
-    ) -> Step:
-        """Returns the specs of one item, for `replay.Table(signature=...)`.
-
-        Args:
-          environment_spec: specs of the environment.
-          extras_spec: specs of the extras; `()` if there are none.
-          sequence_length: `max_sequence_length` if the adder has a `padding_fn`, else None.
-        """
-        return step_signature(environment_spec, extras_spec, sequence_length)
 
     def _check(self, kinds: np.ndarray) -> None:
         if self._t + self._num_shifted + 1 - self._origin.min() < self._length:

@@ -24,6 +24,13 @@ def is_absent(nest: Nest) -> bool:
     return nest is None or (isinstance(nest, (tuple, list, dict)) and len(nest) == 0)
 
 
+def whole_number(name: str, value: Any, least: int) -> int:
+    """Returns the argument `value` as an int; raises `ValueError` if it is none or less than `least`."""
+    if value != int(value) or value < least:
+        raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}.")
+    return int(value)
+
+
 def column_name(field: str, path: tuple[Any, ...]) -> str:
     """Returns the name of a leaf's column in replay and in errors, such as `observation/camera/0`."""
     return "/".join([field, *(str(key) for key in path)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tree
@@ -10,7 +10,7 @@ from dm_env import specs as dm_specs
 
 from framework import nest as nests
 from framework.adders.block import NO_ROW, BlockAdder, PriorityFns
-from framework.adders.fields import Field, column_name, is_absent, result_dtype
+from framework.adders.fields import Field, column_name, is_absent, result_dtype, whole_number
 from framework.adders.frames import Frames
 from framework.types import FIRST, LAST, Nest, Transition
 
@@ -74,20 +74,14 @@ class NStepTransitionAdder(BlockAdder):
           frame_stack: number k of frames in an observation `[k, ...]`, oldest first. Each frame is stored
             once instead of k times; readers get the same items. None stores observations as they are.
         """
-        if frame_stack is not None and (frame_stack != int(frame_stack) or frame_stack < 2):
-            raise ValueError(
-                f"frame_stack: got {frame_stack!r}, expected a whole number of at least 2, or None."
-            )
-        if n_step != int(n_step) or n_step < 1:
-            raise ValueError(f"n_step: got {n_step!r}, expected a whole number of at least 1.")
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
-        self._n = int(n_step)
+        self._n = whole_number("n_step", n_step, 1)
         self._g = float(discount)
         # One row more than the longest window needs: if an episode is cut short, its last windows are known
         # one step late.
         history = self._n if self._n > 1 else 0
-        self._frame_stack = frame_stack
+        self._frame_stack = None if frame_stack is None else whole_number("frame_stack", frame_stack, 2)
         self._releases_rows = frame_stack is None
         self._checks_steps = frame_stack is not None
         super().__init__(
@@ -170,15 +164,16 @@ class NStepTransitionAdder(BlockAdder):
         windows = self._returns.windows(self._kinds[: t + 1], history)
         if windows is None:
             return
-        columns = self._action.take(windows.start)
-        columns.update(zip(self._returns.names, windows.sums, strict=True))
+        start, end, sums = windows
+        columns = self._action.take(start)
+        columns.update(zip(self._returns.names, sums, strict=True))
         num_before_next = len(columns)
         if self._extras is not None:
-            columns.update(self._extras.take(windows.start))
+            columns.update(self._extras.take(start))
         own = self._writer.append(_TRANSITIONS, columns)
         flat = rows.reshape(-1, *rows.shape[2:])
         stack, names = self._writer.slice, self._observation.names
-        before, after = flat[windows.start], flat[windows.end]
+        before, after = flat[start], flat[end]
         stored = [stack(_TRANSITIONS, name, own) for name in columns]
         trajectory = self._pack(
             [stack(self._stream, name, before) for name in names]
@@ -190,28 +185,14 @@ class NStepTransitionAdder(BlockAdder):
         def data() -> Nest:
             values = [value.copy() for value in columns.values()]
             return self._pack(
-                [*self._observation.take(windows.start).values()]
+                [*self._observation.take(start).values()]
                 + values[:num_before_next]
-                + [*self._observation.take(windows.end).values()]
+                + [*self._observation.take(end).values()]
                 + values[num_before_next:]
             )
 
         self._write_items(trajectory, len(own), data)
         self._release(_TRANSITIONS, own)
-
-
-class Windows(NamedTuple):
-    """Windows of up to n steps; rows are flat indices `time * B + env`.
-
-    Attributes:
-      start: int64 `[k]`, the row of the first action.
-      end: int64 `[k]`, the row after the last action.
-      sums: one `[k, ...]` per column: discounted sums of rewards, then products of discounts.
-    """
-
-    start: np.ndarray
-    end: np.ndarray
-    sums: list[np.ndarray]
 
 
 class Returns:
@@ -256,7 +237,9 @@ class Returns:
             self._g.append(d.dtype.type(g))
         self._shapes += discount_shapes
 
-    def windows(self, kinds: np.ndarray, history: int) -> Windows | None:
+    def windows(
+        self, kinds: np.ndarray, history: int
+    ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None:
         """Returns the windows that rows `[history, t)` complete, by time, then env, then the longest first.
 
         A transition completes its longest window. The shorter ones are items too if no longer one exists
@@ -265,6 +248,11 @@ class Returns:
         Args:
           kinds: int8 `[t + 1, B]` step types of the rows, -1 where there is no row.
           history: number of rows at the front whose windows earlier calls returned.
+
+        Returns:
+          None if there is no window, or: int64 `[k]`, the row of the first action, as a flat index
+          `time * B + env`; int64 `[k]`, the row after the last action; and one `[k, ...]` per column,
+          discounted sums of rewards, then products of discounts.
         """
         # Row u is a transition if an action was taken in it: it exists, is not LAST, and no FIRST follows.
         real = (kinds[:-1] >= FIRST) & (kinds[:-1] < LAST) & (kinds[1:] > FIRST)
@@ -317,7 +305,7 @@ class Returns:
             order = np.lexsort((-lengths, times))
             lengths, cells, columns = lengths[order], cells[order], [column[order] for column in columns]
         ends = cells + (begin + 1) * width
-        return Windows(ends - lengths * width, ends, columns)
+        return ends - lengths * width, ends, columns
 
 
 def _with_axes(array: np.ndarray, dims: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from dm_env import specs as dm_specs
 
 from framework import nest as nests
 from framework.adders.block import BlockAdder, PriorityFns
-from framework.adders.fields import column_name, is_absent, result_dtype
+from framework.adders.fields import column_name, is_absent, result_dtype, whole_number
 from framework.types import FIRST, LAST, Nest, Step
 
 FIRST_ROWS = "first_rows"
@@ -65,6 +65,48 @@ class RowAdder(BlockAdder):
     _ragged = False
     # Largest number of rows in an item.
     _length: int
+
+    @classmethod
+    def signature(
+        cls,
+        environment_spec: Any,
+        extras_spec: Nest = (),
+        sequence_length: int | None = None,
+        extras_of_first_row: Collection[str] = (),
+    ) -> Step:
+        """Returns the specs of one item, for `replay.Table(signature=...)`.
+
+        Args:
+          environment_spec: specs of the environment.
+          extras_spec: specs of the extras; `()` if there are none.
+          sequence_length: length of the time axis; None if items differ in length (sequences with `TRUNCATE`,
+            episodes without a `padding_fn`).
+          extras_of_first_row: as in the constructor of `SequenceAdder`.
+        """
+
+        def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
+            if sequence_length is None:
+                return OpenArray((None, *shape), np.dtype(dtype), name)
+            return dm_specs.Array((sequence_length, *shape), dtype, name=name)
+
+        def with_time(spec: Any, dtype: Any = None) -> Any:
+            return array(spec.shape, dtype or spec.dtype, spec.name)
+
+        def floats(spec: Any) -> Any:
+            return with_time(spec, result_dtype(spec.dtype))
+
+        def extra(path: tuple[Any, ...], spec: Any) -> Any:
+            return spec if path and path[0] in extras_of_first_row else with_time(spec)
+
+        return Step(
+            observation=tree.map_structure(with_time, environment_spec.observations),
+            action=tree.map_structure(with_time, environment_spec.actions),
+            reward=tree.map_structure(floats, environment_spec.rewards),
+            discount=tree.map_structure(floats, environment_spec.discounts),
+            start_of_episode=array((), np.bool_, START),
+            extras=() if is_absent(extras_spec) else tree.map_structure_with_path(extra, extras_spec),
+            mask=array((), np.float32, MASK),
+        )
 
     def _allocate(self, observation: Nest) -> None:
         super()._allocate(observation)
@@ -247,16 +289,13 @@ class SequenceAdder(RowAdder):
             means 512.
           max_delay: seconds; see `BlockAdder`.
         """
-        for name, value in (("sequence_length", sequence_length), ("period", period)):
-            if value != int(value) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, expected a whole number of at least 1.")
+        self._length = whole_number("sequence_length", sequence_length, 1)
+        self._period = whole_number("period", period, 1)
         if period > sequence_length:
             raise ValueError(
                 f"period: got {period} with sequence_length {sequence_length}, expected at most the sequence "
                 "length. Rows between two sequences would be lost."
             )
-        self._length = int(sequence_length)
-        self._period = int(period)
         self._end = _as_behavior(end_of_episode_behavior)
         self._continues = self._end is EndOfEpisodeBehavior.CONTINUE
         self._ragged = self._end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length
@@ -268,24 +307,6 @@ class SequenceAdder(RowAdder):
             max_in_flight_items=max_in_flight_items,
             max_delay=max_delay,
         )
-
-    @classmethod
-    def signature(
-        cls,
-        environment_spec: Any,
-        extras_spec: Nest = (),
-        sequence_length: int | None = None,
-        extras_of_first_row: Collection[str] = (),
-    ) -> Step:
-        """Returns the specs of one item, for `replay.Table(signature=...)`.
-
-        Args:
-          environment_spec: specs of the environment.
-          extras_spec: specs of the extras; `()` if there are none.
-          sequence_length: length of the time axis; None if items differ in length (`TRUNCATE`).
-          extras_of_first_row: as in the constructor.
-        """
-        return step_signature(environment_spec, extras_spec, sequence_length, extras_of_first_row)
 
     def _declare(self, action: Nest, timestep: Any, extras: Nest) -> None:
         keys = self._extras_of_first_row
@@ -320,36 +341,6 @@ class SequenceAdder(RowAdder):
         order = np.lexsort((steps, envs, steps - (self._kinds[steps, envs] == LAST)))
         steps, envs = steps[order], envs[order]
         self._write(steps, envs, size[steps, envs], real)
-
-
-def step_signature(
-    environment_spec: Any, extras_spec: Nest, length: int | None, extras_of_first_row: Collection[str] = ()
-) -> Step:
-    """Returns the specs of `Step` items with a time axis of `length` rows; None means any length."""
-
-    def array(shape: tuple[int, ...], dtype: Any, name: str | None) -> Any:
-        if length is None:
-            return OpenArray((None, *shape), np.dtype(dtype), name)
-        return dm_specs.Array((length, *shape), dtype, name=name)
-
-    def with_time(spec: Any, dtype: Any = None) -> Any:
-        return array(spec.shape, dtype or spec.dtype, spec.name)
-
-    def floats(spec: Any) -> Any:
-        return with_time(spec, result_dtype(spec.dtype))
-
-    def extra(path: tuple[Any, ...], spec: Any) -> Any:
-        return spec if path and path[0] in extras_of_first_row else with_time(spec)
-
-    return Step(
-        observation=tree.map_structure(with_time, environment_spec.observations),
-        action=tree.map_structure(with_time, environment_spec.actions),
-        reward=tree.map_structure(floats, environment_spec.rewards),
-        discount=tree.map_structure(floats, environment_spec.discounts),
-        start_of_episode=array((), np.bool_, START),
-        extras=() if is_absent(extras_spec) else tree.map_structure_with_path(extra, extras_spec),
-        mask=array((), np.float32, MASK),
-    )
 
 
 def _as_behavior(value: EndOfEpisodeBehavior | str) -> EndOfEpisodeBehavior:

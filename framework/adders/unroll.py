@@ -7,6 +7,7 @@ from typing import Any
 
 from framework.adders.base import QUEUE_TABLE
 from framework.adders.block import PriorityFns
+from framework.adders.fields import whole_number
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
 from framework.types import FIRST
 
@@ -53,10 +54,8 @@ class UnrollAdder(SequenceAdder):
           extras_of_first_row: as in `SequenceAdder`.
           priority_fns: as in `SequenceAdder`.
         """
-        if unroll_length != int(unroll_length) or unroll_length < 2:
-            raise ValueError(f"unroll_length: got {unroll_length!r}, expected a whole number of at least 2.")
-        rows = int(unroll_length) + 1
-        self._unroll_length = int(unroll_length)
+        self._unroll_length = whole_number("unroll_length", unroll_length, 2)
+        rows = self._unroll_length + 1
         self._made = 0  # steps of the current unroll
         super().__init__(
             client,

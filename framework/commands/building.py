@@ -14,7 +14,7 @@ from framework.commands.options import CommandError, UsageError
 from framework.programs import make
 from framework.programs.run_config import RunConfig
 from launch import Program
-from launch.engines.base import engine_names
+from launch.engines.base import ENGINES
 
 # Engines, replay back ends and suites that need a package: its module, and how to install it.
 _PACKAGES = {
@@ -36,8 +36,8 @@ def missing(name: str) -> str | None:
 
 def check_installed(engine: str, config: RunConfig) -> None:
     """Raises `CommandError` if the engine is unknown, or a package for it or its replay is missing."""
-    if engine not in engine_names():
-        raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(engine_names())}.")
+    if engine not in ENGINES:
+        raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(ENGINES)}.")
     if engine in ("serial", "threads") and config.num_learners > 1:
         raise UsageError(
             f"--num-learners {config.num_learners} requires one process per learner; --engine {engine} has "

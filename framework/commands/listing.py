@@ -10,7 +10,7 @@ from framework.commands.options import parse
 from framework.environments import suites
 from framework.programs.presets import presets_of
 from framework.programs.registry import agent_names, find_agent
-from launch.engines.base import engine_names
+from launch.engines.base import ENGINES
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def text() -> str:
     environments = ["environments"]
     for suite, (_, example) in suites.SUITES.items():
         environments.append(f"  {suite}:NAME  such as {suite}:{example}{_lacks(suite)}")
-    engines = ["engines", *(f"  {name}{_lacks(name)}" for name in engine_names())]
+    engines = ["engines", *(f"  {name}{_lacks(name)}" for name in ENGINES)]
     return "\n\n".join("\n".join(part) for part in (agents, environments, engines, presets))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.batches import join
+from framework.replay.batches import JoinedSource
 from framework.replay.contracts import Client, Source
 from framework.replay.types import PaddedSample, ReplaySample
 
@@ -16,7 +16,7 @@ _TABLE_SHIFT = 61
 MAX_TABLES = 8
 
 
-class Mixture(Source):
+class Mixture(JoinedSource):
     """Draws batches from several tables; see `framework.replay.contracts.Source`.
 
     Each table contributes the share of a batch that its weight gives. Shares are rounded so that they are
@@ -40,24 +40,10 @@ class Mixture(Source):
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, list[Any]]:
+    ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
         counts, owed = self._counts(n)
-        drawn: list[Any] = []
-        samples = []
-        begin = 0
-        try:
-            for number in np.flatnonzero(counts).tolist():
-                end = begin + int(counts[number])
-                part = None if out is None else [array[begin:end] for array in out]
-                sample, each = self._source.draw(self._tables[number], end - begin, timeout, part, pad)
-                drawn.append(each)
-                key = sample.info.key | (np.uint64(number) << np.uint64(_TABLE_SHIFT))
-                samples.append(sample._replace(info=sample.info._replace(key=key)))
-                begin = end
-            batch = join(samples, out)
-        except BaseException:
-            self.give_back(drawn)
-            raise
+        parts = [(self._source, name) for name in self._tables]
+        batch, drawn = self.draw_parts(parts, counts, _TABLE_SHIFT, timeout, out, pad)
         self._owed = owed
         return batch, drawn
 
@@ -68,14 +54,6 @@ class Mixture(Source):
         missing = n - int(counts.sum())
         counts[np.argsort(counts - owed, kind="stable")[:missing]] += 1
         return counts, owed - counts
-
-    def release(self, drawn: list[Any]) -> None:
-        for each in drawn:
-            self._source.release(each)
-
-    def give_back(self, drawn: list[Any]) -> None:
-        for each in drawn:
-            self._source.give_back(each)
 
     def can_sample(self, table: str, n: int) -> bool:
         counts, _ = self._counts(n)

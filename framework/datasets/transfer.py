@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -69,22 +69,18 @@ class PinnedTransfer:
         if buffered:
             self._free.append((pinned, event))
             self._current = None
-        return _Moving(sample._replace(data=nests.packer(structure)(moved)), moved, event, pinned)
+        return sample._replace(data=nests.packer(structure)(moved)), moved, event, pinned
 
-    def receive(self, sample: _Moving) -> ReplaySample | PaddedSample:
+    def receive(self, moving: _Moving) -> ReplaySample | PaddedSample:
         """Returns the sample; what the caller's stream does next waits for the copy."""
+        sample, tensors, event, _ = moving
         stream = self._torch.cuda.current_stream(self._device)
-        stream.wait_event(sample.event)
-        for tensor in sample.tensors:
+        stream.wait_event(event)
+        for tensor in tensors:
             if isinstance(tensor, self._torch.Tensor):
                 tensor.record_stream(stream)
-        return sample.sample
+        return sample
 
 
-class _Moving(NamedTuple):
-    """A sample that is being copied; keeps the pinned memory until the copy is done."""
-
-    sample: ReplaySample | PaddedSample
-    tensors: list[Any]
-    event: Any
-    pinned: list[Any]
+# A sample that is being copied, its tensors on the device, the event of the copy, and the copied memory.
+_Moving = tuple[ReplaySample | PaddedSample, list[Any], Any, list[Any]]

@@ -81,33 +81,6 @@ class BatchedEnvironment(dm_env.Environment):
             "take options={'max_episode_steps': n} as well."
         )
 
-    def state(self) -> bytes:
-        """The exact state of all envs, with their random numbers and time limits, for `set_state`.
-
-        The state is a pickle of the environments: an environment that cannot be pickled, or keeps its state
-        elsewhere, defines `__getstate__` and `__setstate__`.
-
-        Raises:
-          NotImplementedError: The environment cannot be saved. Start new episodes instead.
-        """
-        raise NotImplementedError(
-            f"{self.name}: {type(self).__name__} cannot save its state. Start new episodes instead."
-        )
-
-    def set_state(self, state: bytes) -> None:
-        """Continues where `state()` was called, on this or another environment of the same `make(...)`.
-
-        The next `step` is that of the saved environment, bit for bit. Like any pickle, a state can run code
-        when it is loaded: load only states that you trust.
-
-        Args:
-          state: what `state()` returned. Envs that are stepped `inline` and in `processes` have the same
-            states, for any number of processes.
-        """
-        raise NotImplementedError(
-            f"{self.name}: {type(self).__name__} cannot restore a state. Start new episodes instead."
-        )
-
     def observation_spec(self) -> Nest:
         return self.spec.observations
 

@@ -62,7 +62,7 @@ def check_environment(
         first, second = [_adapt(one, report, seed) for one in built]
         if _check_spec(first.spec, report):
             trace = _play(first, report, num_steps, seed)
-            if trace is not None and not report.violations:
+            if not report.violations:
                 _compare(trace, _play(second, _Report(), num_steps, seed), report)
     except _Broken as error:
         report.add(*error.args)
@@ -95,14 +95,14 @@ class _Broken(Exception):
 class _Gymnasium:
     """Checks gymnasium's part of the contract, and returns (observation, reward, discount, over)."""
 
-    def __init__(self, environment: Any, seed: int):
-        self._environment = environment
+    def __init__(self, environment: Any, report: _Report, seed: int):
+        self._environment, self._report = environment, report
         self._seed: int | None = seed
         self.spec = specs.from_spaces(environment.observation_space, environment.action_space)
         self._starts = specs.discrete_offsets(environment.observation_space)
         self._action_starts = specs.discrete_offsets(environment.action_space)
 
-    def reset(self, report: _Report) -> Nest:
+    def reset(self) -> Nest:
         seed, self._seed = self._seed, None
         try:
             result = self._environment.reset(seed=seed)
@@ -114,7 +114,7 @@ class _Gymnasium:
             raise _Broken("reset()", f"returned {_describe(result)}", fix)
         return self._shift(result[0], self.spec.observations, self._starts, -1)
 
-    def step(self, action: Nest, report: _Report) -> tuple[Nest, Nest, Nest, bool]:
+    def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
         result = self._environment.step(self._shift(action, self.spec.actions, self._action_starts, 1))
         if not (isinstance(result, tuple) and len(result) == 5):
             raise _Broken(
@@ -126,10 +126,10 @@ class _Gymnasium:
         observation, reward, terminated, truncated, info = result
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
-                report.add(f"step().{name}", f"is {flag!r}, expected a bool", f"return bool({name})")
+                self._report.add(f"step().{name}", f"is {flag!r}, expected a bool", f"return bool({name})")
         if not isinstance(info, dict):
             what = f"is {_describe(info)}, expected a dict"
-            report.add("step().info", what, "return {} if there is none")
+            self._report.add("step().info", what, "return {} if there is none")
         observation = self._shift(observation, self.spec.observations, self._starts, -1)
         return observation, reward, 0.0 if terminated else 1.0, bool(terminated or truncated)
 
@@ -149,14 +149,14 @@ class _DmEnv:
         if repr(specs.make_environment_spec(environment)) != repr(self.spec):
             report.add("specs", "change from call to call", "compute the specs once, in the constructor")
 
-    def reset(self, report: _Report) -> Nest:
+    def reset(self) -> Nest:
         timestep = self._check("reset()", self._environment.reset())
         if not timestep.first():
             what = f"returned step_type {timestep.step_type!r}, expected FIRST"
             raise _Broken("reset()", what, "return dm_env.restart(observation)")
         return timestep.observation
 
-    def step(self, action: Nest, report: _Report) -> tuple[Nest, Nest, Nest, bool]:
+    def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
         timestep = self._check("step()", self._environment.step(action))
         if timestep.first():
             raise _Broken(
@@ -178,7 +178,7 @@ def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv:
 
     try:
         if isinstance(environment, gymnasium.Env):
-            return _Gymnasium(environment, seed)
+            return _Gymnasium(environment, report, seed)
         if isinstance(environment, dm_env.Environment):
             return _DmEnv(environment, report)
     except specs.UnsupportedSpaceError as error:
@@ -210,8 +210,8 @@ def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
 
 def _play(
     environment: _Gymnasium | _DmEnv, report: _Report, num_steps: int, seed: int
-) -> list[tuple[str, Nest]] | None:
-    """Plays the environment. Returns the results as (call, nest) pairs; None if the environment broke."""
+) -> list[tuple[str, Nest]]:
+    """Plays the environment. Returns the results as (call, nest) pairs."""
     rng = np.random.default_rng(seed)
     spec = environment.spec
     trace: list[tuple[str, Nest]] = []
@@ -220,23 +220,21 @@ def _play(
         for _ in range(num_steps):
             call = "reset()" if over else "step()"
             if over:
-                observation, over = environment.reset(report), False
+                observation, over = environment.reset(), False
             else:
                 action = tree.map_structure(lambda leaf: testing.draw(leaf, rng), spec.actions)
-                observation, reward, discount, over = environment.step(action, report)
+                observation, reward, discount, over = environment.step(action)
                 _check_values(report, "step().reward", spec.rewards, reward)
                 _check_values(report, "step().discount", spec.discounts, discount)
                 trace.append((call, np.array(reward, dtype=object)))
             _check_values(report, f"{call}.observation", spec.observations, observation)
             # A copy: environments may write into the same array again.
             trace.append((call, tree.map_structure(np.array, observation)))
-    except _Broken as error:
-        report.add(*error.args)
-        return None
+    except _Broken:
+        raise
     except Exception as error:
         what = f"raised {type(error).__name__}: {error}"
-        report.add(call, what, "run it under a debugger with the same seed")
-        return None
+        raise _Broken(call, what, "run it under a debugger with the same seed") from error
     return trace
 
 
@@ -276,13 +274,10 @@ def _check_values(report: _Report, where: str, spec: Nest, value: Nest) -> None:
             report.add(where, what, "add them to the spec or leave them out")
 
 
-def _compare(trace: list[tuple[str, Nest]], other: list[tuple[str, Nest]] | None, report: _Report) -> None:
-    for index, (call, value) in enumerate(trace):
-        theirs = other[index][1] if other is not None and index < len(other) else None
-        same = theirs is not None and all(
-            np.array_equal(a, b) for a, b in zip(tree.flatten(value), tree.flatten(theirs), strict=True)
-        )
-        if not same:
+def _compare(trace: list[tuple[str, Nest]], other: list[tuple[str, Nest]], report: _Report) -> None:
+    for index, ((call, mine), (other_call, theirs)) in enumerate(zip(trace, other, strict=False)):
+        pairs = zip(tree.flatten(mine), tree.flatten(theirs), strict=True)
+        if call != other_call or not all(np.array_equal(a, b) for a, b in pairs):
             report.add(
                 f"{call} at time step {index}",
                 "two environments with the same seed and actions differ",

@@ -73,7 +73,9 @@ def make(
     source = suites.find(environment, dict(options or {}), render_mode)
     batched: BatchedEnvironment | None = None
     if stepping == "auto" and source.has_fast_vector and num_envs > 1:
-        batched = None if any(map(_needs_envs, wrappers)) else _fast_vector(source, num_envs, seed)
+        classes = [getattr(wrapper, "func", wrapper) for wrapper in wrappers]  # of functools.partial, too
+        if not any(getattr(each, "needs_envs", False) for each in classes):
+            batched = _fast_vector(source, num_envs, seed)
     if batched is None:
         batched = _batch(source, num_envs, seed, stepping, num_processes)
     try:
@@ -127,10 +129,6 @@ def _batch(
     makers: list[Callable[[], SingleEnv]] = [functools.partial(make_env, first, seeds[0])]
     makers += [functools.partial(source.make_env, env_seed) for env_seed in seeds[1:]]
     return InlineEnvironment(source.name, makers)
-
-
-def _needs_envs(wrapper: Any) -> bool:
-    return bool(getattr(getattr(wrapper, "func", wrapper), "needs_envs", False))
 
 
 def _fast_vector(source: suites.Source, num_envs: int, seed: int | None) -> VectorEnvironment | None:

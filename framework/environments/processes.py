@@ -33,7 +33,8 @@ import tree
 from framework import nest as nests
 from framework import specs
 from framework.environments.base import BatchedEnvironment, EnvironmentFault
-from framework.environments.stepping import FieldChecker, InlineEnvironment, load_env_states
+from framework.environments.states import dumps
+from framework.environments.stepping import FieldChecker, InlineEnvironment
 from framework.environments.suites import Source
 from framework.types import Nest
 
@@ -44,11 +45,11 @@ CLOSE_GRACE = 2.0
 class _Child:
     """One process and this side of its connection."""
 
-    def __init__(self, first_env: int, num_envs: int, memory: int):
-        self.rows = slice(first_env, first_env + num_envs)
-        last = first_env + num_envs - 1
+    def __init__(self, rows: slice, memory: int):
+        self.rows = rows
+        first, last = rows.start, rows.stop - 1
         #: How errors name the envs.
-        self.envs = f"env {last}" if num_envs == 1 else f"envs {first_env} to {last}"
+        self.envs = f"env {last}" if first == last else f"envs {first} to {last}"
         self.connection, theirs = Pipe()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from framework.environments.processes import serve; "
@@ -109,7 +110,6 @@ class ProcessEnvironment(BatchedEnvironment):
         """
         self.name = source.name
         self.num_envs = len(seeds)
-        self._made_from = source, seeds, num_processes, start_timeout, step_timeout, close_timeout
         if os.name != "posix":
             raise ValueError(
                 f"{self.name}: stepping='processes' needs a POSIX system. Use stepping='inline'."
@@ -119,17 +119,38 @@ class ProcessEnvironment(BatchedEnvironment):
         wanted = cores if num_processes is None else num_processes
         if wanted < 1:
             raise ValueError(f"{self.name}: num_processes: got {num_processes}, expected at least 1.")
-        self._step_timeout = step_timeout
+        self._timeouts = start_timeout, step_timeout, close_timeout
+        groups = np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs))
+        self._groups = [slice(int(group[0]), int(group[-1]) + 1) for group in groups]
+        make_envs = [functools.partial(source.make_env, seed) for seed in seeds]
+        pickles = []
+        for rows in self._groups:
+            build = functools.partial(InlineEnvironment, self.name, make_envs[rows], first_env=rows.start)
+            pickles.append(cloudpickle.dumps(build))
+        self._start(pickles)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of the envs, for pickle. The copy starts processes of its own."""
+        kept = {key: vars(self)[key] for key in ("name", "num_envs", "_timeouts", "_groups")}
+        return {**kept, "envs": self._call("pickle")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        envs = state.pop("envs")
+        self.__dict__.update(state)
+        self._start(envs)
+
+    def _start(self, pickles: Sequence[bytes]) -> None:
+        """Starts one child for each pickle: of its environment or a function that makes it."""
+        start_timeout, _, close_timeout = self._timeouts
         self._children: list[_Child] = []
         self._broken: str | None = None
         self._slot = 0
         self._finalizer = weakref.finalize(self, _shut_down, self._children, close_timeout)
         memory = _unnamed_file()
         try:
-            for group in np.array_split(np.arange(self.num_envs), min(wanted, self.num_envs)):
-                self._children.append(_Child(int(group[0]), len(group), memory))
-            recipe = cloudpickle.dumps(source)
-            tasks = [(recipe, seeds[child.rows], child.rows, self.num_envs) for child in self._children]
+            for rows in self._groups:
+                self._children.append(_Child(rows, memory))
+            tasks = [(one, rows, self.num_envs) for one, rows in zip(pickles, self._groups, strict=True)]
             found = [pickle.loads(spec) for spec in self._ask("building", tasks, start_timeout)]
             self.spec = found[0]
             for child, spec in zip(self._children, found, strict=True):
@@ -173,17 +194,6 @@ class ProcessEnvironment(BatchedEnvironment):
     def end_episodes(self, envs: np.ndarray) -> None:
         self._call("end_episodes", [(envs[child.rows],) for child in self._children])
 
-    def state(self) -> bytes:
-        return pickle.dumps([env for states in self._call("env_states") for env in states])
-
-    def set_state(self, state: bytes) -> None:
-        env_states = load_env_states(self, state)
-        self._call("set_env_states", [(env_states[child.rows],) for child in self._children])
-
-    def __reduce__(self) -> Any:
-        """A pickle starts processes of its own, which continue from the same state."""
-        return _restored, (self._made_from, self.state())
-
     def render(self, env: int = 0) -> np.ndarray:
         for child in self._children:
             if child.rows.start <= env < child.rows.stop:
@@ -200,7 +210,7 @@ class ProcessEnvironment(BatchedEnvironment):
         children = children or self._children
         messages = [(method, self._slot, one) for one in arguments or [()] * len(children)]
         call = "step()" if method == "step_envs" else f"{method}()"
-        return self._ask(call, messages, self._step_timeout, children)
+        return self._ask(call, messages, self._timeouts[1], children)
 
     def _ask(
         self, call: str, messages: Sequence[Any], timeout: float | None, children: Sequence[_Child] = ()
@@ -321,11 +331,10 @@ def _end_with_parent(connection_fd: int) -> None:
 
 
 def _serve(connection: Connection, memory: int) -> None:
-    recipe, seeds, rows, num_envs = connection.recv()
+    pickled, rows, num_envs = connection.recv()
     try:
-        source = pickle.loads(recipe)
-        makers = [functools.partial(source.make_env, seed) for seed in seeds]
-        environment = InlineEnvironment(source.name, makers, first_env=rows.start)
+        made = pickle.loads(pickled)
+        environment: InlineEnvironment = made() if callable(made) else made
     except Exception as error:
         _answer_failure(connection, error)
         connection.poll(None)  # until the parent, which waits for the others too, closes the connection
@@ -339,7 +348,10 @@ def _serve(connection: Connection, memory: int) -> None:
             try:
                 if method in ("step", "step_envs"):
                     arguments = (slots[slot][1], *arguments)
-                result = getattr(environment, method)(*arguments)
+                if method == "pickle":
+                    result: Any = dumps(environment)
+                else:
+                    result = getattr(environment, method)(*arguments)
             except Exception as error:
                 _answer_failure(connection, error)
                 continue
@@ -357,17 +369,3 @@ def _answer(connection: Connection, succeeded: bool, result: Any) -> None:
 def _answer_failure(connection: Connection, error: Exception) -> None:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     _answer(connection, False, (type(error).__name__, str(error), text))
-
-
-def _restored(made_from: tuple[Any, ...], state: bytes) -> ProcessEnvironment:
-    source, seeds, num_processes, start_timeout, step_timeout, close_timeout = made_from
-    environment = ProcessEnvironment(
-        source,
-        seeds,
-        num_processes,
-        start_timeout=start_timeout,
-        step_timeout=step_timeout,
-        close_timeout=close_timeout,
-    )
-    environment.set_state(state)
-    return environment

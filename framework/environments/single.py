@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -12,7 +12,6 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments import states
 from framework.environments.base import LAST, MID, BatchedEnvironment
 from framework.types import Nest
 
@@ -22,13 +21,13 @@ class SingleEnv(abc.ABC):
 
     Attributes:
       spec: its observations, actions, rewards and discounts.
-      observation_starts, action_starts: per leaf, the first value of a Discrete space. Values of the spec
-        count from 0. The batch adds and subtracts the start.
+      observation_starts, action_starts: per leaf, the first value of a Discrete space; empty if all are 0.
+        Values of the spec count from 0. The batch adds and subtracts the start.
     """
 
     spec: specs.EnvironmentSpec
-    observation_starts: list[int]
-    action_starts: list[int]
+    observation_starts: Sequence[int] = ()
+    action_starts: Sequence[int] = ()
     _environment: Any
     #: The seed of the first reset, where the environment is not seeded when it is made.
     _seed: int | None = None
@@ -40,16 +39,6 @@ class SingleEnv(abc.ABC):
     @abc.abstractmethod
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         """`(observation, reward, discount, step_type)`; step_type is MID or LAST."""
-
-    def state(self, name: str) -> bytes:
-        """The environment as a pickle; NotImplementedError with `name` if it cannot be pickled."""
-        return states.dump(name, (self._environment, self._seed))
-
-    def set_state(self, state: bytes) -> None:
-        """Replaces the environment by a pickled one."""
-        environment = self._environment
-        self._environment, self._seed = states.load(state)
-        environment.close()
 
     def render(self) -> Any:
         """A picture of the present state."""
@@ -86,15 +75,11 @@ class DmEnvAdapter(SingleEnv):
 
     def __init__(self, environment: dm_env.Environment):
         self._environment = environment
-        spec = specs.make_environment_spec(environment)
-        self.spec = specs.EnvironmentSpec(
-            observations=_plain_dicts(spec.observations),
-            actions=_plain_dicts(spec.actions),
-            rewards=tree.map_structure(_as_float32, _plain_dicts(spec.rewards)),
-            discounts=tree.map_structure(_as_float32, _plain_dicts(spec.discounts)),
+        spec = _plain_dicts(specs.make_environment_spec(environment))
+        self.spec = spec._replace(
+            rewards=tree.map_structure(_as_float32, spec.rewards),
+            discounts=tree.map_structure(_as_float32, spec.discounts),
         )
-        self.observation_starts = [0] * len(tree.flatten(spec.observations))
-        self.action_starts = [0] * len(tree.flatten(spec.actions))
 
     def reset(self) -> Nest:
         timestep = self._environment.reset()
@@ -129,12 +114,6 @@ class BatchOfOne(DmEnvAdapter):
         batched = tree.map_structure(lambda leaf: np.asarray(leaf)[None], action)
         step_type, reward, discount, observation = self._environment.step(batched)
         return _only(observation), _only(reward), _only(discount), int(step_type[0])
-
-    def state(self, name: str) -> bytes:
-        return self._environment.state()
-
-    def set_state(self, state: bytes) -> None:
-        self._environment.set_state(state)
 
 
 def _only(nest: Nest) -> Nest:

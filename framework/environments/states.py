@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copyreg
 import io
-import pickle
-import zlib
 from typing import Any
 
 import cloudpickle
@@ -31,20 +29,8 @@ def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
     vars(instance).update(attributes)
 
 
-def dump(name: str, parts: Any) -> bytes:
-    """`parts` as bytes; NotImplementedError, with the environment's `name`, if they cannot be pickled."""
+def dumps(environment: Any) -> bytes:
+    """Returns the pickle of `environment`, which `pickle.loads` restores."""
     buffer = io.BytesIO()
-    try:
-        StatePickler(buffer).dump(parts)
-    except Exception as error:
-        raise NotImplementedError(
-            f"{name}: the environment cannot save its state: {type(error).__name__}: {error}. Start new "
-            "episodes instead, or define __getstate__ and __setstate__ in the environment."
-        ) from error
-    # Level 1: a simulator's memory, several megabytes, consists mostly of zeros.
-    return zlib.compress(buffer.getvalue(), 1)
-
-
-def load(state: bytes) -> Any:
-    """The inverse of `dump`."""
-    return pickle.loads(zlib.decompress(state))
+    StatePickler(buffer).dump(environment)
+    return buffer.getvalue()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +12,6 @@ import tree
 
 from framework import nest as nests
 from framework import specs
-from framework.environments import states
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.environments.single import SingleEnv
 from framework.types import Nest
@@ -41,7 +40,7 @@ class FieldChecker:
           starts: per leaf, the first value of a gymnasium Discrete space, whose spec counts from 0.
           first_env: the number of env 0 in errors.
         """
-        self._name, self._field, self._spec = name, field, spec
+        self._name, self._field = name, field
         self._envs, self._first_env = range(num_envs), first_env
         self.build = nests.unflattener(spec)
         # A spec's properties are Python calls: read once, not at every step.
@@ -62,15 +61,10 @@ class FieldChecker:
         """
         try:
             arrays = [np.asarray(specs.pick(nest, leaf[0]) if leaf[0] else nest) for leaf in self._leaves]
-        except _MISSING as error:
-            raise self._fault(
-                f"the {self._field}'s structure is {tree.map_structure(type, nest)}, which lacks a part of "
-                f"the {self._field} spec {self._spec}"
-            ) from error
-        for index, array in enumerate(arrays):
-            if array.shape != self._shapes[index]:
-                place = specs.path_name(self._field, self._leaves[index][0])
-                raise self._fault(f"{place} has shape {array.shape}, expected {self._shapes[index]}")
+            if [array.shape for array in arrays] != self._shapes:
+                raise ValueError
+        except (*_MISSING, ValueError) as error:
+            raise self._find_misfit(self._shapes, [nest], [None]) from error
         return self._check(arrays, self._envs)
 
     def gather(self, values: Sequence[Nest], envs: Sequence[int]) -> list[np.ndarray]:
@@ -85,7 +79,7 @@ class FieldChecker:
                         raise ValueError(array.shape)
                     array = array.reshape(len(envs))  # one number may come as an array of one number
             except (*_MISSING, ValueError) as error:
-                raise self._find_misfit(path, shape, values, envs) from error
+                raise self._find_misfit([leaf[1] for leaf in self._leaves], values, envs) from error
             arrays.append(array)
         return self._check(arrays, envs)
 
@@ -114,20 +108,24 @@ class FieldChecker:
         return arrays
 
     def _find_misfit(
-        self, path: specs.Path, shape: tuple[int, ...], values: Sequence[Nest], envs: Sequence[int]
+        self, shapes: Sequence[tuple[int, ...]], values: Sequence[Nest], envs: Sequence[int | None]
     ) -> EnvironmentFault:
-        """The fault of the first env whose value lacks a part or has another shape or dtype."""
-        place, expected = specs.path_name(self._field, path), str(shape) if shape else "one number"
+        """The fault of the first value that lacks a part or has another shape or dtype."""
         for env, value in zip(envs, values, strict=True):
-            try:
-                array = np.asarray(specs.pick(value, path))
-            except _MISSING:
-                return self._fault(f"{place} is missing from {tree.map_structure(type, value)}", env)
-            if array.shape != shape:
-                return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
-            if array.dtype.kind not in "iubf":
-                return self._fault(f"{place} has dtype {array.dtype}, expected {expected}", env)
-        return self._fault(f"{place}: got {values!r}, expected values of one shape")
+            for (path, *_), shape in zip(self._leaves, shapes, strict=True):
+                place, expected = specs.path_name(self._field, path), str(shape) if shape else "one number"
+                try:
+                    array = np.asarray(specs.pick(value, path))
+                except _MISSING:
+                    structure = (
+                        f"{tree.map_structure(type, value)}, which lacks a part of the {self._field} spec"
+                    )
+                    return self._fault(f"{place} is missing from {structure}", env)
+                if array.shape != shape:
+                    return self._fault(f"{place} has shape {array.shape}, expected {expected}", env)
+                if array.dtype.kind not in "iubf":
+                    return self._fault(f"{place} has dtype {array.dtype}, expected {expected}", env)
+        return self._fault(f"{self._field}: got {values!r}, expected values of one shape")
 
     def _bad_value(
         self, path: specs.Path, array: np.ndarray, bad: np.ndarray, envs: Sequence[int], why: str
@@ -213,24 +211,6 @@ class InlineEnvironment(BatchedEnvironment):
         for env in np.nonzero(envs)[0]:
             self._step_types[env] = LAST
 
-    def state(self) -> bytes:
-        return pickle.dumps(self.env_states())
-
-    def set_state(self, state: bytes) -> None:
-        self.set_env_states(load_env_states(self, state))
-
-    def env_states(self) -> list[tuple[int, bytes]]:
-        """Per env, the type of its last step and its state."""
-        names = [f"{self.name}, env {self._first_env + env}" for env in range(self.num_envs)]
-        kept = [env.state(name) for env, name in zip(self._envs, names, strict=True)]
-        return list(zip(self._step_types, kept, strict=True))
-
-    def set_env_states(self, env_states: list[tuple[int, bytes]]) -> None:
-        """Restores what `env_states` returned."""
-        for env, (step_type, state) in enumerate(env_states):
-            self._envs[env].set_state(state)
-            self._step_types[env] = step_type
-
     def _split(self, action: Nest) -> Sequence[Nest]:
         """The action of each env. Copied, since environments may keep it and policies may reuse theirs."""
         per_leaf: list[Sequence[Any]] = [
@@ -285,26 +265,10 @@ class InlineEnvironment(BatchedEnvironment):
         return picture
 
     def close(self) -> None:
-        """Closes every env, also if some fail; the first failure is raised at the end."""
-        first_error: Exception | None = None
-        while self._envs:
-            try:
-                self._envs.pop().close()
-            except Exception as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
-
-
-def load_env_states(environment: BatchedEnvironment, state: bytes) -> list[tuple[int, bytes]]:
-    """Per env of `environment`, the type of its last step and its state."""
-    env_states = pickle.loads(state)
-    if len(env_states) != environment.num_envs:
-        raise ValueError(
-            f"{environment.name}: state: got the state of {len(env_states)} envs, expected "
-            f"{environment.num_envs}. Make the environment with as many envs as the saved one."
-        )
-    return env_states
+        """Closes every env, also if some fail; a failure is raised at the end."""
+        with contextlib.ExitStack() as stack:
+            while self._envs:
+                stack.callback(self._envs.pop().close)
 
 
 class VectorEnvironment(BatchedEnvironment):
@@ -378,14 +342,6 @@ class VectorEnvironment(BatchedEnvironment):
             over = over & ~self._over
         self._over = over
         return dm_env.TimeStep(step_type, reward, discount, observation)
-
-    def state(self) -> bytes:
-        return states.dump(self.name, (self._environment, self._seed, self._over))
-
-    def set_state(self, state: bytes) -> None:
-        environment = self._environment
-        self._environment, self._seed, self._over = states.load(state)
-        environment.close()
 
     def render(self, env: int = 0) -> np.ndarray:
         pictures = self._environment.render()

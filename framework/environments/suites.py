@@ -154,11 +154,8 @@ def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | N
 
 
 def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
-    known = {
-        "Echo": testing.EchoEnvironment,
-        "Fake": testing.FakeEnvironment,
-        "Memory": testing.MemoryEnvironment,
-    }
+    kinds = testing.EchoEnvironment, testing.FakeEnvironment, testing.MemoryEnvironment
+    known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
     if name not in known:
         names = ", ".join(f"testing:{known_name}" for known_name in known)
         raise ValueError(f"unknown environment {full!r}; there are {names}")

@@ -16,8 +16,53 @@ import tree
 from framework import specs
 from framework.types import Nest
 
+_DEFAULT_SPEC = specs.EnvironmentSpec(
+    observations=specs.Array((3,), np.float32, name="observation"),
+    actions=specs.DiscreteArray(2, dtype=np.int64, name="action"),
+    rewards=specs.Array((), np.float32, name="reward"),
+    discounts=specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount"),
+)
 
-class FakeEnvironment(dm_env.Environment):
+
+class _Episodes(dm_env.Environment):
+    """Episodes of `_length` transitions. A subclass gives the observations and the rewards."""
+
+    _length: int
+    _truncate = False
+    _time: int | None = None  # transitions of the open episode; None: the next step starts one
+
+    def _observe(self) -> Nest:
+        """The next observation."""
+        raise NotImplementedError
+
+    def _reward_for(self, action: Any) -> Nest:
+        """The reward of the next transition; called before its `_observe`."""
+        raise NotImplementedError
+
+    def _discount_of(self, value: float) -> Nest:
+        return value
+
+    def reset(self) -> dm_env.TimeStep:
+        self._time = 0
+        return dm_env.restart(self._observe())
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        if self._time is None:
+            return self.reset()
+        reward = self._reward_for(action)
+        self._time += 1
+        over, observation = self._time == self._length, self._observe()
+        if over:
+            self._time = None
+        return dm_env.TimeStep(
+            step_type=dm_env.StepType.LAST if over else dm_env.StepType.MID,
+            reward=reward,
+            discount=self._discount_of(0.0 if over and not self._truncate else 1.0),
+            observation=observation,
+        )
+
+
+class FakeEnvironment(_Episodes):
     """Random observations and rewards within any specs; episodes of a fixed length.
 
     Two instances with the same arguments give the same sequence, whatever the actions.
@@ -38,11 +83,10 @@ class FakeEnvironment(dm_env.Environment):
           truncate: whether episodes end by truncation (discount 1) instead of termination (discount 0).
           seed: of the random numbers.
         """
-        self._spec = spec or make_spec()
+        self._spec = spec or _DEFAULT_SPEC
         self._length = episode_length
         self._truncate = truncate
         self._rng = np.random.default_rng(seed)
-        self._time: int | None = None
 
     def observation_spec(self) -> Nest:
         return self._spec.observations
@@ -56,27 +100,15 @@ class FakeEnvironment(dm_env.Environment):
     def discount_spec(self) -> Nest:
         return self._spec.discounts
 
-    def reset(self) -> dm_env.TimeStep:
-        self._time = 0
-        return dm_env.restart(self._draw(self._spec.observations))
+    def _observe(self) -> Nest:
+        return self._draw(self._spec.observations)
 
-    def step(self, action: Nest) -> dm_env.TimeStep:
-        if self._time is None:
-            return self.reset()
+    def _reward_for(self, action: Nest) -> Nest:
         tree.map_structure(lambda leaf, value: leaf.validate(value), self._spec.actions, action)
-        self._time += 1
-        over = self._time == self._length
-        if over:
-            self._time = None
-        discount = 0.0 if over and not self._truncate else 1.0
-        return dm_env.TimeStep(
-            step_type=dm_env.StepType.LAST if over else dm_env.StepType.MID,
-            reward=self._draw(self._spec.rewards),
-            discount=tree.map_structure(
-                lambda leaf: np.full(leaf.shape, discount, leaf.dtype), self._spec.discounts
-            ),
-            observation=self._draw(self._spec.observations),
-        )
+        return self._draw(self._spec.rewards)
+
+    def _discount_of(self, value: float) -> Nest:
+        return tree.map_structure(lambda leaf: np.full(leaf.shape, value, leaf.dtype), self._spec.discounts)
 
     def _draw(self, spec: Nest) -> Nest:
         return tree.map_structure(lambda leaf: draw(leaf, self._rng), spec)
@@ -89,15 +121,9 @@ def make_spec(
     discounts: Nest | None = None,
 ) -> specs.EnvironmentSpec:
     """An environment spec; what is not given is float32[3], 2 actions, a float32 reward and discount."""
+    given = specs.EnvironmentSpec(observations, actions, rewards, discounts)
     return specs.EnvironmentSpec(
-        observations=specs.Array((3,), np.float32, name="observation")
-        if observations is None
-        else observations,
-        actions=specs.DiscreteArray(2, dtype=np.int64, name="action") if actions is None else actions,
-        rewards=specs.Array((), np.float32, name="reward") if rewards is None else rewards,
-        discounts=(
-            specs.BoundedArray((), np.float32, 0.0, 1.0, name="discount") if discounts is None else discounts
-        ),
+        *[other if part is None else part for part, other in zip(given, _DEFAULT_SPEC, strict=True)]
     )
 
 
@@ -121,7 +147,7 @@ def draw_action(spec: Nest, rng: np.random.Generator, num_envs: int) -> Nest:
     return tree.map_structure(lambda leaf: draw(leaf, rng, (num_envs,)), spec)
 
 
-class EchoEnvironment(dm_env.Environment):
+class EchoEnvironment(_Episodes):
     """Its reward tells which observation and action it answers: `reward = 100 * observation + action`.
 
     The observation, float32[1], counts from `first` the time steps (resets too) since the environment
@@ -133,7 +159,6 @@ class EchoEnvironment(dm_env.Environment):
         self._length = episode_length
         self._truncate = truncate
         self._count = first - 1
-        self._time: int | None = None
 
     def observation_spec(self) -> specs.Array:
         return specs.Array((1,), np.float32, name="observation")
@@ -145,23 +170,11 @@ class EchoEnvironment(dm_env.Environment):
         self._count += 1
         return np.array([self._count], np.float32)
 
-    def reset(self) -> dm_env.TimeStep:
-        self._time = 0
-        return dm_env.restart(self._observe())
-
-    def step(self, action: int) -> dm_env.TimeStep:
-        if self._time is None:
-            return self.reset()
-        reward = 100.0 * self._count + int(action)
-        self._time += 1
-        observation = self._observe()
-        if self._time < self._length:
-            return dm_env.transition(reward, observation)
-        self._time = None
-        return (dm_env.truncation if self._truncate else dm_env.termination)(reward, observation)
+    def _reward_for(self, action: int) -> float:
+        return 100.0 * self._count + int(action)
 
 
-class MemoryEnvironment(dm_env.Environment):
+class MemoryEnvironment(_Episodes):
     """Recall: a cue is shown at the first of `length` steps and must be named at the last.
 
     Observation float32[num_cues + 1]: the cue as one-hot code at the first time step, zeros later, and
@@ -173,8 +186,6 @@ class MemoryEnvironment(dm_env.Environment):
         self._length = length
         self._num_cues = num_cues
         self._rng = np.random.default_rng(seed)
-        self._cue = 0
-        self._time: int | None = None
 
     def observation_spec(self) -> specs.BoundedArray:
         return specs.BoundedArray((self._num_cues + 1,), np.float32, 0.0, 1.0, name="observation")
@@ -182,27 +193,16 @@ class MemoryEnvironment(dm_env.Environment):
     def action_spec(self) -> specs.DiscreteArray:
         return specs.DiscreteArray(self._num_cues, dtype=np.int64, name="action")
 
-    def _observe(self, time: int) -> np.ndarray:
+    def _observe(self) -> np.ndarray:
         observation = np.zeros(self._num_cues + 1, np.float32)
-        observation[-1] = time / self._length
-        if time == 0:
+        observation[-1] = (self._time or 0) / self._length
+        if self._time == 0:
+            self._cue = int(self._rng.integers(self._num_cues))
             observation[self._cue] = 1.0
         return observation
 
-    def reset(self) -> dm_env.TimeStep:
-        self._cue = int(self._rng.integers(self._num_cues))
-        self._time = 0
-        return dm_env.restart(self._observe(0))
-
-    def step(self, action: int) -> dm_env.TimeStep:
-        if self._time is None:
-            return self.reset()
-        self._time += 1
-        observation = self._observe(self._time)
-        if self._time < self._length:
-            return dm_env.transition(0.0, observation)
-        self._time = None
-        return dm_env.termination(float(int(action) == self._cue), observation)
+    def _reward_for(self, action: int) -> float:
+        return float(self._time == self._length - 1 and int(action) == self._cue)
 
 
 class FaultyEnvironment(EchoEnvironment):

@@ -13,7 +13,6 @@ The first wrapper of a list is the innermost. The next one receives its time ste
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import dm_env
@@ -21,7 +20,6 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments import states
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
 from framework.types import Nest
 
@@ -29,8 +27,7 @@ from framework.types import Nest
 class EnvironmentWrapper(BatchedEnvironment):
     """Forwards everything to the wrapped environment. Subclasses change some of it.
 
-    A subclass changes specs by `self.spec = self.spec._replace(...)` in its constructor. `state()` saves all
-    of its attributes.
+    A subclass changes specs by `self.spec = self.spec._replace(...)` in its constructor.
     """
 
     #: Whether the wrapper needs an environment that can step, or end the episodes of, some envs only.
@@ -55,16 +52,6 @@ class EnvironmentWrapper(BatchedEnvironment):
 
     def end_episodes(self, envs: np.ndarray) -> None:
         self._environment.end_episodes(envs)
-
-    def state(self) -> bytes:
-        """The state of the wrapped environment and the attributes of this wrapper."""
-        own = {key: value for key, value in vars(self).items() if key != "_environment"}
-        return states.dump(self.name, (self._environment.state(), own))
-
-    def set_state(self, state: bytes) -> None:
-        inner, own = states.load(state)
-        self._environment.set_state(inner)
-        self.__dict__.update(own)
 
     def render(self, env: int = 0) -> np.ndarray:
         return self._environment.render(env)
@@ -144,13 +131,12 @@ class ClipAction(EnvironmentWrapper):
     """Clips continuous actions to the bounds of the action spec."""
 
     def step(self, action: Nest) -> dm_env.TimeStep:
-        return self._environment.step(tree.map_structure(_clip, self.spec.actions, action))
+        def clip(spec: specs.Array, value: Any) -> Any:
+            if spec.dtype.kind != "f" or not isinstance(spec, specs.BoundedArray):
+                return value
+            return np.clip(value, spec.minimum, spec.maximum)
 
-
-def _clip(spec: specs.Array, value: Any) -> Any:
-    if spec.dtype.kind != "f" or not isinstance(spec, specs.BoundedArray):
-        return value
-    return np.clip(value, spec.minimum, spec.maximum)
+        return self._environment.step(tree.map_structure(clip, self.spec.actions, action))
 
 
 class RescaleAction(EnvironmentWrapper):
@@ -318,8 +304,13 @@ class Flatten(_ObservationWrapper):
     def __init__(self, environment: BatchedEnvironment):
         super().__init__(environment)
         self._leaves = tree.flatten(self.spec.observations)
-        size = sum(_flat_size(leaf) for leaf in self._leaves)
-        self.spec = self.spec._replace(observations=specs.Array((size,), np.float32, name="observation"))
+        sizes = [
+            leaf.num_values if isinstance(leaf, specs.DiscreteArray) else specs.flat_size(leaf)
+            for leaf in self._leaves
+        ]
+        self.spec = self.spec._replace(
+            observations=specs.Array((sum(sizes),), np.float32, name="observation")
+        )
 
     def _transform(self, timestep: dm_env.TimeStep) -> Nest:
         parts = []
@@ -328,7 +319,3 @@ class Flatten(_ObservationWrapper):
                 value = np.arange(leaf.num_values) == value[:, None]
             parts.append(value.reshape(self.num_envs, -1))
         return np.concatenate(parts, axis=1, dtype=np.float32)
-
-
-def _flat_size(leaf: specs.Array) -> int:
-    return leaf.num_values if isinstance(leaf, specs.DiscreteArray) else math.prod(leaf.shape)

@@ -71,14 +71,11 @@ class LearnerGroup:
         interface = "lo0" if sys.platform == "darwin" else "lo"
         timeout = datetime.timedelta(seconds=timeout_s)
         store = dist.TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timeout)
-        if self.device.type == "cuda":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-            if self.device.index is not None:
-                torch.cuda.set_device(self.device)
-            dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timeout)
-        else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", interface)
+        if self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
     def averaged(
         self, networks: nn.Module, loss_fn: Callable[..., Any], partial_gradients: bool = False

@@ -22,7 +22,6 @@ from framework.networks.heads import (
     make_policy_head,
 )
 from framework.networks.normalization import Moments, ObservationNormalizer, RewardScale
-from framework.networks.plain import plain
 from framework.networks.torsos import (
     ACTIVATIONS,
     MLP,
@@ -58,5 +57,4 @@ __all__ = [
     "as_numpy",
     "as_tensors",
     "make_policy_head",
-    "plain",
 ]

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from framework.actors import PolicyActor
-from framework.actors.environment_loop import EnvironmentLoop
+from framework.actors import EnvironmentLoop, PolicyActor
 from framework.programs.worker import ProgramWorker, Setup, prepare_process, summarize
 from framework.variables import VariableClient
 

@@ -1,13 +1,15 @@
-"""Joins batches from several tables or servers."""
+"""Batches that are joined from several tables or servers."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from framework import nest as nests
+from framework.replay.contracts import Source
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 
@@ -53,3 +55,51 @@ def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
         total[begin : begin + len(array), : array.shape[1]] = array
         begin += len(array)
     return total
+
+
+class JoinedSource(Source):
+    """A source whose batches are joined from several draws; see `contracts.Source`.
+
+    `drawn` is a list of sources, each with what its `draw` returned.
+    """
+
+    def draw_parts(
+        self,
+        parts: Sequence[tuple[Source, str]],
+        counts: np.ndarray,
+        shift: int,
+        timeout: float | None,
+        out: list[Any] | None,
+        pad: bool,
+    ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
+        """Draws `counts[i]` samples of the source and table `parts[i]`, the first part's first: all or none.
+
+        The keys of part i have the number i from bit `shift` on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        drawn: list[tuple[Source, Any]] = []
+        samples = []
+        begin = 0
+        try:
+            for number in np.flatnonzero(counts).tolist():
+                source, table = parts[number]
+                end = begin + int(counts[number])
+                piece = None if out is None else [array[begin:end] for array in out]
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                sample, part = source.draw(table, end - begin, left, piece, pad)
+                drawn.append((source, part))
+                key = sample.info.key | (np.uint64(number) << np.uint64(shift))
+                samples.append(sample._replace(info=sample.info._replace(key=key)))
+                begin = end
+            return join(samples, out), drawn
+        except BaseException:
+            self.give_back(drawn)
+            raise
+
+    def release(self, drawn: list[tuple[Source, Any]]) -> None:
+        for source, part in drawn:
+            source.release(part)
+
+    def give_back(self, drawn: list[tuple[Source, Any]]) -> None:
+        for source, part in drawn:
+            source.give_back(part)

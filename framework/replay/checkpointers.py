@@ -205,9 +205,7 @@ def _read(reader: CheckpointReader, tables: dict[str, Table], store: RowStore, f
 
 def _read_stream(path: Path, name: str, saved: Mapping[str, Any], store: RowStore) -> np.ndarray:
     columns = saved["columns"]
-    stream = store.stream(
-        name, {c: (tuple(shape), np.dtype(dtype)) for c, (_, dtype, shape) in columns.items()}
-    )
+    stream = store.stream(name, {c: (shape, dtype) for c, (_, dtype, shape) in columns.items()})
     rows = stream.lease(saved["rows"])
     for column, (file_name, dtype, shape) in columns.items():
         array = stream.columns[column]

@@ -14,22 +14,23 @@ message.
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from framework.replay import contracts
-from framework.replay.batches import join
+from framework.replay.batches import JoinedSource
 from framework.replay.client import Client
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo, check_priorities
-from framework.replay.writer import SHARD_SHIFT, BaseWriter
+from framework.replay.writer import SHARD_SHIFT, Writer
 from launch.rpc.sockets import CurveKeys
 
 _SHIFT = np.uint64(SHARD_SHIFT)
@@ -60,10 +61,10 @@ class ShardedClient(ReverbApi, contracts.Client):
         self._turns = itertools.count(secrets.randbelow(len(servers)) if seed is None else seed)
         self._idle: collections.deque[ShardedSource] = collections.deque()  # those of `sample_batch`
 
-    def batch_writer(self, max_in_flight_items: int | None = None) -> BaseWriter:
+    def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
         """Returns a writer to one of the servers, the next in turn; `shard` is its number."""
         shard = next(self._turns) % len(self.shards)
-        writer: BaseWriter = self.shards[shard].batch_writer(max_in_flight_items)
+        writer: Writer = self.shards[shard].batch_writer(max_in_flight_items)
         writer.shard = shard
         return writer
 
@@ -71,45 +72,24 @@ class ShardedClient(ReverbApi, contracts.Client):
         """Returns the source that a `Dataset` draws from."""
         return ShardedSource(self, self._seed)
 
-    def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
-        """Draws `batch_size` samples of all servers; see `EmbeddedClient.sample_batch`.
-
-        Probabilities are relative to the items of all servers.
-        """
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Source]:
         try:
             source = self._idle.pop()
         except IndexError:  # every other one is in use by another thread
             source = self.source()
         try:
-            sample, drawn = source.draw(table, batch_size, timeout, out, pad)
-            source.release(drawn)
-            return sample
+            yield source
         finally:
             self._idle.append(source)
 
-    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        keys = np.asarray(keys, np.uint64)
+    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
+        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
         priorities = check_priorities(table, priorities, len(keys))  # before any server changes an item
+        for shard, mine in self._split(deletes):
+            shard.mutate_priorities(table, deletes=(deletes[mine] & _KEY).tolist())
         for shard, mine in self._split(keys):
             shard.update_priorities(table, keys[mine] & _KEY, priorities[mine])
-
-    def mutate_priorities(
-        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
-    ) -> None:
-        """Deletes items, then sets priorities."""
-        gone = np.asarray(() if deletes is None else deletes, np.uint64)
-        for shard, mine in self._split(gone):
-            shard.mutate_priorities(table, deletes=(gone[mine] & _KEY).tolist())
-        if updates:
-            self.update_priorities(table, list(updates.keys()), list(updates.values()))
 
     def _split(self, keys: np.ndarray) -> list[tuple[Any, np.ndarray]]:
         """Returns the servers' clients with the places of their keys, those that have any."""
@@ -151,11 +131,7 @@ class ShardedClient(ReverbApi, contracts.Client):
             part.close()
 
 
-# The source of one server, and what its draw() returned for release().
-_Part = tuple[Source, Any]
-
-
-class ShardedSource(Source):
+class ShardedSource(JoinedSource):
     """Draws batches from all servers; see `contracts.Source`."""
 
     def __init__(self, client: ShardedClient, seed: int | None) -> None:
@@ -166,42 +142,17 @@ class ShardedSource(Source):
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, list[_Part]]:
+    ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
         """Draws samples of all servers, those of the first server first."""
         deadline = np.inf if timeout is None else time.monotonic() + timeout
         weights = self._weights(table, deadline)
         share = weights / weights.sum()
         counts = self._rng.multinomial(n, share)
-        drawn: list[_Part] = []
-        samples = []
-        begin = 0
-        try:
-            for shard in np.flatnonzero(counts).tolist():
-                count = int(counts[shard])
-                piece = None if out is None else [array[begin : begin + count] for array in out]
-                left = None if timeout is None else max(0.0, deadline - time.monotonic())
-                source = self._sources[shard]
-                sample, part = source.draw(table, count, left, piece, pad)
-                drawn.append((source, part))
-                info = sample.info
-                info = info._replace(
-                    key=info.key | (np.uint64(shard) << _SHIFT),
-                    probability=np.asarray(info.probability) * share[shard],
-                )
-                samples.append(sample._replace(info=info))
-                begin += count
-        except BaseException:
-            self.give_back(drawn)
-            raise
-        return join(samples, out), drawn
-
-    def release(self, drawn: list[_Part]) -> None:
-        for source, part in drawn:
-            source.release(part)
-
-    def give_back(self, drawn: list[_Part]) -> None:
-        for source, part in drawn:
-            source.give_back(part)
+        parts = [(source, table) for source in self._sources]
+        left = None if timeout is None else deadline - time.monotonic()
+        sample, drawn = self.draw_parts(parts, counts, SHARD_SHIFT, left, out, pad)
+        probability = sample.info.probability * share.repeat(counts)
+        return sample._replace(info=sample.info._replace(probability=probability)), drawn
 
     def can_sample(self, table: str, n: int) -> bool:
         return self._client.can_sample(table, n)

@@ -23,13 +23,14 @@ import contextlib
 import errno
 import itertools
 import math
-import mmap
 import os
 import shutil
 import tempfile
 import threading
+import types
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,18 +79,10 @@ class SharedMemory(Allocator):
         with self._lock:
             self._check()
             path = os.path.join(self.directory, str(next(self._numbers)))
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                size = max(1, math.prod(shape) * dtype.itemsize)
-                os.ftruncate(file, size)
-                array = _map(file, size, shape, dtype)
-            except BaseException:
-                os.unlink(path)
-                raise
-            finally:
-                os.close(file)
+            with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.truncate(math.prod(shape) * dtype.itemsize)
             self._paths[stream, column] = path
-        return array
+            return _map(path, shape, dtype)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:
         """Backs bytes `[begin, end)` of a column with memory.
@@ -100,11 +93,8 @@ class SharedMemory(Allocator):
         if column and end > begin:
             self._check()
             path = self._paths[stream, column]
-            file = os.open(path, os.O_RDWR)
-            try:
-                _reserve(file, begin, end - begin, path)
-            finally:
-                os.close(file)
+            with open(path, "r+b") as file:
+                _reserve(file.fileno(), begin, end - begin, path)
 
     def free(self, stream: str, column: str) -> None:
         """Removes the file of a column, if there is one."""
@@ -126,6 +116,45 @@ class SharedMemory(Allocator):
             raise ServerClosed("the server was stopped; its shared memory is gone")
 
 
+class MappedStore:
+    """A client's view of the rows of a server on its machine. Several threads may use it.
+
+    Args:
+      server: the name of that life of the server.
+      directory: where its columns are; empty if it offers no memory.
+
+    Attributes:
+      local: whether this process can map the server's columns (same machine, same user).
+      streams: the streams mapped so far; they have what a `Binding` needs of a `Stream` to gather.
+    """
+
+    def __init__(self, server: str, directory: str) -> None:
+        self.server = server
+        self.directory = directory
+        self.local = False
+        with contextlib.suppress(OSError):
+            self.local = bool(directory) and Path(directory, "proof").read_text() == server
+        self.streams: dict[str, types.SimpleNamespace] = {}
+        self._lock = threading.Lock()
+
+    def column(self, stream: str, column: str, path: str, shape: Sequence[int], dtype: str) -> np.ndarray:
+        """Returns a column, which the first call maps.
+
+        Raises:
+          ValueError: the path is not in the server's directory.
+        """
+        with self._lock:
+            mapped = self.streams.setdefault(stream, types.SimpleNamespace(name=stream, columns={})).columns
+            if column not in mapped:
+                if os.path.dirname(path) != self.directory:
+                    raise ValueError(
+                        f"column {column!r}: got {path!r}, expected a file in {self.directory!r}"
+                    )
+                mapped[column] = attach(path, shape, dtype)
+            array: np.ndarray = mapped[column]
+            return array
+
+
 def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
     """Maps a column of another process, readable and writable.
 
@@ -139,15 +168,10 @@ def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
       ValueError: The file is smaller than the shape.
     """
     dtype, shape = np.dtype(dtype), tuple(shape)
-    size = max(1, math.prod(shape) * dtype.itemsize)
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        found = os.fstat(file).st_size
-        if found < size:
-            raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
-        return _map(file, size, shape, dtype)
-    finally:
-        os.close(file)
+    found, size = os.stat(path).st_size, math.prod(shape) * dtype.itemsize
+    if found < size:
+        raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
+    return _map(path, shape, dtype)
 
 
 def _remove(directory: str, owner: int, pid: int) -> None:
@@ -157,12 +181,10 @@ def _remove(directory: str, owner: int, pid: int) -> None:
             os.close(owner)
 
 
-def _map(file: int, size: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    mapping = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    count = math.prod(shape)
-    if count * dtype.itemsize == 0:
+def _map(path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    if math.prod(shape) * dtype.itemsize == 0:
         return np.zeros(shape, dtype)
-    return np.frombuffer(mapping, dtype, count).reshape(shape)
+    return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
 
 
 def _reserve(file: int, offset: int, size: int, path: str) -> None:

@@ -14,18 +14,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from framework.replay.contracts import DEFAULT_MAX_IN_FLIGHT_ITEMS, Writer
 from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
 from framework.replay.tables.items import NewItems, make_keys
 from framework.types import Nest
 
+# Default number of items that may wait for room in their tables.
+DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
+
 # A client of several servers has the number of a server in bits 56 to 60 of the keys.
 SHARD_SHIFT = 56
 
 _Table = TypeVar("_Table")
-_Self = TypeVar("_Self", bound="BaseWriter")
+_Self = TypeVar("_Self", bound="Writer")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -65,10 +67,21 @@ def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, N
         yield table, NewItems.join([new for _, new in run])
 
 
-class BaseWriter(Writer):
-    """A writer whose rows are in a `RowStore` of this process, unless a subclass says otherwise.
+class Writer:
+    """Appends rows of B envs and creates items that refer to them. One thread writes.
 
-    A subclass inserts the items, in `_put` and `_wait`. Any thread may call; `_lock` guards the state.
+    ```python
+    rows = writer.append("steps", {"x": x[256, 4]})                 # copies
+    keys = writer.create_items("replay", {"x": writer.slice("steps", "x", rows)}, priorities)
+    writer.release("steps", rows)                                   # no later item refers to them
+    writer.close()
+    ```
+
+    The writer owns the one queue of items that wait for room in their tables. It inserts them first in, first
+    out. After the server is lost, every call raises `ServerLost`, and the caller creates a new writer.
+
+    A subclass inserts the items, in `_put` and `_wait`. The rows are in a `RowStore` of this process, unless
+    the subclass says otherwise. Any thread may call; `_lock` guards the state.
 
     Args:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
@@ -76,6 +89,7 @@ class BaseWriter(Writer):
       dropped: where a writer that is dropped without `close` puts itself, to be ended.
 
     Attributes:
+      num_pending: number of created items that are not known to be in their tables.
       shard: the server's number, which the keys that `create_items` returns have; 0 for a single server.
     """
 
@@ -103,6 +117,22 @@ class BaseWriter(Writer):
         self._late = LateFlush(self, self._errors)
 
     def append(self, stream: str, columns: Mapping[str, Any], rows: np.ndarray | None = None) -> np.ndarray:
+        """Copies `{column: array [n, ...]}` into n new rows, which the writer holds until `release`.
+
+        Args:
+          stream: name of the row space. It is private to this writer: other writers may use the name for
+            other columns.
+          columns: arrays by column; the first array of a column fixes its dtype and shape.
+          rows: int64 `[n]`, rows of this writer whose other columns are filled; None for new rows.
+
+        Returns:
+          int64 `[n]` rows.
+
+        Raises:
+          ValueError: A dtype or shape differs from the first append, or the arrays differ in n. Nothing is
+            written.
+          StoreFullError: There is no room. Nothing is written.
+        """
         with self._lock:
             if self._ended or self._errors:
                 self._raise()
@@ -163,6 +193,14 @@ class BaseWriter(Writer):
             return rows
 
     def slice(self, stream: str, column: str, rows: Any, lengths: Any = None) -> Slice:
+        """Returns a leaf of k items: `column` at `rows`.
+
+        Args:
+          stream: name of the row space.
+          column: name of the column.
+          rows: int64 `[k]`, or `[k, L]` with a time axis.
+          lengths: int64 `[k]`, how many of the L rows belong to each item; None for all.
+        """
         held = self._streams.get(stream)
         if held is None or column not in held.names:
             raise ValueError(
@@ -180,6 +218,26 @@ class BaseWriter(Writer):
         episodes: np.ndarray | None = None,
         timeout: float | None = None,
     ) -> np.ndarray:
+        """Queues k items and inserts as many as the rate limiters allow.
+
+        Waits while more than `max_in_flight_items` items wait for room. Never waits if the client is not
+        `concurrent`, because no other thread could make room.
+
+        Args:
+          table: name of the table.
+          trajectory: nest of `slice(...)`; readers get the same nest.
+          priorities: float64 `[k]`; None for the largest priority so far, 1.0 at first.
+          episodes: uint64 `[k]`, ids of the episodes, which `num_episodes` of `server_info` counts; may be
+            None.
+          timeout: seconds to wait; None waits without a limit.
+
+        Returns:
+          uint64 `[k]`, the items' keys.
+
+        Raises:
+          ValueError: The priorities, rows or nest are invalid. Nothing is queued.
+          DeadlineExceededError: The timeout is over. The items stay in the queue.
+        """
         with self._lock:
             if self._ended or self._errors:
                 self._raise()
@@ -199,7 +257,16 @@ class BaseWriter(Writer):
             self._wait(timeout, self._max_in_flight)
         return items.keys | np.uint64(self.shard << SHARD_SHIFT) if self.shard else items.keys
 
+    def can_insert(self, table: str, n: int = 1) -> bool:
+        """Returns whether the table takes n more items now."""
+        raise NotImplementedError
+
     def release(self, stream: str, rows: Any) -> None:
+        """Releases `rows`, to which no later item of this writer refers.
+
+        Raises:
+          ValueError: The writer does not hold the rows.
+        """
         with self._lock:
             if self._ended or self._errors:
                 self._raise()
@@ -214,11 +281,21 @@ class BaseWriter(Writer):
             self._free(held.stream, rows)
 
     def flush(self, timeout: float | None = None, keep: int = 0) -> None:
+        """Waits until at most `keep` items are pending.
+
+        Raises:
+          DeadlineExceededError: More items are pending after `timeout` seconds. They stay in the queue.
+        """
         if self._ended or self._errors:
             self._raise()
         self._wait(timeout, keep)
 
     def close(self, timeout: float | None = None) -> int:
+        """Flushes for up to `timeout` seconds, releases all rows and closes the writer.
+
+        Returns:
+          The number of items that were dropped because their tables had no room.
+        """
         dropped = 0
         try:
             if self._ended is None:
@@ -234,9 +311,18 @@ class BaseWriter(Writer):
         return dropped
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
+        """Calls a bound method once, after `delay` seconds, in the writer's late-flush thread.
+
+        If the method fails, the writer's next call raises its error. The method's object is not kept alive.
+        """
         self._late.call_later(method, delay)
 
     def before_read(self, function: Callable[[], object]) -> None:
+        """Registers the function that runs before a reader reads a table through the same client.
+
+        The function writes the caller's staged rows. It may run in any thread and must not wait. The writer
+        has one such function and keeps it until `close`.
+        """
         self._before_read = function
 
     def __enter__(self: _Self) -> _Self:

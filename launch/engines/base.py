@@ -1,4 +1,4 @@
-"""The interface of engines: a module `launch.engines.<name>` with `start(program, options) -> Job`.
+"""The interface of engines: a module of `launch.engines` with a subclass of `Job`.
 
 These rules hold for every engine:
 
@@ -28,14 +28,14 @@ from launch.program import Program
 
 FIRST_BACK_OFF = 0.1  # seconds before the first restart of a node; doubles with each restart
 LONGEST_BACK_OFF = 5.0
-#: By name, a module of `launch.engines` and its function `(program, options) -> Job`.
+#: By name, in alphabetical order: a module of `launch.engines` and its subclass of `Job`.
 ENGINES = {
-    "serial": ("serial", "start"),
-    "threads": ("threads", "start"),
-    "processes": ("processes", "start"),
-    "ray": ("ray", "start"),
-    "launchpad": ("launchpad", "start"),
-    "launchpad_mt": ("launchpad", "start_threads"),
+    "launchpad": ("launchpad", "LaunchpadJob"),
+    "launchpad_mt": ("launchpad", "LaunchpadJob"),
+    "processes": ("processes", "ProcessesJob"),
+    "ray": ("ray", "RayJob"),
+    "serial": ("serial", "SerialJob"),
+    "threads": ("threads", "ThreadsJob"),
 }
 ENDED = ("returned", "closed", "failed", "killed")  # states of a node whose work is over
 LONG_LIFE = 60.0  # seconds; after a life this long, the pause before a restart starts over
@@ -226,6 +226,30 @@ class Outcome:
         self.notify()
 
 
+class Record:
+    """The entry of a node in `Job.status`, across its restarts.
+
+    Attributes:
+      usage: `cpu_seconds`, `memory_bytes` and `calls` of its process, as far as they are known.
+    """
+
+    def __init__(self, unit: Unit, label: str) -> None:
+        self.unit = unit
+        self.label = label
+        self.state = "starting"
+        self.restarts = 0
+        self.back_off = BackOff()
+        self.pid: int | None = None
+        self.usage: dict[str, Any] = dict.fromkeys(("cpu_seconds", "memory_bytes", "calls"))
+        self.error: str | None = None
+
+    def status(self) -> dict[str, Any]:
+        """Returns the entry, as plain data."""
+        unit, own = self.unit, {name: getattr(self, name) for name in ("state", "restarts", "pid")}
+        node = {"label": self.label, "group": unit.group, "index": unit.index}
+        return {**node, **own, **self.usage, "error": self.error}
+
+
 class Job(abc.ABC):
     """A running program.
 
@@ -238,6 +262,7 @@ class Job(abc.ABC):
     """
 
     _runtime: Runtime  # of the launching process
+    _records: Sequence[Record]  # of the nodes, in order of addition
 
     def __init__(self, program: Program, engine: str, options: Options) -> None:
         self.outcome = Outcome()
@@ -297,7 +322,7 @@ class Job(abc.ABC):
         stopping, finished, failed. States of a node: starting, running, returned, restarting,
         closing, closed, failed, killed.
         """
-        state = self.state()
+        state = "stopping" if self._runtime.stopped.is_set() else "running"
         if self.over:
             state = "finished" if self.outcome.error is None else "failed"
         return {
@@ -308,13 +333,9 @@ class Job(abc.ABC):
             "nodes": self.nodes(),
         }
 
-    @abc.abstractmethod
-    def state(self) -> str:
-        """Returns the state of the program until it is over."""
-
-    @abc.abstractmethod
     def nodes(self) -> list[dict[str, Any]]:
         """Returns the states of the nodes, as in `status`."""
+        return [record.status() for record in self._records]
 
     def client(self, label: str, index: int = 0) -> Any:
         """Returns a client of the node `index` of the group `label`, for the launching process."""
@@ -342,15 +363,6 @@ class Job(abc.ABC):
             raise self.outcome.error
 
 
-def node_status(
-    unit: Unit, label: str, state: str, restarts: int, error: str | None, pid: int | None, **usage: Any
-) -> dict[str, Any]:
-    """Returns the entry of a node in `Job.status`; `usage` describes its process."""
-    known = {"label": label, "group": unit.group, "index": unit.index, "state": state, "restarts": restarts}
-    unknown = {"cpu_seconds": None, "memory_bytes": None, "calls": None}
-    return {**known, "pid": pid, **unknown, **usage, "error": error}
-
-
 def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
     """Returns the node of `job.client(label, index)`; raises `LookupError` with the existing nodes."""
     for unit in units:
@@ -363,11 +375,6 @@ def find_leaf(units: Sequence[Unit], label: str, index: int) -> Leaf:
         f"node: got {label!r} with index {index}, expected one of "
         f"{[leaf.context.label for unit in units for leaf in unit.leaves]}."
     )
-
-
-def engine_names() -> list[str]:
-    """Returns the names of the engines."""
-    return sorted(ENGINES)
 
 
 def unserved(label: str, description: str) -> LaunchError:

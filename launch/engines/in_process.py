@@ -12,13 +12,12 @@ from typing import Any
 
 from launch.context import Runtime, activate, deactivate, entered, here
 from launch.engines.base import (
-    BackOff,
     Job,
     Leaf,
     Options,
+    Record,
     Unit,
     node_error,
-    node_status,
     unknown_node,
     unserved,
 )
@@ -29,33 +28,25 @@ from launch.nodes import CourierNode, ReplayNode, connect_replay
 from launch.program import Program
 
 
-class Place:
+class Place(Record):
     """A node of the program and its object.
 
     Attributes:
       object: the result of the constructor; None before that and for a `PyNode`.
-      state: as in `Job.status()`.
     """
 
     def __init__(self, leaf: Leaf, unit: Unit) -> None:
+        super().__init__(unit, leaf.context.label)
         self.leaf = leaf
-        self.unit = unit
+        self.pid = os.getpid()
         self.object: Any = None
         self.target: Target | None = None
         self.built = False
         self.waits_for: Place | None = None  # the node for whose constructor this node's constructor waits
-        self.state = "starting"
         self.turns = 0  # number of steps, on the serial engine
-        self.restarts = 0
-        self.back_off = BackOff()
-        self.error: str | None = None
         if isinstance(leaf.node, CourierNode):
             self.room = threading.BoundedSemaphore(leaf.node.client_options["max_in_flight"])
             self.pool = CallThreads(leaf.node.server_options["thread_pool_size"])
-
-    @property
-    def label(self) -> str:
-        return self.leaf.context.label
 
     @property
     def works(self) -> bool:
@@ -187,10 +178,12 @@ class LocalRuntime(Runtime):
         call, submit = functools.partial(self._call, place), functools.partial(self._submit, place)
         return Client(node_id, call, submit, node.client_options["call_timeout"])
 
-    def _call(self, place: Place, name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+    ) -> Any:
         """Calls a method on this thread, or on another one if the caller waits for a limited time only."""
         if timeout is not None and self._concurrent:
-            return self._begin(place, name, timeout, *args, **kwargs).result()
+            return self._begin(place, name, args, kwargs, timeout).result()
         if not place.built:
             self._wait_until_built(place)
         assert place.target is not None
@@ -201,20 +194,24 @@ class LocalRuntime(Runtime):
         finally:
             here.runtime, here.context = before
 
-    def _submit(self, place: Place, name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Future:
+    def _submit(
+        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+    ) -> Future:
         if not place.room.acquire(timeout=timeout):
             raise CallTimeout(f"{place.label}.{name} was not sent within {timeout} s: too many open futures.")
-        future = self._begin(place, name, timeout, *args, **kwargs)
+        future = self._begin(place, name, args, kwargs, timeout)
         future.add_done_callback(lambda _: place.room.release())
         return future
 
-    def _begin(self, place: Place, name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Future:
+    def _begin(
+        self, place: Place, name: str, args: tuple, kwargs: dict[str, Any], timeout: float | None
+    ) -> Future:
         """Begins a call and returns its future; without threads, the call is then over."""
         future: Future = Future()
 
         def work() -> None:
             try:
-                settle(future, self._call(place, name, None, *args, **kwargs))
+                settle(future, self._call(place, name, args, kwargs, None))
             except BaseException as error:
                 settle(future, error=error)
 
@@ -245,7 +242,7 @@ class LocalJob(Job):
     def __init__(self, program: Program, engine: str, options: Options, *, concurrent: bool) -> None:
         super().__init__(program, engine, options)
         self._runtime = LocalRuntime(self._job, self._units, self.stop, concurrent=concurrent)
-        self._places = list(self._runtime.places.values())
+        self._records = self._places = list(self._runtime.places.values())
         activate(self._runtime)
 
     def stop(self, result: Any = None) -> None:
@@ -254,15 +251,6 @@ class LocalJob(Job):
             self._runtime.begin_stop()
         finally:
             self.outcome.notify()
-
-    def state(self) -> str:
-        return "stopping" if self._runtime.stopped.is_set() else "running"
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return [
-            node_status(place.unit, place.label, place.state, place.restarts, place.error, os.getpid())
-            for place in self._places
-        ]
 
     def _may_restart(self, place: Place, error: BaseException) -> bool:
         """Records a failure; returns whether the node has a restart left. If not, the program ends."""

@@ -24,16 +24,11 @@ from launch.handles import Target
 from launch.program import Program, ProgramState, Snapshot
 
 
-def start(program: Program, options: Options) -> SerialJob:
-    """Returns a job that runs inside of `wait()`, on the thread that calls it."""
-    return SerialJob(program, options)
-
-
 class SerialJob(LocalJob):
     """A program that runs on the thread that calls `wait()`; it is over when `wait()` returns."""
 
-    def __init__(self, program: Program, options: Options) -> None:
-        super().__init__(program, "serial", options, concurrent=False)
+    def __init__(self, program: Program, engine: str, options: Options) -> None:
+        super().__init__(program, engine, options, concurrent=False)
         self._runtime.stopped = _StopEvent()
         self._workers: list[Place] = []  # the nodes that take turns
         self._due: collections.deque[Place] = collections.deque()  # those to take a turn in this pass
@@ -43,7 +38,8 @@ class SerialJob(LocalJob):
         self._started = False
 
     def stop(self, result: Any = None) -> None:
-        if result is None and self._program.snapshot is not None and not self._interrupted:
+        saves = self._program.snapshot is not None and self.outcome.error is None
+        if result is None and saves and not self._interrupted:
             # Handlers change objects: the state is saved before they are called, between two turns.
             self._interrupted = True
             expire = threading.Timer(self._options.stop_timeout, super().stop)
@@ -136,7 +132,7 @@ class SerialJob(LocalJob):
             self._in_turn = True
             try:
                 if finished is not None and finished():
-                    place.state, moved = "returned", True
+                    place.state, moved, self._in_turn = "returned", True, False
                     continue
                 working.append(place)
                 if ready is None or ready():

@@ -14,16 +14,11 @@ from launch.errors import LaunchError
 from launch.program import Program
 
 
-def start(program: Program, options: Options) -> ThreadsJob:
-    """Starts the program on its own threads."""
-    return ThreadsJob(program, options)
-
-
 class ThreadsJob(LocalJob):
     """A program whose nodes have one thread each, which creates the node's object and runs it."""
 
-    def __init__(self, program: Program, options: Options) -> None:
-        super().__init__(program, "threads", options, concurrent=True)
+    def __init__(self, program: Program, engine: str, options: Options) -> None:
+        super().__init__(program, engine, options, concurrent=True)
         self._threads = {
             place.label: threading.Thread(target=self._live, args=(place,), name=place.label, daemon=True)
             for place in self._places

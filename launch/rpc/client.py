@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -29,19 +30,17 @@ PROBE_INTERVAL = 1.0  # seconds
 _SILENT_PROBES_AFTER_STOP = 2
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
     """A call that has no answer yet."""
 
-    __slots__ = ("after_probe", "awaited", "deadline", "frames", "future", "method", "sent")
-
-    def __init__(self, method: str, frames: list[Any], deadline: float | None, awaited: bool) -> None:
-        self.method = method
-        self.frames = frames
-        self.deadline = deadline
-        self.awaited = awaited  # whether a thread waits for the answer and receives in the meantime
-        self.future: Future = Future()
-        self.sent = False
-        self.after_probe = 0  # probes sent before it: their answers say nothing about this call
+    method: str
+    frames: list[Any]
+    deadline: float | None
+    awaited: bool  # whether a thread waits for the answer and receives in the meantime
+    future: Future = field(default_factory=Future)
+    sent: bool = False
+    after_probe: int = 0  # probes sent before it: their answers say nothing about this call
 
 
 class Connection:

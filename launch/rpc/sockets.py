@@ -7,9 +7,8 @@ transport:
   token that is derived from the keys (ZeroMQ's PLAIN handshake), so that two programs of one user cannot
   connect by mistake. There is no encryption: the bytes never leave the kernel, and CURVE would cost several
   times as much as the call itself for large arrays.
-- `tcp://` uses CURVE: authenticated encryption that admits only clients with the program's key. Without keys,
-a
-  tcp socket may only be bound to the loopback interface.
+- `tcp://` uses CURVE: authenticated encryption that admits only clients with the program's key. Without
+  keys, a tcp socket may only be bound to the loopback interface.
 
 In both cases ZeroMQ finishes the handshake before it delivers any frame, so that data of a peer without the
 key is never parsed. One thread per process, the `Authenticator`, decides which peers are admitted.
@@ -27,6 +26,7 @@ import shutil
 import stat
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import zmq
@@ -229,10 +229,7 @@ def make_server_socket(
       PermissionError: Other users can access the directory of an ipc address.
     """
     transport = check_address(address, curve)
-    socket = context().socket(zmq.ROUTER)
-    try:
-        _set_common_options(socket)
-        socket.maxmsgsize = max_frame_bytes
+    with _new_socket(zmq.ROUTER, max_frame_bytes) as socket:
         socket.sndhwm = socket.rcvhwm = max_queued_messages
         socket.router_mandatory = True  # sending to a disconnected peer is an error, not a silent loss
         if curve is not None:
@@ -248,9 +245,6 @@ def make_server_socket(
             if os.path.exists(old):  # left by an earlier life of this node
                 os.unlink(old)
         socket.bind(address)
-    except BaseException:
-        socket.close(linger=0)
-        raise
     return socket
 
 
@@ -265,10 +259,7 @@ def make_client_socket(
     The call does not wait for the server. The arguments and errors are those of `make_server_socket`.
     """
     transport = check_address(address, curve, connecting=True)
-    socket = context().socket(zmq.DEALER)
-    try:
-        _set_common_options(socket)
-        socket.maxmsgsize = max_frame_bytes
+    with _new_socket(zmq.DEALER, max_frame_bytes) as socket:
         socket.reconnect_ivl = 10
         socket.reconnect_ivl_max = 500
         if curve is not None:
@@ -280,9 +271,6 @@ def make_client_socket(
                 socket.curve_publickey = curve.public
                 socket.curve_secretkey = curve.secret
         socket.connect(address)
-    except BaseException:
-        socket.close(linger=0)
-        raise
     return socket
 
 
@@ -338,15 +326,24 @@ def _check_ipc_path(path: str) -> None:
         )
 
 
-def _set_common_options(socket: zmq.Socket) -> None:
-    socket.linger = 0
-    socket.sndhwm = 0  # the callers limit the number in flight; dropping or blocking here would hide it
-    socket.rcvhwm = 0
-    socket.ipv6 = False
-    socket.tcp_keepalive = 1
-    # The kernel notices within a minute that a peer's machine has vanished, whether data is in flight or not.
-    # Unlike ZeroMQ's heartbeats, it does not mistake a long frame or a paused process for that.
-    socket.tcp_keepalive_idle = 30  # seconds
-    socket.tcp_keepalive_intvl = 10
-    socket.tcp_keepalive_cnt = 3
-    socket.tcp_maxrt = 60_000  # milliseconds
+@contextlib.contextmanager
+def _new_socket(kind: int, max_frame_bytes: int) -> Iterator[zmq.Socket]:
+    """Creates a socket with the options of both sides; closes it if the `with` block fails."""
+    socket = context().socket(kind)
+    try:
+        socket.maxmsgsize = max_frame_bytes
+        socket.linger = 0
+        socket.sndhwm = 0  # the callers limit the number in flight; dropping or blocking here would hide it
+        socket.rcvhwm = 0
+        socket.ipv6 = False
+        socket.tcp_keepalive = 1
+        # The kernel notices within a minute that a peer's machine has vanished, whether data is in flight or
+        # not. Unlike ZeroMQ's heartbeats, it does not mistake a long frame or a paused process for that.
+        socket.tcp_keepalive_idle = 30  # seconds
+        socket.tcp_keepalive_intvl = 10
+        socket.tcp_keepalive_cnt = 3
+        socket.tcp_maxrt = 60_000  # milliseconds
+        yield socket
+    except BaseException:
+        socket.close(linger=0)
+        raise

@@ -1,14 +1,15 @@
-"""``state()`` and ``set_state()``: another environment of the same make() continues byte for byte."""
+"""Pickled environments continue byte for byte; a program's snapshot on the serial engine relies on it."""
 
 import functools
+import pickle
 
-import gymnasium
 import numpy as np
 import pytest
 import tree
 
 from framework import environments
-from framework.environments import FIRST, testing
+from framework.environments import FIRST, EnvironmentFault, testing
+from framework.environments.states import dumps
 
 CARTPOLE = "gymnasium:CartPole-v1"
 
@@ -23,21 +24,20 @@ def _play(environment, num_steps, rng):
     return seen, starts
 
 
-def _check(make, *, other=None, before=50, after=100, ends=True):
-    """Compares 100 steps after a state was taken with those of a new environment that got the state."""
+def _copy(environment):
+    return pickle.loads(dumps(environment))
+
+
+def _check(make, *, before=50, after=100, ends=True):
+    """Compares 100 steps of an environment and of its copy, which a pickle made in mid-episode."""
     rng = np.random.default_rng(0)
-    first, second = make(), (other or make)()
-    with first, second:
+    with make() as first:
         first.reset()
         _play(first, before, rng)
-        state = first.state()
-        assert isinstance(state, bytes)
-        expected, starts = _play(first, after, np.random.default_rng(1))
-        assert starts or not ends  # else the case shows nothing of new episodes
-        second.set_state(state)
-        assert _play(second, after, np.random.default_rng(1))[0] == expected
-        first.set_state(state)  # the saved environment itself goes back, too
-        assert _play(first, after, np.random.default_rng(1))[0] == expected
+        with _copy(first) as second:
+            expected, starts = _play(first, after, np.random.default_rng(1))
+            assert starts or not ends  # else the case shows nothing of new episodes
+            assert _play(second, after, np.random.default_rng(1))[0] == expected
 
 
 _LIMIT = {"max_episode_steps": 30}
@@ -96,15 +96,13 @@ def test_vector_environments_continue_byte_for_byte(name):
 
 
 @pytest.mark.parametrize("name", [CARTPOLE, "atari:Pong"])
-def test_processes_and_inline_envs_have_the_same_states(name):
+def test_environments_in_processes_continue_byte_for_byte(name):
     options = {}
     if name == "atari:Pong":
         pytest.importorskip("ale_py")
         options = {"max_frames": 240}
     make = functools.partial(environments.make, name, num_envs=3, seed=4, options=options)
-    processes = functools.partial(make, stepping="processes", num_processes=2)
-    _check(functools.partial(make, stepping="inline"), other=processes)
-    _check(processes, other=functools.partial(make, stepping="inline"))
+    _check(functools.partial(make, stepping="processes", num_processes=2))
 
 
 _WRAPPERS = {
@@ -144,12 +142,11 @@ def test_wrappers_continue_byte_for_byte(case, stepping):
     )
 
 
-def test_a_state_before_the_first_reset_has_the_seed():
-    make = functools.partial(environments.make, CARTPOLE, num_envs=2, stepping="inline")
-    state = make(seed=1).state()
-    other = make(seed=2)
-    other.set_state(state)
-    np.testing.assert_array_equal(other.reset().observation, make(seed=1).reset().observation)
+@pytest.mark.parametrize("stepping", ["inline", "vector", "processes"])
+def test_a_copy_before_the_first_reset_has_the_seed(stepping):
+    make = functools.partial(environments.make, CARTPOLE, num_envs=2, seed=1, stepping=stepping)
+    with make() as first, _copy(first) as second:
+        np.testing.assert_array_equal(second.reset().observation, first.reset().observation)
 
 
 def test_batches_of_one_env_within_a_batch_continue():
@@ -164,57 +161,9 @@ class Unpicklable(testing.EchoEnvironment):
         raise TypeError("cannot pickle 'Simulator' object")
 
 
-@pytest.mark.parametrize("stepping", ["inline", "processes"])
-def test_an_environment_that_cannot_be_saved_is_named(stepping):
-    few = {"num_processes": 1} if stepping == "processes" else {}
-    wrappers = [functools.partial(environments.FrameStack, num_frames=2)]
-    with environments.make(
-        Unpicklable, num_envs=2, stepping=stepping, wrappers=wrappers, **few
-    ) as environment:
+def test_an_environment_in_a_process_that_cannot_be_pickled_is_named():
+    with environments.make(Unpicklable, num_envs=2, stepping="processes", num_processes=1) as environment:
         environment.reset()
-        with pytest.raises(NotImplementedError, match=r"Unpicklable, env 0: .*cannot pickle 'Simulator'"):
-            environment.state()
+        with pytest.raises(EnvironmentFault, match=r"Unpicklable, envs 0 to 1: .*cannot pickle 'Simulator'"):
+            dumps(environment)
         assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [1, 1]
-
-
-def test_a_batched_environment_of_the_users_own_has_no_state_unless_it_says_so():
-    class Own(environments.BatchedEnvironment):
-        name = "own"
-
-        def reset(self):
-            raise AssertionError
-
-        def step(self, action):
-            raise AssertionError
-
-    with pytest.raises(NotImplementedError, match="own: Own cannot save its state"):
-        Own().state()
-    with pytest.raises(NotImplementedError, match="own: Own cannot restore a state"):
-        Own().set_state(b"")
-
-
-def test_a_vector_environment_in_processes_of_its_own_cannot_be_saved():
-    def factory(num_envs):
-        mode = gymnasium.vector.AutoresetMode.NEXT_STEP
-        return gymnasium.make_vec(
-            "CartPole-v1",
-            num_envs=num_envs,
-            vectorization_mode="async",
-            vector_kwargs={"autoreset_mode": mode},
-        )
-
-    with environments.make(factory, num_envs=2, seed=0) as environment:
-        environment.reset()
-        with pytest.raises(NotImplementedError, match="factory: the environment cannot save its state"):
-            environment.state()
-
-
-@pytest.mark.parametrize("stepping", ["inline", "processes"])
-def test_a_state_of_another_number_of_envs_is_refused(stepping):
-    state = environments.make(CARTPOLE, num_envs=3, stepping="inline").state()
-    few = {"num_processes": 1} if stepping == "processes" else {}
-    with (
-        environments.make(CARTPOLE, num_envs=2, stepping=stepping, **few) as environment,
-        pytest.raises(ValueError, match="got the state of 3 envs, expected 2"),
-    ):
-        environment.set_state(state)

@@ -210,28 +210,3 @@ def test_pictures_in_mixed_precision_are_those_in_full_precision_rounded_once(le
     images = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     with torch.set_grad_enabled(learning), torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(network(images), network(images.float() / 255), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("activation", ["relu", "tanh", "elu", "silu"])
-def test_a_plain_network_gives_what_its_modules_give_and_follows_changes_in_place(activation):
-    torch.manual_seed(0)
-    body = networks.MLP(5, (8, 8), 3, activation=activation, layer_norm=True)
-    head = networks.make_policy_head(3, DISCRETE)
-    encoder = networks.ObservationEncoder(VECTOR)
-    inputs = observation(VECTOR, 2)
-    plain = [networks.plain(module) for module in (encoder, body, head)]
-    for _ in range(2):
-        logits = plain[2](plain[1](plain[0](inputs))).logits
-        torch.testing.assert_close(logits, head(body(encoder(inputs))).logits, rtol=0, atol=0)
-        other = networks.MLP(5, (8, 8), 3, activation=activation, layer_norm=True)
-        body.load_state_dict(other.state_dict())
-
-
-def test_a_plain_network_leaves_what_it_does_not_know_and_what_has_hooks_as_it_is():
-    body = networks.MLP(5, (8,))
-    calls = []
-    body.layers[0].register_forward_hook(lambda *_: calls.append(1))
-    networks.plain(body)(torch.zeros(1, 5))
-    assert calls == [1]
-    pictures = networks.ObservationEncoder(SMALL)
-    assert networks.plain(pictures) is pictures

@@ -14,6 +14,7 @@ from served_table import finish, table, write
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
+from framework.replay.remote.connection import Connection
 from framework.replay.server import operations, service
 from launch.rpc import sockets
 
@@ -48,7 +49,7 @@ def test_stop_wakes_every_wait_at_once(connect):
 
 def test_stop_leaves_no_files():
     server = replay.Server([table()])
-    directory = server._memory.directory
+    directory = server._store.allocator.directory
     client = ServedClient(server.address)
     write(client.batch_writer(), 10)
     client.sample_batch("t", 4)
@@ -104,6 +105,27 @@ def test_interrupting_one_client_leaves_the_others_alone(connect):
     assert other.sample_batch("t", 2).data["x"].shape == (2,)
 
 
+def test_an_interrupt_between_two_waits_of_a_writer_ends_the_next_one(monkeypatch):
+    with replay.Server([replay.Table.queue("q", 2)]) as server:
+        client = ServedClient(server.address)
+        writer = client.batch_writer(max_in_flight_items=1)
+        rows = writer.append("s", {"x": np.arange(5)})
+        poll = Connection.poll
+
+        def poll_late(connection, timeout=0.0, *watch):
+            if timeout is None:
+                client.interrupt()
+                timeout = 10.0  # so that a failure ends, too
+            return poll(connection, timeout, *watch)
+
+        monkeypatch.setattr(Connection, "poll", poll_late)
+        begin = time.monotonic()
+        with pytest.raises(replay.ServerClosed, match="interrupted"):
+            writer.create_items("q", {"x": writer.slice("s", "x", rows)})
+        assert time.monotonic() - begin < 5.0
+        client.close()
+
+
 def test_strangers_are_kept_out():
     with replay.Server([table()], curve=sockets.CurveKeys.generate()) as server:
         for keys in (None, sockets.CurveKeys.generate()):
@@ -117,7 +139,7 @@ def test_rows_of_others_are_refused():
     with replay.Server([table()]) as server:
         good, bad = (ServedClient(server.address, local=False) for _ in range(2))
         write(good.batch_writer(), 5)
-        with bad._channel.borrow() as connection:
+        with bad.borrow() as connection:
             connection.open()
             lease = {"op": "lease", "stream": "s", "n": 1}
             connection.request(lease)
@@ -170,10 +192,10 @@ def test_wrong_arguments(name):
 
 def test_a_taken_port_is_an_error_and_leaves_nothing():
     with replay.Server([table()]) as server:
-        before = set(os.listdir(os.path.dirname(server._memory.directory)))
+        before = set(os.listdir(os.path.dirname(server._store.allocator.directory)))
         with pytest.raises(OSError, match=r"[Aa]ddress"):
             replay.Server([table()], port=server.port)
-        assert set(os.listdir(os.path.dirname(server._memory.directory))) == before
+        assert set(os.listdir(os.path.dirname(server._store.allocator.directory))) == before
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the option is Linux's")

@@ -14,6 +14,7 @@ import pytest
 from framework import replay
 from framework.replay import shm
 from framework.replay.remote.client import ServedClient
+from framework.replay.tables.items import make_keys
 
 PRELUDE = """
 import sys, time, zlib
@@ -160,7 +161,7 @@ def test_the_request_of_a_killed_sampler_takes_nothing(spawn):
 
 SERVER = """
 with replay.Server([table()], port=int(sys.argv[1])) as server:
-    say(server.port, server._memory.directory)
+    say(server.port, server._store.allocator.directory)
     sys.stdin.read()
 """
 
@@ -403,3 +404,33 @@ def test_a_forked_child_uses_a_client_of_its_parent_and_the_parent_goes_on(local
         assert client.sample_batch("t", 4, timeout=10).data["x"].shape == (4,)
         source.close()
         client.close()
+
+
+def _insert_in_a_child(address, report):
+    client = replay.Client(address)
+    client.insert({"x": np.float32(2)}, {"t": 1.0})
+    report.send((int(make_keys(1)[0]), client.server_info(timeout=10)["t"].current_size))
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_children_of_a_server_reach_its_tables_and_make_keys_of_their_own():
+    with replay.Server([table()]) as server:
+        keys = set()
+        for size in (1, 2):
+            forked = multiprocessing.get_context("fork")
+            ours, theirs = forked.Pipe()
+            child = forked.Process(target=_insert_in_a_child, args=(server.address, theirs))
+            child.start()
+            theirs.close()
+            try:
+                assert ours.poll(30)
+                key, seen = ours.recv()
+                child.join(20)
+            finally:
+                child.kill()
+                child.join(20)
+            keys.add(key)
+            assert seen == size
+        assert len(server.tables["t"]) == 2  # and not two copies of the table with one item each
+        assert len(keys) == 2

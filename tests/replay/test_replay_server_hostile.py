@@ -194,7 +194,7 @@ def test_a_column_that_finds_no_memory_leaves_no_file(monkeypatch):
         client = ServedClient(server.address)
         writer = client.batch_writer()
         rows = writer.append("s", {"x": np.arange(5)})
-        before = sorted(os.listdir(server._memory.directory))
+        before = sorted(os.listdir(server._store.allocator.directory))
 
         def full(file, offset, size, path):
             raise replay.StoreFullError("shared memory is full")
@@ -203,7 +203,7 @@ def test_a_column_that_finds_no_memory_leaves_no_file(monkeypatch):
         monkeypatch.setattr(shm, "_reserve", full)
         with pytest.raises(replay.StoreFullError):
             writer.append("s", {"y": np.arange(5)}, rows)
-        assert sorted(os.listdir(server._memory.directory)) == before
+        assert sorted(os.listdir(server._store.allocator.directory)) == before
         monkeypatch.setattr(shm, "_reserve", reserve)
         writer.append("s", {"y": np.arange(5)}, rows)
         writer.create_items("t", {"y": writer.slice("s", "y", rows)})

@@ -6,7 +6,7 @@ import collections
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,22 +54,6 @@ class Client(ServerTables, contracts.Client):
 
     # Sampling.
 
-    def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
-        """Draws `batch_size` samples and stacks them; see `contracts.Client.sample_batch`.
-
-        If the call fails, the samples drawn so far are kept, and the next call returns them.
-        """
-        if batch_size < 1:
-            raise ValueError(f"table {table!r}, n: got {batch_size}, expected at least 1 sample.")
-        return self.source().draw(table, batch_size, timeout, out, pad)[0]
-
     def source(self) -> _Source:
         """Returns the source that a `Dataset` draws from."""
         return _Source(self)
@@ -80,7 +64,12 @@ class Client(ServerTables, contracts.Client):
             self._drawn[table] += samples
 
     def take(self, table: str, n: int, timeout: float | None, cancelled: Callable[[], bool]) -> list[Any]:
-        """Returns n samples. Ends with `ServerClosed` once `cancelled()`."""
+        """Returns n samples. Ends with `ServerClosed` once `cancelled()`.
+
+        If the call fails, the samples drawn so far are kept, and the next call returns them.
+        """
+        if n < 1:
+            raise ValueError(f"table {table!r}, n: got {n}, expected at least 1 sample.")
         deadline = None if timeout is None else time.monotonic() + timeout
         drawn = self._drawn[table]
         while True:
@@ -138,25 +127,13 @@ class Client(ServerTables, contracts.Client):
 
     # Items.
 
-    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
+    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         keys = np.asarray(keys, np.uint64).ravel()
         priorities = check_priorities(table, np.ravel(priorities), len(keys))
-        self.mutate_priorities(table, dict(zip(keys.tolist(), priorities.tolist(), strict=True)))
-
-    def mutate_priorities(
-        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
-    ) -> None:
-        """Deletes items, then sets priorities.
-
-        Raises:
-          ValueError: A priority is negative or not finite. Nothing is changed.
-        """
-        updates = dict(updates or {})
-        priorities = check_priorities(table, list(updates.values()), len(updates))
         self.signature(table)  # raises UnknownTableError
         self._settle()
-        self.native.mutate_priorities(table, updates, [int(key) for key in deletes or ()])
+        updates = dict(zip(keys.tolist(), priorities.tolist(), strict=True))
+        self.native.mutate_priorities(table, updates, [int(key) for key in deletes])
         self.saw_priorities(table, priorities)
 
     def reset(self, table: str) -> None:

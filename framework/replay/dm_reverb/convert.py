@@ -134,7 +134,7 @@ def describe_structure(structure: nests.Structure) -> np.ndarray:
 def stack(
     table: str, samples: Sequence[Any], signature: Nest, out: list[Any] | None, pad: bool
 ) -> ReplaySample | PaddedSample:
-    """Returns a batch of samples of `reverb.Client.sample(emit_timesteps=False)`; see `Samples.gather`.
+    """Returns a batch of samples of `reverb.Client.sample(emit_timesteps=False)`; see `rows.layout.gather`.
 
     Raises:
       ValueError: The items differ in structure, differ in length without `pad`, or do not fit `out`.

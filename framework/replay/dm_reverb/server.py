@@ -116,15 +116,13 @@ def serve_node(
     dm-reverb serves on TCP ports only. The port for an address `ipc://path` is written to `path.port`, where
     `connect_node` reads it; a restarted server takes the same port. `curve` is not used.
     """
-    port = None
-    notice = None
-    if not embedded and address is not None:
-        if address.startswith("tcp://"):
-            port = int(address.rpartition(":")[2])
-        else:
-            notice = _notice(address)
-            port = int(notice.read_text()) if notice.exists() else None
-    server = Server(tables, port, checkpointer, concurrent=concurrent or not embedded)
+    port, notice = None, None
+    if address is not None and address.startswith("tcp://"):
+        port = int(address.rpartition(":")[2])
+    elif address is not None:
+        notice = _notice(address)
+        port = int(notice.read_text()) if notice.exists() else None
+    server = Server(tables, port, checkpointer, concurrent=concurrent)
     if notice is not None:
         beside = notice.with_suffix(".new")
         beside.write_text(str(server.port))

@@ -30,7 +30,7 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
-from framework.replay.writer import BaseWriter
+from framework.replay.writer import Writer
 
 # dm-reverb prints warnings if about 64 items or more are in flight.
 DEFAULT_IN_FLIGHT = 32
@@ -43,7 +43,7 @@ _SHORT, _SLICE = 0.02, 0.2
 _SETTLE = 5.0  # seconds within which a server confirms items that no rate limiter delays
 
 
-class ReverbWriter(BaseWriter):
+class ReverbWriter(Writer):
     """See `contracts.Writer`.
 
     It differs in two ways. `create_items` returns no keys, because dm-reverb does not report them. When it

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.table import Table, Tables
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
-from framework.replay.writer import BaseWriter, joined
+from framework.replay.writer import Writer, joined
 from launch.rpc import sockets
 
 # Single items wait for others, because many go in for hardly more than one: until there are this many, until
@@ -40,6 +41,8 @@ _DELAY = 0.005
 
 # The clients of the servers of this process, by address: their tables need no messages.
 _served_here: weakref.WeakValueDictionary[str, EmbeddedClient] = weakref.WeakValueDictionary()
+# A forked child has copies of the tables, and the server keeps the originals.
+os.register_at_fork(after_in_child=_served_here.clear)
 
 
 class EmbeddedClient(ReverbApi, Client):
@@ -118,34 +121,14 @@ class EmbeddedClient(ReverbApi, Client):
         """Returns the source that a `Dataset` draws from."""
         return EmbeddedSource(self)
 
-    def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
-        """Draws a batch of samples; see `contracts.Client.sample_batch`."""
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Source]:
         if self._interrupted:
             raise ServerClosed("the client was interrupted or closed")
-        source = EmbeddedSource(self)
-        sample, drawn = source.draw(table, batch_size, timeout, out, pad)
-        source.release(drawn)
-        return sample
+        yield EmbeddedSource(self)
 
-    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        self.tables[table].mutate(keys, priorities)
-
-    def mutate_priorities(
-        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
-    ) -> None:
-        """Deletes items, then sets priorities; all or nothing."""
-        updates = updates or {}
-        self.tables[table].mutate(
-            list(updates.keys()), list(updates.values()), () if deletes is None else deletes
-        )
+    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
+        self.tables[table].mutate(keys, priorities, deletes)
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` samples can be drawn now without waiting."""
@@ -230,7 +213,7 @@ class EmbeddedSource(Source):
         return self._interrupted or self._client.is_interrupted()
 
 
-class LocalWriter(BaseWriter):
+class LocalWriter(Writer):
     """Writes into the row store and the tables of an `EmbeddedClient`. See `contracts.Writer`.
 
     Items that a rate limiter refuses wait here, first in, first out. Rows are released after the items that

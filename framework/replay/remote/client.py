@@ -10,28 +10,19 @@ import collections
 import contextlib
 import logging
 import os
-import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import (
-    DEFAULT_RECONNECT_TIMEOUT,
-    LAST_WORDS,
-    Channel,
-    Connection,
-    SessionLost,
-)
+from framework.replay.remote.connection import LAST_WORDS, Channel, Connection, SessionLost
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
-from framework.replay.rows.layout import Layout
-from framework.replay.tables.samples import Samples
+from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
-from launch.rpc.sockets import CurveKeys
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +36,7 @@ class ServedSource(Source):
     Args:
       client: the client; before each draw, its writers insert what they have created.
       connection: a connection of this source only.
-      hold: whether samples can be given back until they are released. If not, `draw` releases them.
+      hold: whether samples are given back if the session ends before they are released.
     """
 
     def __init__(self, client: ServedClient, connection: Connection, hold: bool = True) -> None:
@@ -61,15 +52,18 @@ class ServedSource(Source):
         message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
         answer = connection.call(message, timeout, wait=True)
         info = SampleInfo(*[array.copy() for array in answer["info"]])
-        drawn = Drawn(connection.session, answer.get("delivery", 0))
+        drawn = Drawn(connection.session, answer.get("delivery"))
         layouts, local = connection.layouts, connection.mapped.local
         try:
             for number, description, files in answer["define"]:
                 layout = Layout.from_wire(description)
-                layouts[number] = connection.mapped.bind(layout, files, table) if local else layout.pack
+                for file in files:
+                    connection.mapped.column(*file)
+                # A mapped store has what a binding gathers from.
+                layouts[number] = Binding(layout, connection.mapped, table) if local else layout.pack  # type: ignore[arg-type]
             if local:
                 parts = [(layouts[part[0]], *part[1:]) for part in answer["parts"]]
-                return Samples(table, info, parts).gather(out, pad), drawn
+                return gather(table, info, parts, out, pad), drawn
             pack = layouts[answer["layout"]]
             assert callable(pack)
             leaves = [
@@ -79,15 +73,11 @@ class ServedSource(Source):
                 return PaddedSample(info, pack(leaves), pack(answer["lengths"])), drawn
             return ReplaySample(info, pack(leaves)), drawn
         except BaseException:
-            if hold:
-                self.give_back(drawn)
+            (self.give_back if hold else self.release)(drawn)
             raise
-        finally:
-            if local and not hold:
-                connection.done.append(drawn.delivery)
 
     def release(self, drawn: Drawn) -> None:
-        if drawn.session == self._connection.session:
+        if drawn.session == self._connection.session and drawn.delivery is not None:
             self._connection.done.append(drawn.delivery)
 
     def give_back(self, drawn: Drawn) -> None:
@@ -115,69 +105,43 @@ class Drawn(NamedTuple):
     """A batch that a source has drawn, as its server knows it: a delivery of one session."""
 
     session: int
-    delivery: int
+    delivery: int | None
 
 
-class ServedClient(ReverbApi, Client):
-    """See the module; made by `replay.Client`.
+class ServedClient(ReverbApi, Channel, Client):
+    """See the module, and `Channel` for the arguments; made by `replay.Client`."""
 
-    Args:
-      address: `tcp://host:port` or `ipc://path`.
-      curve: the keys of the program, if the server has any.
-      local: None uses shared memory where possible; False never does.
-      reconnect_timeout: seconds for which calls wait for a server that is not there.
-    """
-
+    address: str
     concurrent = True
 
-    def __init__(
-        self,
-        address: str,
-        curve: CurveKeys | None = None,
-        local: bool | None = None,
-        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
-    ) -> None:
-        self.address: str = address
-        self._options = (curve, local, reconnect_timeout)
-        self._begin()
-
     def _begin(self) -> None:
-        """Sets up the state of this process: a forked child uses none of its parent's."""
-        self._pid = os.getpid()
-        self._connections = Channel(self.address, *self._options)
-        self._lock = threading.Lock()
+        super()._begin()
+        _clients.add(self)
         self._writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
         self._dropped: collections.deque[ServedWriter] = collections.deque()
 
-    @property
-    def _channel(self) -> Channel:
-        if self._pid != os.getpid():
-            self._begin()
-        return self._connections
+    def begin_in_child(self) -> None:
+        """Starts anew in a forked child, which uses no connection of its parent."""
+        for writer in list(self._writers):
+            writer.end_in_child()
+        self._begin()
 
     def __reduce__(self) -> Any:
-        return type(self), (self.address, *self._options)
+        return type(self), (self.address, self.curve, self.local, self.reconnect_timeout)
 
     def __repr__(self) -> str:
         return f"replay.Client({self.address!r})"
 
     # Reading.
 
-    def sample_batch(
-        self,
-        table: str,
-        batch_size: int,
-        timeout: float | None = None,
-        out: list[Any] | None = None,
-        pad: bool = False,
-    ) -> ReplaySample | PaddedSample:
-        """Returns `batch_size` stacked samples; see `EmbeddedClient.sample_batch`."""
-        with self._channel.borrow() as connection:
-            return ServedSource(self, connection, hold=False).draw(table, batch_size, timeout, out, pad)[0]
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Source]:
+        with self.borrow() as connection:
+            yield ServedSource(self, connection, hold=False)
 
     def source(self) -> ServedSource:
         """Returns a source of samples for a `Dataset`."""
-        return ServedSource(self, self._channel.connection())
+        return ServedSource(self, self.connection())
 
     # Writing.
 
@@ -188,7 +152,7 @@ class ServedClient(ReverbApi, Client):
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
         self.show()
-        writer = ServedWriter(self._channel.connection(), max_in_flight_items, self._dropped)
+        writer = ServedWriter(self.connection(), max_in_flight_items, self._dropped)
         with self._lock:
             self._writers.add(writer)
         return writer
@@ -198,8 +162,6 @@ class ServedClient(ReverbApi, Client):
 
         Writers that were dropped without `close` end: they insert what they can without waiting.
         """
-        if self._pid != os.getpid():
-            self._begin()
         with contextlib.suppress(IndexError):  # another thread may take the last one
             while self._dropped:
                 writer = self._dropped.popleft()
@@ -217,18 +179,7 @@ class ServedClient(ReverbApi, Client):
 
     def _call(self, message: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         self.show()
-        return self._channel.call(message, timeout)
-
-    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
-        """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored."""
-        self._mutate(table, keys, priorities, ())
-
-    def mutate_priorities(
-        self, table: str, updates: Mapping[int, float] | None = None, deletes: Sequence[int] | None = None
-    ) -> None:
-        """Deletes items, then sets priorities; all or nothing."""
-        updates = updates or {}
-        self._mutate(table, list(updates.keys()), list(updates.values()), () if deletes is None else deletes)
+        return self.call(message, timeout)
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
@@ -261,10 +212,8 @@ class ServedClient(ReverbApi, Client):
 
     def checkpoint(self) -> str:
         """Writes a checkpoint on the server; returns its path there."""
-        self.show()
         # No rate limiter delays it, so an interrupted client can write the last checkpoint of its program.
-        message = {"op": "checkpoint", "timeout": _CHECKPOINT_S}
-        return str(self._channel.call(message, timeout=_CHECKPOINT_S)["path"])
+        return str(self._call({"op": "checkpoint", "timeout": _CHECKPOINT_S}, _CHECKPOINT_S)["path"])
 
     def move(self, address: str | None) -> None:
         """Makes later calls use the server at `address`, which was restored from a checkpoint.
@@ -274,23 +223,18 @@ class ServedClient(ReverbApi, Client):
         Args:
           address: None while the server is being moved: calls then wait longer than `reconnect_timeout`.
         """
-        channel = self._channel
-        channel.away = address is None
+        self.away = address is None
         if address is not None:
-            self.address = channel.address = address
-            channel.stopped = False  # the server before did
-
-    def interrupt(self) -> None:
-        """Ends every waiting call, and every later one that would wait, with `ServerClosed`."""
-        self._channel.interrupt()
+            self.address = address
+            self.stopped = False  # the server before did
 
     def close(self) -> None:
         """Ends this client. Its writers insert what they can without waiting."""
-        self._channel.interrupt()  # first, because a thread that waits in a writer holds its lock
+        self.interrupt()  # first, because a thread that waits in a writer holds its lock
         with self._lock:
             writers = list(self._writers)
         with contextlib.ExitStack() as stack:  # closes all, even if one raises
-            stack.callback(self._channel.close)
+            stack.callback(super().close)
             for writer in writers:
                 stack.callback(writer.close, 0)
 
@@ -299,6 +243,18 @@ class ServedClient(ReverbApi, Client):
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+# Those of this process, so that a forked child can tell them.
+_clients: weakref.WeakSet[ServedClient] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for client in list(_clients):
+        client.begin_in_child()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _into(array: np.ndarray, out: Any) -> np.ndarray:

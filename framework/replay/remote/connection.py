@@ -26,8 +26,8 @@ import zmq
 from framework.nest import Pack
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
-from framework.replay.remote.mapping import MappedStore
 from framework.replay.rows.layout import Binding
+from framework.replay.shm import MappedStore
 from framework.replay.wake import Wake
 from launch.rpc import sockets
 
@@ -193,14 +193,18 @@ class Connection:
             raise SessionLost from None
         return self._next_id
 
-    def poll(self, timeout: float | None = 0.0) -> list[dict[str, Any]]:
+    def poll(self, timeout: float | None = 0.0, watch: bool = True) -> list[dict[str, Any]]:
         """Returns the answers to posted messages; waits up to `timeout` seconds for the first.
+
+        Args:
+          timeout: seconds; None waits without a limit, and 0 does not wait.
+          watch: whether an interrupt ends the wait, also one from before this call.
 
         Raises:
           SessionLost: the connection has ended.
-          ServerClosed: the server stops, or the client was interrupted while this call waited.
+          ServerClosed: the server stops, or `watch` is true and the client was interrupted.
         """
-        watch = timeout != 0.0 and not self.wake.is_set
+        watch = watch and timeout != 0.0
         until = None if timeout is None else time.monotonic() + timeout
         if not self._answers:
             while self._receive(until, watch):
@@ -344,12 +348,16 @@ class Channel:
         local: bool | None = None,
         reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
     ) -> None:
-        self.address = address
+        self.address: str = address
         self.curve = curve
+        self.local = local
         self.reconnect_timeout = reconnect_timeout
+        self._begin()
+
+    def _begin(self) -> None:
+        """Sets up the state of this process, without connections."""
         self.away = False
         self.stopped = False
-        self._local = local is not False
         self._mapped: MappedStore | None = None
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[Connection] = []
@@ -371,7 +379,9 @@ class Channel:
         server = welcome.get("server", "")
         with self._lock:
             if self._mapped is None or self._mapped.server != server:
-                self._mapped = MappedStore(server, welcome.get("directory", "") if self._local else "")
+                self._mapped = MappedStore(
+                    server, "" if self.local is False else welcome.get("directory", "")
+                )
             return self._mapped
 
     @contextlib.contextmanager
@@ -399,7 +409,7 @@ class Channel:
             return connection.call(message, timeout, wait)
 
     def interrupt(self) -> None:
-        """Ends the waits of all connections, of later ones too."""
+        """Ends every waiting call, and every later one that would wait, with `ServerClosed`."""
         with self._lock:
             self._interrupted = True
             for connection in self._connections:

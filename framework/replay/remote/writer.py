@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -40,7 +38,7 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
-from framework.replay.writer import BaseWriter, HeldRows, joined
+from framework.replay.writer import HeldRows, Writer, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
 # through the same client, or for this many seconds.
@@ -51,10 +49,9 @@ _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
 
 _Answer = TypeVar("_Answer")
-_writers: weakref.WeakSet[ServedWriter] = weakref.WeakSet()
 
 
-class ServedWriter(BaseWriter):
+class ServedWriter(Writer):
     """See the module, and `framework.replay.contracts.Writer` for the methods.
 
     Args:
@@ -75,7 +72,6 @@ class ServedWriter(BaseWriter):
         dropped: collections.deque[ServedWriter],
     ) -> None:
         super().__init__(None, max_in_flight_items, dropped)
-        _writers.add(self)
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
@@ -115,6 +111,11 @@ class ServedWriter(BaseWriter):
                     self._sync()
         finally:
             self._lock.release()
+
+    def end_in_child(self) -> None:
+        """Ends this writer in a forked child: its rows and its session are the parent's."""
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+        self._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
 
     def _finish(self) -> int:
         try:
@@ -229,9 +230,9 @@ class ServedWriter(BaseWriter):
         self._call(self._connection.request, {"op": "sync"})
         self._collect(0.0)
 
-    def _collect(self, timeout: float | None) -> bool:
-        """Notes the answers to inserts; waits up to `timeout` seconds for one. Whether any message came."""
-        answers = self._call(self._connection.poll, timeout)
+    def _collect(self, timeout: float | None, watch: bool = True) -> bool:
+        """Notes the answers to inserts; waits for one as `Connection.poll` does. Whether any message came."""
+        answers = self._call(self._connection.poll, timeout, watch)
         for answer in answers:
             count = self._in_flight.pop(answer["id"], None)
             if count is None:
@@ -250,14 +251,20 @@ class ServedWriter(BaseWriter):
         with self._lock:
             if not keep or self.num_pending > keep:
                 self._send()  # rows that were released, even if no item waits
-            if self._connection.wake.is_set:
+            # Read once: an interrupt from here on must end the wait, wherever in the loop it comes.
+            interrupted = self._connection.wake.is_set
+            if interrupted:
                 timeout = LAST_WORDS if timeout is None else min(timeout, LAST_WORDS)
             deadline = None if timeout is None else time.monotonic() + timeout
             self._waits = True
             try:
                 while self.num_pending > keep:
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    if not self._collect(left) and deadline is not None and time.monotonic() >= deadline:
+                    if (
+                        not self._collect(left, not interrupted)
+                        and deadline is not None
+                        and time.monotonic() >= deadline
+                    ):
                         self._sync()  # an answer may be on its way: it comes before the answer to this
                         if self.num_pending <= keep:
                             break
@@ -288,13 +295,3 @@ class ServedWriter(BaseWriter):
         self.num_lost, self.num_pending = self.num_pending, 0
         self._connection.close()
         raise error
-
-
-def _end_in_child() -> None:
-    """Ends every writer in a forked child: their rows and sessions are the parent's."""
-    for writer in list(_writers):
-        writer._lock = threading.RLock()  # another thread of the parent may have held it
-        writer._ended = ServerLost("writer: got a call in a forked process. Make a new writer there.")
-
-
-os.register_at_fork(after_in_child=_end_in_child)

@@ -21,7 +21,7 @@ import numpy as np
 
 from framework import nest as nests
 from framework.replay.rows.store import RowStore, Stream
-from framework.replay.types import TensorSpec
+from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TensorSpec
 from framework.types import Nest
 
 
@@ -225,7 +225,7 @@ class Binding:
 
     Attributes:
       columns: the column of each leaf.
-      shapes: the shape of each leaf of one item.
+      kinds: what items in one batch have in common, for each leaf: all but the length.
       item_bytes: bytes of one gathered item.
       parts: as in `Layout`, with the streams themselves.
 
@@ -238,6 +238,10 @@ class Binding:
         self.width, self.ragged, self.spans = layout.width, layout.ragged, layout.spans
         self.pack, self.paths = layout.pack, layout.paths
         self.columns: list[np.ndarray] = []
+        self.kinds: list[tuple[bool, np.dtype, tuple[int, ...]]] = []
+        # What `gather` needs of each leaf, in one tuple.
+        self._plan: list[tuple[int, bool, Any, np.dtype, tuple[int, ...]]] = []
+        self.item_bytes = 0
         self.parts: list[tuple[Stream, int, int]] = []
         for name, begin, end in layout.parts:
             if name not in store.streams:
@@ -246,26 +250,19 @@ class Binding:
                 )
             self.parts.append((store.streams[name], begin, end))
         for path, leaf in zip(self.paths, layout.leaves, strict=True):
-            stream = store.streams[layout.groups[leaf.group].stream]
-            if leaf.column not in stream.columns:
+            group = layout.groups[leaf.group]
+            columns = store.streams[group.stream].columns
+            if leaf.column not in columns:
                 raise ValueError(
-                    f"table {table!r}, leaf {path!r}: got column {leaf.column!r} of stream {stream.name!r}, "
-                    f"expected one of {sorted(stream.columns)}."
+                    f"table {table!r}, leaf {path!r}: got column {leaf.column!r} of stream {group.stream!r}, "
+                    f"expected one of {sorted(columns)}."
                 )
-            self.columns.append(stream.columns[leaf.column])
-        pairs = list(zip(layout.leaves, self.columns, strict=True))
-        self.shapes = [
-            ((layout.groups[leaf.group].length,) if leaf.time else ()) + column.shape[1:]
-            for leaf, column in pairs
-        ]
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self.shapes]
-        self.item_bytes = sum(size * column.itemsize for size, (_, column) in zip(sizes, pairs, strict=True))
-        self._kinds = [(leaf.time, column.dtype, column.shape[1:]) for leaf, column in pairs]
-        # What `gather` needs of each leaf, in one tuple.
-        self._plan = [
-            (leaf.group, leaf.time, column.take, column.dtype, shape)
-            for (leaf, column), shape in zip(pairs, self.shapes, strict=True)
-        ]
+            column = columns[leaf.column]
+            shape = (group.length, *column.shape[1:]) if leaf.time else column.shape[1:]
+            self.columns.append(column)
+            self.kinds.append((leaf.time, column.dtype, column.shape[1:]))
+            self._plan.append((leaf.group, leaf.time, column.take, column.dtype, shape))
+            self.item_bytes += int(np.prod(shape, dtype=np.int64)) * column.itemsize
         if signature is not None:
             self._check(table, signature)
 
@@ -277,17 +274,16 @@ class Binding:
                 f"table {table!r}: got a trajectory of {len(self.paths)} leaves {self.paths}, its signature "
                 f"has {len(specs)}: {nests.paths(nests.flatten(signature)[1])}."
             )
-        for path, shape, column, leaf, spec in zip(
-            self.paths, self.shapes, self.columns, self.layout.leaves, specs, strict=True
-        ):
+        leaves = zip(self.paths, self._plan, self.layout.leaves, specs, strict=True)
+        for path, (_, _, _, dtype, shape), leaf, spec in leaves:
             sizes: list[tuple[int | None, ...]] = [shape]
             if leaf.time and self.layout.groups[leaf.group].ragged:
                 sizes = [(None, *shape[1:])]
             if leaf.step:
                 sizes.append(shape[1:])
-            if spec.dtype != column.dtype or not any(_fits(each, spec.shape) for each in sizes):
+            if spec.dtype != dtype or not any(_fits(each, spec.shape) for each in sizes):
                 raise ValueError(
-                    f"table {table!r}, leaf {path!r}: got {column.dtype}{list(shape)}, the signature says "
+                    f"table {table!r}, leaf {path!r}: got {dtype}{list(shape)}, the signature says "
                     f"{spec.dtype}{list(spec.shape)}."
                 )
 
@@ -317,27 +313,65 @@ class Binding:
             leaves.append(array)
         return leaves
 
-    def leaf_lengths(self, lengths: np.ndarray | None) -> list[np.ndarray | int | None]:
-        """Returns the length of each leaf, or its lengths `[n]` if it is ragged; None without a time axis.
 
-        `lengths` is int32 `[n, groups]`.
-        """
-        result: list[np.ndarray | int | None] = []
-        for leaf in self.layout.leaves:
-            group = self.layout.groups[leaf.group]
-            if not leaf.time:
-                result.append(None)
-            elif lengths is None or not group.ragged:
-                result.append(group.length)
-            else:
-                result.append(lengths[:, leaf.group])
-        return result
+# (binding, places, index, lengths) of the m samples of one layout among n: `places` are theirs, int64 `[m]`,
+# or None for all in order; `index` is int64 `[m, width]`; `lengths` int32 `[m, groups]`, None if not ragged.
+Part = tuple[Binding, np.ndarray | None, np.ndarray, np.ndarray | None]
 
-    def is_like(self, other: Binding) -> bool:
-        """Returns whether items of both can be in one batch: they are equal but for their lengths."""
-        return self is other or (
-            self.layout.structure == other.layout.structure and self._kinds == other._kinds
+
+def gather(
+    table: str, info: SampleInfo, parts: Sequence[Part], out: Sequence[np.ndarray] | None, pad: bool
+) -> ReplaySample | PaddedSample:
+    """Copies the rows of the n samples `parts` of a table into arrays `[n, ...]`.
+
+    Args:
+      table: name of the table.
+      info: `SampleInfo` of arrays `[n]`.
+      parts: the samples, one part for each layout.
+      out: arrays for the leaves, in the order of the flattened nest, to copy into; None allocates them.
+      pad: whether items of different lengths become a `PaddedSample`; if not, they raise `ValueError`.
+    """
+    first, n = parts[0][0], len(info.key)
+    if len(parts) == 1 and not first.ragged and not pad:
+        return ReplaySample(info, first.pack(first.gather(parts[0][2], out)))
+    lengths = [np.zeros(n, np.int64) if leaf.time else None for leaf in first.layout.leaves]
+    pieces: list[tuple[Any, list[np.ndarray]]] = []
+    for binding, places, index, given in parts:
+        if (binding.layout.structure, binding.kinds) != (first.layout.structure, first.kinds):
+            raise ValueError(
+                f"table {table!r}: got items with leaves {binding.paths} and {first.paths} of different "
+                "kinds in one batch. Sample them one by one, or keep them in different tables."
+            )
+        at = slice(None) if places is None else places
+        for leaf, each in zip(binding.layout.leaves, lengths, strict=True):
+            if each is not None:
+                group = binding.layout.groups[leaf.group]
+                each[at] = given[:, leaf.group] if given is not None and group.ragged else group.length
+        pieces.append((at, binding.gather(index)))
+    if not pad and any(each is not None and (each != each[0]).any() for each in lengths):
+        named = zip(first.paths, lengths, strict=True)
+        shown = {path: np.unique(each).tolist() for path, each in named if each is not None}
+        raise ValueError(
+            f"table {table!r}: got items of different lengths in one batch, {shown}. Ask for padding, or "
+            "sample one by one."
         )
+    leaves = []
+    for number, (column, each) in enumerate(zip(first.columns, lengths, strict=True)):
+        shape = (n, *(() if each is None else (int(each.max()),)), *column.shape[1:])
+        array = np.empty(shape, column.dtype) if out is None else out[number]
+        if array.shape != shape:
+            raise ValueError(f"out, leaf {first.paths[number]!r}: got shape {array.shape}, expected {shape}.")
+        for at, gathered in pieces:
+            values = gathered[number]
+            if each is None:
+                array[at] = values
+            else:
+                array[at, : values.shape[1]] = values[:, : shape[1]]
+        if each is not None:
+            array[np.arange(shape[1]) >= each[:, None]] = 0
+        leaves.append(array)
+    data = first.pack(leaves)
+    return PaddedSample(info, data, first.pack(lengths)) if pad else ReplaySample(info, data)
 
 
 class Bindings(dict[Layout, int]):

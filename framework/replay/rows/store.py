@@ -99,6 +99,7 @@ class Stream:
 
     Attributes:
       columns: arrays `[capacity, ...]` by name; `CompressedColumn` where `RowStore` compresses.
+      specs: shape of one row and dtype of each column.
       row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
     """
 
@@ -106,6 +107,7 @@ class Stream:
         self.name = name
         self.capacity = capacity
         self.columns: dict[str, Any] = {}
+        self.specs: dict[str, ColumnSpec] = {}
         self._compressed: list[CompressedColumn] = []
         self._store = store
         self._lock = threading.Lock()
@@ -131,14 +133,6 @@ class Stream:
         """Returns the arrays `[capacity, ...]` of the columns that are not compressed, and of the counts."""
         return [*(array for array in self.columns.values() if type(array) is np.ndarray), self._counts]
 
-    def has(self, columns: Mapping[str, ColumnSpec]) -> bool:
-        """Returns whether the stream has all of these columns, with these shapes and dtypes."""
-        return all(
-            name in self.columns
-            and (self.columns[name].shape[1:], self.columns[name].dtype) == (tuple(shape), np.dtype(dtype))
-            for name, (shape, dtype) in columns.items()
-        )
-
     def declare(self, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
         """Adds the columns that the stream does not have.
 
@@ -151,13 +145,13 @@ class Stream:
         """
         names = {}
         with self._lock:
-            for name, (shape, dtype) in columns.items():
-                for own in _names_like(name):
-                    if own not in self.columns:
-                        self._add(own, tuple(int(size) for size in shape), np.dtype(dtype))
-                    if self.has({own: (shape, dtype)}):
-                        names[name] = own
-                        break
+            for name, (shape, kind) in columns.items():
+                spec = (tuple(shape), np.dtype(kind))
+                own = next(each for each in _names_like(name) if self.specs.get(each, spec) == spec)
+                if own not in self.columns:
+                    self._add(own, *spec)
+                    self.specs[own] = spec
+                names[name] = own
         return names
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -314,12 +308,8 @@ class RowStore:
             if name not in self.streams:
                 self.streams[name] = Stream(name, self, self.capacity)
             stream = self.streams[name]
-            for column, own in stream.declare(columns or {}).items():
-                if own != column:
-                    raise ValueError(
-                        f"stream {name!r}, column {column!r}: got {columns and columns[column]}, expected "
-                        f"{stream.columns[column].dtype}{list(stream.columns[column].shape[1:])} as before."
-                    )
+            if any(own != column for column, own in stream.declare(columns or {}).items()):
+                raise ValueError(f"stream {name!r}: got {columns}, expected {stream.specs} as before.")
             return stream
 
     def claim(
@@ -342,7 +332,7 @@ class RowStore:
                 return self.streams[stream], self.streams[stream].declare(columns)
             for own in _names_like(name):
                 found = self.stream(own)
-                if not found.columns or found.has(columns):
+                if not found.specs or columns.items() <= found.specs.items():
                     break
             return found, found.declare(columns)
 

@@ -25,24 +25,27 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import os
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Hashable
 from typing import Any
 
 import numpy as np
+import zmq
 
 from framework import nest as nests
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.rows.layout import Layout
-from framework.replay.rows.store import RowStore, Stream, grown
-from framework.replay.server.service import Reply, Request, Session, Steps
+from framework.replay.rows.store import RowStore, grown
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.items import Delivery, NewItems
 from framework.replay.tables.table import INSERTERS, SAMPLERS, Table, Tables
 from framework.replay.types import PaddedSample
+from framework.replay.writer import HeldRows
 
 # What one request may ask for: rows, samples, and bytes of arrays in one answer.
 _MAX_LEASE = 1 << 20
@@ -51,8 +54,73 @@ _MAX_ANSWER_BYTES = 1 << 30
 _MAX_LAYOUTS = 4096  # of one client
 
 
+Reply = dict[str, Any]
+Steps = Generator[Reply | None, None, None]
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+    """One client connection and what it holds on the server.
+
+    Attributes:
+      identity: ZeroMQ's name of the connection.
+      waiting: requests that wait.
+      unsent: trackers and bytes of large answers that the client may not have read yet.
+      layouts: layouts that the client has defined, by its numbers.
+      known: layouts that the client has been told, with the server's numbers.
+      deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
+        back (True) or released (False) when the session ends.
+      held: the rows that the client has leased, by stream.
+      inserted: number of items that this client has inserted into tables.
+    """
+
+    identity: bytes
+    waiting: set[Request] = dataclasses.field(default_factory=set)
+    unsent: deque[tuple[zmq.MessageTracker, int]] = dataclasses.field(default_factory=deque)
+    layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
+    known: dict[Layout, int] = dataclasses.field(default_factory=dict)
+    deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
+    held: dict[str, HeldRows] = dataclasses.field(default_factory=dict)
+    inserted: int = 0
+
+    def check(self, stream: str, rows: np.ndarray) -> None:
+        """ValueError unless the client holds all of `rows`."""
+        held = self.held.get(stream)
+        if len(rows) and (held is None or rows.dtype != np.int64 or not held.holds(rows)):
+            raise ValueError(
+                f"rows of stream {stream!r}: got rows that this client has not leased or has released "
+                "already, expected rows that it holds"
+            )
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A request that may have to wait.
+
+    Attributes:
+      line: requests of one line go through in order; the first that must wait holds up the others.
+      timeout: seconds that it may wait; None for no limit, 0 for no wait.
+      steps: yields None as long as the request must wait, then the answer. The service takes a step after
+        `wake`, and closes `steps` when the request ends, with or without an answer.
+      late: returns the error for a request whose timeout is over.
+      tables: the tables whose changes it waits for.
+      side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
+      session: the session of the client; the service sets it.
+      id: the client's number of the message; the service sets it.
+    """
+
+    line: Hashable
+    timeout: float | None
+    steps: Steps
+    late: Callable[[], Exception]
+    tables: Collection[Table] = ()
+    side: int = SAMPLERS
+    session: Session = dataclasses.field(init=False)
+    id: int | None = None
+
+
 class Operations:
-    """The `Handler` of a replay server.
+    """What a replay server does; `Service` calls the methods, on its thread.
 
     Args:
       tables: attached to `store`.
@@ -73,7 +141,6 @@ class Operations:
         self._memory = memory
         self._checkpoint = checkpoint
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "replay-checkpoint")  # one at a time
-        self._leases: dict[str, Leases] = {}
         # A random start, so that numbers of an earlier server at this address are unknown here.
         self._deliveries = itertools.count(secrets.randbits(48))
         self._server = secrets.token_hex(16)
@@ -104,7 +171,7 @@ class Operations:
         match message["op"]:
             case "insert":
                 return Request(
-                    ("insert", session.number),
+                    ("insert", session),
                     None,
                     self._insert(session, message),
                     DeadlineExceededError,
@@ -115,7 +182,7 @@ class Operations:
                 return self._declare(message)
             case "lease":
                 n = _number("n", message["n"], 0, _MAX_LEASE)
-                return {"rows": self._leases[message["stream"]].lease(session.number, n)}
+                return {"rows": self._lease(session, message["stream"], n)}
             case "sync":
                 return {"inserted": session.inserted}
             case "give_back":
@@ -128,7 +195,7 @@ class Operations:
                 return {"tables": [table.info.to_wire() for table in self._tables.values()]}
             case "checkpoint":
                 late = DeadlineExceededError("no checkpoint was written in time")
-                return Request(("checkpoint", session.number), message["timeout"], self._save(), lambda: late)
+                return Request(("checkpoint", session), message["timeout"], self._save(), lambda: late)
         table = self._tables[message["table"]]
         match message["op"]:
             case "sample":
@@ -158,11 +225,11 @@ class Operations:
 
     def close(self, session: Session) -> None:
         """Takes back what a session held. Samples that its client has not confirmed were never drawn."""
-        for table, delivery, held in session.deliveries.values():
-            (table.give_back if held else table.release)(delivery)
+        for table, delivery, unused in session.deliveries.values():
+            (table.give_back if unused else table.release)(delivery)
         session.deliveries.clear()
-        for leases in self._leases.values():
-            leases.release_all(session.number)
+        for name, held in session.held.items():
+            self._store.streams[name].release(np.flatnonzero(held.held))
 
     # --- writing ---
 
@@ -171,8 +238,6 @@ class Operations:
         if any(not key or not isinstance(key, str) for key in (message["name"], *columns)):
             raise ValueError(f"names: got {[message['name'], *columns]}, expected non-empty strings")
         stream, names = self._store.claim(message["name"], columns, message["stream"])
-        if stream.name not in self._leases:
-            self._leases[stream.name] = Leases(stream)
         files = {name: [own, *self._file(stream.name, own)] for name, own in names.items()}
         return {"stream": stream.name, "columns": files}
 
@@ -181,6 +246,13 @@ class Operations:
         array = self._store.streams[stream].columns[column]
         path = "" if self._store.compress else self._memory.path(stream, column)
         return [path, list(array.shape), array.dtype.str]
+
+    def _lease(self, session: Session, name: str, n: int) -> np.ndarray:
+        rows = self._store.streams[name].lease(n)
+        held = session.held.setdefault(name, HeldRows(name))
+        held.held = grown(held.held, int(rows.max(initial=-1)) + 1)
+        held.held[rows] = True
+        return rows
 
     def _insert(self, session: Session, message: dict[str, Any]) -> Steps:
         """Inserts the items of a message, in order, as far as the rate limiters allow; then leases rows."""
@@ -197,14 +269,19 @@ class Operations:
         except Exception as raised:
             error = raised
         for name, rows in message["release"]:  # after an error, too: the client does not repeat it
-            self._leases[name].release(session.number, rows)
+            session.check(name, rows)
+            if len(np.unique(rows)) < len(rows):
+                raise ValueError(f"rows of stream {name!r}: got one row twice, expected each once")
+            if len(rows):
+                session.held[name].held[rows] = False
+                self._store.streams[name].release(rows)
         if error is not None:
             raise error
         leased = {}
         for name, n in message["lease"].items():
             # Without memory the client gets no rows. It asks again when it needs them, and gets the error.
             with contextlib.suppress(MemoryError):
-                leased[name] = self._leases[name].lease(session.number, max(0, min(int(n), _MAX_LEASE)))
+                leased[name] = self._lease(session, name, max(0, min(int(n), _MAX_LEASE)))
         yield {"rows": leased}
 
     def _check(self, session: Session, message: dict[str, Any]) -> list[tuple[Table, NewItems]]:
@@ -214,9 +291,9 @@ class Operations:
                 raise ValueError(f"layouts: got more than {_MAX_LAYOUTS} from one client")
             session.layouts[int(number)] = Layout.from_wire(layout)
         for name, rows, columns in message["write"]:
-            self._leases[name].check(session.number, rows)
+            session.check(name, rows)
             for column, values in columns.items():
-                self._leases[name].stream.write(column, rows, values)
+                self._store.streams[name].write(column, rows, values)
         batches = []
         for name, number, index, lengths, keys, priorities, episodes in message["items"]:
             table, layout, n = self._tables[name], session.layouts[number], len(index)
@@ -237,7 +314,7 @@ class Operations:
                         f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
                     )
             for stream, begin, end in layout.parts:
-                self._leases[stream].check(session.number, index[:, begin:end].ravel())
+                session.check(stream, index[:, begin:end].ravel())
             items = NewItems(index, keys.copy(), priorities, lengths, episodes)
             table.check_items(layout, items)
             batches.append((table, items))
@@ -312,48 +389,6 @@ class Operations:
             yield {"path": future.result()}
         finally:
             future.cancel()  # has no effect once the checkpointer runs
-
-
-class Leases:
-    """Which session may write and release which row of one stream."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self._owner = np.zeros(1024, np.int64)
-
-    def lease(self, owner: int, n: int) -> np.ndarray:
-        """Leases `n` rows to a session, int64 `[n]`."""
-        rows = self.stream.lease(n)
-        self._owner = grown(self._owner, int(rows.max(initial=-1)) + 1)
-        self._owner[rows] = owner
-        return rows
-
-    def check(self, owner: int, rows: np.ndarray) -> None:
-        """ValueError unless the session holds all of `rows`."""
-        if not len(rows):
-            return
-        if rows.min() < 0 or rows.max() >= len(self._owner) or (self._owner.take(rows) != owner).any():
-            raise ValueError(
-                f"rows of stream {self.stream.name!r}: got rows that this client has not leased or has "
-                "released already, expected rows that it holds"
-            )
-
-    def release(self, owner: int, rows: np.ndarray) -> None:
-        """Ends the lease of `rows`; ValueError if the session does not hold all of them, once each."""
-        self.check(owner, rows)
-        order = np.arange(len(rows))
-        self._owner[rows] = order
-        twice = (self._owner.take(rows) != order).any()
-        self._owner[rows] = owner if twice else 0
-        if twice:
-            raise ValueError(f"rows of stream {self.stream.name!r}: got one row twice, expected each once")
-        self.stream.release(rows)
-
-    def release_all(self, owner: int) -> None:
-        """Ends every lease of a session that has ended."""
-        rows = np.flatnonzero(self._owner == owner)
-        self._owner[rows] = 0
-        self.stream.release(rows)
 
 
 def _number(name: str, value: Any, low: int, high: int) -> int:

@@ -74,26 +74,23 @@ class Server:
             raise ValueError("embedded: an embedded server has no port and no address")
         self.address: str | None = None
         self.port: int | None = None
-        self._memory = None if embedded else SharedMemory()
         self._service: Service | None = None
         self._stopped = threading.Event()
         self._pid = os.getpid()
         self._stop_lock = threading.Lock()
+        memory = None if embedded else SharedMemory()
+        self._store = RowStore(max_bytes=max_bytes, allocator=memory, compress=compress)
         try:
-            store = RowStore(max_bytes=max_bytes, allocator=self._memory, compress=compress)
-            self._client = EmbeddedClient(tables, concurrent or not embedded, store, checkpointer)
+            self._client = EmbeddedClient(tables, concurrent or not embedded, self._store, checkpointer)
             self.tables = dict(self._client.tables)
-            if self._memory is not None:
-                self._serve(self._memory, store, address or f"tcp://127.0.0.1:{port or '*'}", curve)
+            if memory is not None:
+                self._serve(memory, address or f"tcp://127.0.0.1:{port or '*'}", curve)
         except BaseException:
-            if self._memory is not None:
-                self._memory.close()
+            self._store.close()
             raise
 
-    def _serve(
-        self, memory: SharedMemory, store: RowStore, address: str, curve: sockets.CurveKeys | None
-    ) -> None:
-        operations = Operations(self._client.tables, store, memory, self._client.checkpoint)
+    def _serve(self, memory: SharedMemory, address: str, curve: sockets.CurveKeys | None) -> None:
+        operations = Operations(self._client.tables, self._store, memory, self._client.checkpoint)
         try:
             listener = sockets.make_server_socket(address, curve, max_queued_messages=_MAX_QUEUED)
         except zmq.ZMQError as error:
@@ -115,11 +112,6 @@ class Server:
         self._check()
         return self._client.another()
 
-    @property
-    def messages(self) -> int:
-        """How many messages clients have sent; calls of clients in this process are none."""
-        return 0 if self._service is None else self._service.messages
-
     def stop(self) -> None:
         """Ends the server. Every call that waits for it, in any process, raises `ServerClosed` at once."""
         with self._stop_lock:
@@ -131,8 +123,7 @@ class Server:
                 self._service.stop()
                 serve_here(self.address or "", None)
             self._client.close()
-            if self._memory is not None:
-                self._memory.close()
+            self._store.close()
             self._stopped.set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -167,37 +158,17 @@ class Server:
         return f"replay.Server({sorted(self.tables)}, address={self.address!r})"
 
 
-# Functions that `launch.ReplayNode` calls.
-
-
-def serve_node(
-    tables: list[Table],
-    *,
-    embedded: bool,
-    concurrent: bool,
-    address: str | None,
-    curve: sockets.CurveKeys | None,
-    checkpointer: Any = None,
-) -> Server:
-    """Starts a server for a node; see `Server` for the arguments."""
-    return Server(
-        tables,
-        checkpointer=checkpointer,
-        address=None if embedded else address,
-        curve=curve,
-        embedded=embedded,
-        concurrent=concurrent,
-    )
+# `launch.ReplayNode` starts its server with this, and connects to it with `connect_node`.
+serve_node = Server
 
 
 def connect_node(
     server_or_address: Any, curve: sockets.CurveKeys | None = None
 ) -> EmbeddedClient | ServedClient:
     """Creates a client for a handle of a node. A stop of the program interrupts it."""
-    client: EmbeddedClient | ServedClient
-    if isinstance(server_or_address, Server):
-        client = server_or_address.localhost_client()
-    else:
-        client = Client(server_or_address, curve=curve)
+    here = isinstance(server_or_address, Server)
+    client: EmbeddedClient | ServedClient = (
+        server_or_address.localhost_client() if here else Client(server_or_address, curve=curve)
+    )
     launch.register_stop_handler(client.interrupt)
     return client

@@ -11,23 +11,19 @@ connection has ended, then the loop probes all sessions and closes those whose p
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-import secrets
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Generator, Hashable
-from typing import Any, Protocol
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost
-from framework.replay.rows.layout import Layout
-from framework.replay.tables.items import Delivery
-from framework.replay.tables.table import SAMPLERS, Table
+from framework.replay.server.operations import Operations, Reply, Request, Session
 from framework.replay.wake import Wake
 from launch.rpc import sockets
 
@@ -47,80 +43,9 @@ _MAX_UNREAD = 4
 _FIELD_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 _CLIENT_ERRORS = (*_FIELD_ERRORS, MemoryError, ReverbError)
 
-Reply = dict[str, Any]
-Steps = Generator[Reply | None, None, None]
-
-
-@dataclasses.dataclass(eq=False)
-class Session:
-    """One client connection and what it holds on the server.
-
-    Attributes:
-      identity: ZeroMQ's name of the connection.
-      number: random number, never 0, that identifies the owner of rows.
-      waiting: requests that wait.
-      unsent: trackers and bytes of large answers that the client may not have read yet.
-      layouts: layouts that the client has defined, by its numbers.
-      known: layouts that the client has been told, with the server's numbers.
-      deliveries: samples that the client holds: the table, the delivery, and whether the samples are given
-        back (True) or released (False) when the session ends.
-      inserted: number of items that this client has inserted into tables.
-    """
-
-    identity: bytes
-    number: int = dataclasses.field(default_factory=lambda: secrets.randbits(62) | 1)
-    waiting: set[Request] = dataclasses.field(default_factory=set)
-    unsent: deque[tuple[zmq.MessageTracker, int]] = dataclasses.field(default_factory=deque)
-    layouts: dict[int, Layout] = dataclasses.field(default_factory=dict)
-    known: dict[Layout, int] = dataclasses.field(default_factory=dict)
-    deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
-    inserted: int = 0
-
-
-@dataclasses.dataclass(eq=False)
-class Request:
-    """A request that may have to wait.
-
-    Attributes:
-      line: requests of one line go through in order; the first that must wait holds up the others.
-      timeout: seconds that it may wait; None for no limit, 0 for no wait.
-      steps: yields None as long as the request must wait, then the answer. The service takes a step after
-        `wake`, and closes `steps` when the request ends, with or without an answer.
-      late: returns the error for a request whose timeout is over.
-      tables: the tables whose changes it waits for.
-      side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
-      session: the session of the client; the service sets it.
-      id: the client's number of the message; the service sets it.
-    """
-
-    line: Hashable
-    timeout: float | None
-    steps: Steps
-    late: Callable[[], Exception]
-    tables: Collection[Table] = ()
-    side: int = SAMPLERS
-    session: Session = dataclasses.field(init=False)
-    id: int | None = None
-
-
-class Handler(Protocol):
-    """What a `Service` serves; its methods run on the service's thread."""
-
-    def open(self, session: Session, hello: dict[str, Any]) -> Reply:
-        """Returns the answer to a client's hello, which describes the server."""
-        ...
-
-    def handle(self, session: Session, message: dict[str, Any]) -> Reply | Request:
-        """Answers a message."""
-        ...
-
-    def close(self, session: Session) -> None:
-        """Takes back what an ended session held."""
-        ...
-
 
 class Service(threading.Thread):
-    """Runs a `Handler` on a bound ROUTER socket until `stop`.
+    """Carries out the messages that come to a bound ROUTER socket, with `handler`, until `stop`.
 
     Attributes:
       error: the error that ended the loop; None before, and after `stop`.
@@ -128,7 +53,7 @@ class Service(threading.Thread):
       malformed: number of them that do not follow the protocol; the service ignores them.
     """
 
-    def __init__(self, handler: Handler, listener: zmq.Socket) -> None:
+    def __init__(self, handler: Operations, listener: zmq.Socket) -> None:
         super().__init__(name="replay-server", daemon=True)
         self.error: BaseException | None = None
         self.messages = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import secrets
 import threading
 from collections.abc import Sequence
@@ -12,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from framework.replay.errors import CheckpointError
-from framework.replay.rows.layout import Binding, Bindings, Layout
+from framework.replay.rows.layout import Binding, Bindings, Layout, Part, gather
 from framework.replay.rows.store import grown, span
 from framework.replay.tables.rate_limiters import RateLimiter
-from framework.replay.tables.samples import Part, Samples
 from framework.replay.tables.selectors import Fifo, Selector
-from framework.replay.types import SampleInfo
+from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 
 # Items that have left the table keep their slots and rows until their readers are done: `SPENT` ones had
 # their last turn, which may be given back; `GONE` ones were removed.
@@ -42,6 +42,10 @@ class KeyCounter:
     """Makes keys that are unique among processes but for a chance of about 1e-16 a pair."""
 
     def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # or the child would make its parent's keys
+
+    def _begin(self) -> None:
         self._next = _KEY_BIT | secrets.randbits(54)
         self._lock = threading.Lock()
 
@@ -78,27 +82,29 @@ class NewItems:
 
     def part(self, begin: int, end: int) -> NewItems:
         """Returns items `begin` to `end`."""
-        arrays = (self.index, self.keys, self.priorities, self.lengths, self.episodes)
-        cut: list[Any] = [None if array is None else array[begin:end] for array in arrays]
-        return NewItems(cut[0], cut[1], cut[2], cut[3], cut[4], self.layout)
+        cut = [None if array is None else array[begin:end] for array in self._arrays()]
+        fields: list[Any] = [*cut, self.layout]
+        return NewItems(*fields)
 
     def kind(self) -> tuple[object, ...]:
         """Returns what is equal for items that `join` can join."""
-        return (self.layout, *[array is None for array in (self.priorities, self.lengths, self.episodes)])
+        return (self.layout, *[array is None for array in self._arrays()])
+
+    def _arrays(self) -> tuple[np.ndarray | None, ...]:
+        return self.index, self.keys, self.priorities, self.lengths, self.episodes
 
     @staticmethod
     def join(parts: Sequence[NewItems]) -> NewItems:
         """Joins items of the same kind and table."""
         if len(parts) == 1:
             return parts[0]
-        arrays = zip(
-            *[(part.index, part.keys, part.priorities, part.lengths, part.episodes) for part in parts],
-            strict=True,
-        )
-        joined: list[Any] = [None if each[0] is None else np.concatenate(each) for each in arrays]
-        return NewItems(joined[0], joined[1], joined[2], joined[3], joined[4], parts[0].layout)
+        arrays: Any = zip(*[part._arrays() for part in parts], strict=True)
+        joined = [None if each[0] is None else np.concatenate(each) for each in arrays]
+        fields: list[Any] = [*joined, parts[0].layout]
+        return NewItems(*fields)
 
 
+@dataclasses.dataclass(eq=False)
 class Items:
     """Arrays `[slots]` of items, the selectors that sample and remove them, and references to their rows.
 
@@ -115,29 +121,21 @@ class Items:
       episode_sizes: number of items of each episode.
     """
 
-    def __init__(
-        self,
-        sampler: Selector,
-        remover: Selector,
-        limiter: RateLimiter,
-        max_size: int,
-        max_times_sampled: int,
-        bindings: Bindings,
-        rng: np.random.Generator,
-    ):
-        self.sampler = sampler
-        self.remover = remover
-        self.limiter = limiter
-        self.max_size = max_size
-        self.max_times_sampled = max_times_sampled
-        self.bindings = bindings
-        self.rng = rng
-        self.num_left = 0
-        self.max_priority: float | None = None
-        self.sampled_age = 0
-        self.stamp = 0
-        self.num_unique_deleted = 0
-        self.num_deleted_episodes = 0
+    sampler: Selector
+    remover: Selector
+    limiter: RateLimiter
+    max_size: int
+    max_times_sampled: int
+    bindings: Bindings
+    rng: np.random.Generator
+    num_left: int = 0
+    max_priority: float | None = None
+    sampled_age: int = 0
+    stamp: int = 0
+    num_unique_deleted: int = 0
+    num_deleted_episodes: int = 0
+
+    def __post_init__(self) -> None:
         self.episode_sizes: dict[int, int] = {}
         self.state = np.zeros(0, np.int8)
         self.keys = np.zeros(0, np.uint64)  # 0 where the slot is free or the item has left
@@ -342,7 +340,7 @@ class Items:
         return slots, info
 
     def parts(self, slots: np.ndarray) -> list[Part]:
-        """See `Samples.parts`."""
+        """Returns the samples of items by layout; see `Delivery`."""
         known = self.bindings.known
         if len(known) == 1 and not known[0].ragged:
             return [(known[0], None, self.index.take(slots, 0)[:, : known[0].width], None)]
@@ -535,7 +533,7 @@ class Items:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Delivery(Samples):
+class Delivery:
     """Samples that count, and whose rows are kept until they are released or given back.
 
     ```python
@@ -546,13 +544,23 @@ class Delivery(Samples):
     ```
 
     Attributes:
+      table: name of the table.
+      info: `SampleInfo` of arrays `[n]`.
+      parts: the samples by layout; see `rows.layout`.
       slots: the table's numbers of the items, int64 `[n]`.
       items: the `Items` that the samples were drawn from; a reset of the table makes other ones.
       age: number of items that were inserted after those drawn; see `TableInfo.sampled_age`.
       open: whether the delivery was neither released nor given back.
     """
 
+    table: str
+    info: SampleInfo
+    parts: list[Part]
     slots: np.ndarray
     items: Items
     age: int
     open: bool = True
+
+    def gather(self, out: list[Any] | None = None, pad: bool = False) -> ReplaySample | PaddedSample:
+        """Copies the rows into arrays `[n, ...]`; see `rows.layout.gather`."""
+        return gather(self.table, self.info, self.parts, out, pad)

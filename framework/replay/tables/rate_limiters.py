@@ -10,6 +10,7 @@ A request for several items goes through one item at a time, as far as the rule 
 
 from __future__ import annotations
 
+import bisect
 import copy
 import logging
 import math
@@ -17,6 +18,7 @@ import sys
 from typing import Any
 
 _MAX = sys.float_info.max
+_NUMBERS = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
 
 
 class RateLimiter:
@@ -61,27 +63,22 @@ class RateLimiter:
         if self.size < self.min_size_to_sample:
             return 0
         diff = self.inserts * self.samples_per_insert - self.samples
-        # A bisection that tries `n` first. A division would differ from the rule by rounding.
-        allowed, refused, k = 0, n + 1, n
-        while refused - allowed > 1:
-            if diff - k >= self.min_diff:
-                allowed = k
-            else:
-                refused = k
-            k = (allowed + refused) // 2
-        return allowed
+        if diff - n >= self.min_diff:
+            return n
+        # A division would differ from the rule by rounding.
+        return bisect.bisect_left(range(1, n), True, key=lambda k: diff - k < self.min_diff)
 
     def allowed_inserts(self, n: int) -> int:
         """Returns how many of `n` inserts are allowed, one after another."""
-        allowed = max(0, min(n, self.min_size_to_sample - self.size))
-        refused, k = n + 1, n
-        while refused - allowed > 1:
-            if (self.inserts + k) * self.samples_per_insert - self.samples <= self.max_diff:
-                allowed = k
-            else:
-                refused = k
-            k = (allowed + refused) // 2
-        return allowed
+        ratio, room = self.samples_per_insert, self.max_diff
+        if (self.inserts + n) * ratio - self.samples <= room:
+            return n
+        free = max(0, min(n, self.min_size_to_sample - self.size))
+        return free + bisect.bisect_left(
+            range(free + 1, n + 1),
+            True,
+            key=lambda k: (self.inserts + k) * ratio - self.samples > room,
+        )
 
     def refusals(self) -> tuple[str, str]:
         """Returns why one sample, and why one insert, is refused: the rule with its numbers, or empty."""
@@ -107,12 +104,7 @@ class RateLimiter:
 
     def options(self) -> dict[str, Any]:
         """Returns the numbers that it was made with."""
-        return {
-            "samples_per_insert": self.samples_per_insert,
-            "min_size_to_sample": self.min_size_to_sample,
-            "min_diff": self.min_diff,
-            "max_diff": self.max_diff,
-        }
+        return {name: getattr(self, name) for name in _NUMBERS}
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={value:g}" for name, value in self.options().items())

@@ -115,16 +115,16 @@ class Selector(abc.ABC):
         return f"{type(self).__name__}({options})"
 
 
-class Uniform(Selector):
-    """Each of the n items with probability 1 / n, independently; priorities have no effect."""
+class _Members(Selector):
+    """The slots in no order, drawn with equal probability."""
 
     deterministic = False
     _arrays = {"_slots": 1, "_where": 1}
     _slots: np.ndarray  # the first _size are the slots, in no particular order
     _where: np.ndarray  # slot -> place in _slots; -1 for none
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: float) -> None:
+        super().__init__(**options)
         self._size = 0
         self._identity = True  # _slots[i] == i, until one is deleted out of order
 
@@ -164,6 +164,10 @@ class Uniform(Selector):
 
     def order(self) -> np.ndarray:
         return self._slots[: self._size].copy()
+
+
+class Uniform(_Members):
+    """Each of the n items with probability 1 / n, independently; priorities have no effect."""
 
 
 class SumTree:
@@ -257,7 +261,7 @@ class SumTree:
         return leaves, above.take(leaves)
 
 
-class Prioritized(Selector):
+class Prioritized(_Members):
     """P(i) = p_i ** e / sum_j p_j ** e (Schaul et al. 2015, "Prioritized Experience Replay").
 
     An item with priority 0 is never chosen, whatever the exponent, unless all priorities are 0: then all
@@ -268,7 +272,6 @@ class Prioritized(Selector):
         order.
     """
 
-    deterministic = False
     uses_priorities = True
 
     def __init__(self, priority_exponent: float):
@@ -277,10 +280,6 @@ class Prioritized(Selector):
         self.priority_exponent = float(priority_exponent)
         super().__init__(priority_exponent=self.priority_exponent)
         self._tree = SumTree()
-        self._members = Uniform()  # chooses if all weights are 0
-
-    def __len__(self) -> int:
-        return len(self._members)
 
     def check(self, priorities: np.ndarray) -> None:
         low, high = float(np.minimum.reduce(priorities)), float(np.maximum.reduce(priorities))
@@ -305,15 +304,12 @@ class Prioritized(Selector):
         np.power(priorities, self.priority_exponent, out=weights, where=priorities > 0)
         return weights
 
-    def reserve(self, num_slots: int) -> None:
-        self._members.reserve(num_slots)
-
     def insert(self, slots: np.ndarray, priorities: np.ndarray, stamps: np.ndarray) -> None:
-        self._members.insert(slots, priorities, stamps)
+        super().insert(slots, priorities, stamps)
         self._tree.set(slots, self._weights(priorities))
 
     def delete(self, slots: np.ndarray) -> None:
-        self._members.delete(slots)
+        super().delete(slots)
         self._tree.set(slots, np.zeros(len(slots)))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
@@ -323,13 +319,10 @@ class Prioritized(Selector):
         self._tree.set(slots, self._weights(priorities))
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return (self._tree if self._tree.total > 0.0 else self._members).sample(n, rng)
+        return self._tree.sample(n, rng) if self._tree.total > 0.0 else super().sample(n, rng)
 
     def total_weight(self) -> float:
         return self._tree.total
-
-    def order(self) -> np.ndarray:
-        return self._members.order()
 
 
 class _ByAge(Selector):

@@ -31,29 +31,24 @@ _TAIL = 4000  # bytes of Launchpad's log in an error
 _END = 10.0  # seconds to wait for Launchpad's end
 
 
-def start(program: Program, options: Options) -> LaunchpadJob:
-    """Starts the program under `lp.launch(..., "local_mp")`."""
-    _check(options)
-    return LaunchpadJob(program, options, "launchpad")
-
-
-def start_threads(program: Program, options: Options) -> LaunchpadJob:
-    """Starts the program under `lp.launch(..., "local_mt")`."""
-    _check(options)
-    return LaunchpadJob(program, options, "launchpad_mt")
-
-
-def _check(options: Options) -> None:
-    if importlib.util.find_spec("launchpad") is None:
-        raise LaunchError("The engine launchpad requires dm-launchpad (Python 3.10). See docs/deepmind.md.")
-    if any(options.restarts.values()):
-        raise ValueError(
-            f"restarts: got {dict(options.restarts)}, expected none: Launchpad does not restart nodes."
-        )
-
-
 class LaunchpadJob(SupervisedJob):
-    """A program of processes, or of threads of one process, that Launchpad creates."""
+    """A program of processes, or of threads of one process, that Launchpad creates.
+
+    Raises:
+      LaunchError: Launchpad is not installed.
+      ValueError: A group has restarts.
+    """
+
+    def __init__(self, program: Program, engine: str, options: Options) -> None:
+        if importlib.util.find_spec("launchpad") is None:
+            raise LaunchError(
+                "The engine launchpad requires dm-launchpad (Python 3.10). See docs/deepmind.md."
+            )
+        if any(options.restarts.values()):
+            raise ValueError(
+                f"restarts: got {dict(options.restarts)}, expected none: Launchpad does not restart nodes."
+            )
+        super().__init__(program, engine, options)
 
     def _open(self) -> tuple[dict[int, Entry], Host]:
         self._folder = sockets.make_private_directory()

@@ -14,20 +14,14 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from launch.engines.base import Options, Resources, Unit
+from launch.engines.base import Resources, Unit
 from launch.engines.processes.folders import Folders
 from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Host, Report
 from launch.engines.supervised.runtime import Entry
-from launch.program import Program
 
 _CLOSE_TIMEOUT = 10.0  # seconds for the fork server to end
-
-
-def start(program: Program, options: Options) -> ProcessesJob:
-    """Starts the program's processes."""
-    return ProcessesJob(program, options, "processes")
 
 
 class ProcessesJob(SupervisedJob):

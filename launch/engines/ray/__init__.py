@@ -32,7 +32,6 @@ from launch.engines.supervised.job import SupervisedJob
 from launch.engines.supervised.process import Host, Report
 from launch.engines.supervised.runtime import Entry
 from launch.errors import LaunchError
-from launch.program import Program
 
 _SILENCE = 1.0  # timeout of one read from a node, in seconds
 _PATIENCE = 15.0  # seconds after which a log message says that a node waits for a machine
@@ -42,11 +41,6 @@ _HEAD_FAILURES = 3  # number of failed checks in a row after which the head coun
 _LOCAL_OBJECT_STORE = 100 << 20  # bytes; nodes do not use Ray's object store
 
 _log = logging.getLogger("launch")
-
-
-def start(program: Program, options: Options) -> RayJob:
-    """Starts the program's nodes as Ray actors; raises `ImportError` if Ray is not installed."""
-    return RayJob(program, options, "ray")
 
 
 class RayJob(SupervisedJob):

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import cloudpickle
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -33,10 +35,7 @@ class Channel:
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Sends a message; raises `OSError` if the other end is closed."""
-        self.send_bytes(pickle.dumps(message), descriptors)
-
-    def send_bytes(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Sends a message that is already a pickle."""
+        data = cloudpickle.dumps(message)
         data = _LENGTH.pack(len(data)) + data
         with self._send_lock:
             if descriptors:

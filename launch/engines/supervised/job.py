@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import queue
 import secrets
 import selectors
 import signal
@@ -23,15 +22,13 @@ import time
 import warnings
 from typing import Any
 
-import cloudpickle
-
 from launch.context import activate, deactivate
 from launch.engines.base import Job, Options, Resources, remote_error
 from launch.engines.supervised import code
+from launch.engines.supervised.channel import Channel
 from launch.engines.supervised.process import Host, Process
 from launch.engines.supervised.runtime import Entry, RemoteRuntime, Setup
 from launch.errors import LaunchError, NodeError, StopTimeoutWarning
-from launch.nodes import ReplayNode
 from launch.program import Program
 from launch.rpc import sockets
 
@@ -46,13 +43,15 @@ class SupervisedJob(Job):
     A subclass implements `_open` and `_clean_up`.
     """
 
-    def __init__(self, program: Program, options: Options, engine: str) -> None:
+    def __init__(self, program: Program, engine: str, options: Options) -> None:
         super().__init__(program, engine, options)
         self._keys = sockets.CurveKeys.generate()
         self._told: set[int] = set()  # the nodes that reported their addresses
         self._state = "running"
         # Pickling fails here, where the user sees it.
-        self._processes = [Process(unit, code.dumps(unit), options.directory) for unit in self._units]
+        self._records = self._processes = [
+            Process(unit, code.dumps(unit), options.directory) for unit in self._units
+        ]
         self._by_number: dict[int, Process] = {}
         self._stop_asked = False
         self._kill_asked = False
@@ -61,14 +60,11 @@ class SupervisedJob(Job):
         self._status_at = 0.0
         if options.directory is not None:
             os.makedirs(os.path.join(options.directory, "logs"), exist_ok=True)
-        self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._wake, self._wake_end = socket.socketpair()
-        self._wake.setblocking(False)
-        self._wake_end.setblocking(False)
+        self._inbox, self._outbox = map(Channel, socket.socketpair())  # of the supervisor, from any thread
         self._entries, self._server = self._open()
         self._runtime: RemoteRuntime = RemoteRuntime(self._job, self._entries, self._keys, self.stop)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._selector.register(self._inbox, selectors.EVENT_READ)
         activate(self._runtime)
         self._thread = threading.Thread(target=self._supervise, name=f"launch-{program.name}", daemon=True)
         self._thread.start()
@@ -78,17 +74,11 @@ class SupervisedJob(Job):
     def stop(self, result: Any = None) -> None:
         self.outcome.offer_result(result)
         self._stop_asked = True
-        self._ring()
+        self._report({})
 
     def kill(self) -> None:
         self._stop_asked = self._kill_asked = True
-        self._ring()
-
-    def state(self) -> str:
-        return self._state
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return [process.status() for process in self._processes]
+        self._report({})
 
     # Methods that engines implement.
 
@@ -101,14 +91,9 @@ class SupervisedJob(Job):
         entries = {}
         for leaf in (leaf for unit in self._units for leaf in unit.leaves):
             node = leaf.node
+            address = None if folder is None else f"ipc://{folder}/{node.node_id}"
             entries[node.node_id] = Entry(
-                label=leaf.context.label,
-                description=node.description,
-                serves=node.serves,
-                address=None if folder is None else f"ipc://{folder}/{node.node_id}",
-                options=node.backend
-                if isinstance(node, ReplayNode)
-                else getattr(node, "client_options", None),
+                leaf.context.label, node.description, node.serves, address, node.client_options
             )
         return entries
 
@@ -117,9 +102,9 @@ class SupervisedJob(Job):
         """Removes the engine's own resources, after all processes have ended."""
 
     def _report(self, message: dict[str, Any]) -> None:
-        """Takes a report of the host (`launch.engines.supervised.process.Host`), from any thread."""
-        self._reports.put(message)
-        self._ring()
+        """Wakes the supervisor with a report (`launch.engines.supervised.process.Report`); `{}` has none."""
+        with contextlib.suppress(OSError):  # the run is over
+            self._outbox.send(message)
 
     # The supervisor's thread.
 
@@ -152,16 +137,12 @@ class SupervisedJob(Job):
         self._selector.register(channel, selectors.EVENT_READ, process)
         limits = self._options.heartbeat_timeout, self._options.stop_timeout
         setup = Setup(process.code, dict(self._entries), self._keys, *limits)
-        try:
-            channel.send_bytes(cloudpickle.dumps(setup))
-        except OSError:
-            return  # it has already died; the host will report how
+        process.order(setup)
 
     def _read(self, source: Any, process: Process | None) -> None:
-        if source is self._wake:
-            self._wake.recv(4096)
-            while not self._reports.empty():
-                self._hear_host(self._reports.get())
+        if source is self._inbox:
+            for message in self._inbox.receive_ready():
+                self._hear_host(message)
         elif process is not None and process.channel is source:  # otherwise it was just dropped
             self._read_node(process)
 
@@ -201,7 +182,7 @@ class SupervisedJob(Job):
             if process.worker is None:
                 process.worker = False
         elif what == "stop":
-            self.outcome.offer_result(None if value is None else cloudpickle.loads(value))
+            self.outcome.offer_result(value)
             self._stop_asked = True
         elif what == "log":
             process.append_log(value)
@@ -374,19 +355,11 @@ class SupervisedJob(Job):
         except Exception as error:
             self.outcome.fail(error)
         finally:
-            self._wake.close()
-            self._wake_end.close()
+            self._outbox.close()
+            self._inbox.close()
             self.outcome.over.set()
             self._write_status()
             self.outcome.end()
-
-    # Helpers.
-
-    def _ring(self) -> None:
-        try:
-            self._wake_end.send(b"\0")
-        except OSError:
-            return  # full: the supervisor wakes anyway; closed: the run is over
 
     def _write_status(self) -> None:
         """Replaces `status.json` atomically, so that a reader never sees a part of it."""

@@ -14,8 +14,6 @@ import sys
 import threading
 from typing import Any
 
-import cloudpickle
-
 from launch import context
 from launch.context import entered
 from launch.engines.base import Leaf, Unit, ended_normally
@@ -168,7 +166,7 @@ class NodeProcess:
             self._tell("serving", {node.node_id: address})
 
     def _ask_for_stop(self, result: Any) -> None:
-        self._tell("stop", None if result is None else cloudpickle.dumps(result))
+        self._tell("stop", result)
 
     def _listen(self) -> None:
         """Carries out the launcher's orders. Ends the process when the channel breaks: the launcher died."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
 
-from launch.engines.base import BackOff, Resources, Unit, node_status
+from launch.engines.base import Record, Resources, Unit
 from launch.engines.supervised.channel import Channel
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16384
 
 
-class Process:
+class Process(Record):
     """One unit and its current process.
 
     Args:
@@ -35,20 +36,16 @@ class Process:
     """
 
     def __init__(self, unit: Unit, code: bytes, directory: str | None) -> None:
-        self.unit = unit
+        super().__init__(unit, unit.label)
         self.code = code
         self.log = None if directory is None else os.path.join(directory, "logs", f"{unit.label}.log")
-        self.restarts = 0
-        self.back_off = BackOff()
-        self.error: str | None = None
-        self.usage: dict[str, Any] = {}
         self.begin(-1, None, 0.0)
 
     def begin(self, number: int, channel: Channel | None, now: float) -> None:
         """Starts a new life."""
         self.number = number
         self.channel = channel
-        self.pid: int | None = None
+        self.pid = None
         self.state = "starting"
         self.worker: bool | None = None
         self.restart_at: float | None = None
@@ -69,12 +66,10 @@ class Process:
         return self.alive and (self.worker is None or (self.worker and self.state == "running"))
 
     def order(self, what: Any) -> None:
-        """Tells the process to "stop" or "close", or `("where", {node_id: address})`."""
+        """Sends its `Setup`, and later "stop", "close", or `("where", {node_id: address})`."""
         if self.channel is not None:
-            try:
+            with contextlib.suppress(OSError):  # it is ending; the host will report how
                 self.channel.send(what)
-            except OSError:
-                return  # it is ending; the host will report how
 
     def append_log(self, data: bytes) -> None:
         """Appends the output of a process on another machine to the log."""
@@ -90,10 +85,6 @@ class Process:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
-
-    def status(self) -> dict[str, Any]:
-        unit = self.unit
-        return node_status(unit, unit.label, self.state, self.restarts, self.error, self.pid, **self.usage)
 
 
 # Takes a report of a host, from any thread: a process began, `{"forked": number, "pid": pid}`; it ended,

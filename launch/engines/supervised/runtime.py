@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ class Entry:
     Attributes:
       serves: as in `launch.nodes.Node.serves`.
       address: address of the node; None if it is not known yet. The order "where" sends it later.
-      options: options of the client, or the name of the replay back end.
+      options: as in `launch.nodes.Node.client_options`.
     """
 
     label: str
@@ -94,13 +93,7 @@ class RemoteRuntime(Runtime):
             )
             self._connections[node_id] = connection
 
-        def call(name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Any:
-            return connection.call(name, args, kwargs, timeout)
-
-        def submit(name: str, timeout: float | None, /, *args: Any, **kwargs: Any) -> Future:
-            return connection.submit(name, args, kwargs, timeout)
-
-        return Client(node_id, call, submit, entry.options["call_timeout"])
+        return Client(node_id, connection.call, connection.submit, entry.options["call_timeout"])
 
     def move(self, addresses: dict[int, str | None]) -> None:
         """Sets new addresses of nodes; None means that a node has no address now."""
