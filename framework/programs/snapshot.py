@@ -5,8 +5,8 @@ state is therefore one pickle of all nodes' objects: replay, networks, optimizer
 episodes, environments. No class has to know about it. The exceptions are what is tied to the process (locks,
 clients, the run's settings), and arrays that share memory, which a plain pickle would separate.
 
-An interrupted run stores the pickle in its last checkpoint, as the part `program`. It resumes from the pickle
-if it runs on the serial engine with the same versions, agent and settings. Otherwise it resumes from the other
+An interrupted run stores the pickle in its last checkpoint, as the part `program`. It resumes from it if it
+runs on the serial engine with the same versions, agent and settings. Otherwise it resumes from the other
 parts of the checkpoint, as on every engine: with the same parameters and replay, and new episodes.
 """
 
