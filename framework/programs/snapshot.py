@@ -191,6 +191,8 @@ class _Pickler(StatePickler):
             return _LOCKS[kind], ()
         if kind is weakref.ref and obj() is not None:
             return weakref.ref, (obj(),)
+        if kind is weakref.WeakMethod and obj() is not None:
+            return weakref.WeakMethod, (obj(),)
         if kind is weakref.finalize:
             return _nothing, ()  # The object's memory is this process's, and ends with it.
         if kind is socket.socket:
@@ -203,11 +205,9 @@ class _Pickler(StatePickler):
             return _config, ()
         if isinstance(obj, threading.Event) and obj is launch.stop_event():
             return launch.stop_event, ()
-        if kind in (
-            EmbeddedClient,
-            VariableBlock,
-            launch.Client,
-        ):  # Whose reductions are for other processes.
+        if kind is VariableBlock:
+            return obj.reduce_private()
+        if kind in (EmbeddedClient, launch.Client):  # Whose reductions are for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         if kind is Stream:
             self._num_rows.update((id(array), obj.num_leased) for array in obj.arrays())
