@@ -103,7 +103,9 @@ class VariableBlock:
         self._attach(layout, offset, path)
         self._header[_BEGUN] = self._header[_DONE]
 
-    def _attach(self, layout: Layout, size: int, path: str | None, memory: torch.Tensor | None = None) -> None:
+    def _attach(
+        self, layout: Layout, size: int, path: str | None, memory: torch.Tensor | None = None
+    ) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
         if path is not None:
