@@ -101,7 +101,7 @@ class Graph(core.Graph):
         on_write: Callable[[dict[str, Any]], None] | None = None,
     ):
         self.config, self.spec = setup.config, setup.spec
-        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, on_write)
+        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, on_write, logger_factory)
         self._replays: list[tuple[str, launch.Node]] = []
         self._services: list[tuple[str, launch.Node]] = []
         self._workers: list[tuple[str, launch.Node]] = []
