@@ -106,14 +106,11 @@ class VariableBlock:
     def _attach(self, layout: Layout, size: int, path: str | None) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
-        if path is None:
-            memory = torch.zeros(total, dtype=torch.uint8)
-        else:
-            memory = torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=total))
-        self._header = memory[:_HEADER_BYTES].view(torch.int64).numpy()
+        memory = bytearray(total) if path is None else np.memmap(path, np.uint8, "r+", shape=total)
+        self._header = np.frombuffer(memory, np.int64, _HEADER_BYTES // 8)
         self._slots = [
             {
-                name: {key: _tensor(memory[begin:], entry) for key, entry in entries.items()}
+                name: {key: _tensor(memory, begin, entry) for key, entry in entries.items()}
                 for name, entries in layout.items()
             }
             for begin in (_HEADER_BYTES, _HEADER_BYTES + size)
@@ -264,7 +261,7 @@ class VariableClient:
         progress = None
         if self._request is not None and (wait or self._request.done()):
             progress = self._take(self.version)
-        if self._is_connected and self._request is None and due:
+        if due and self._request is None:
             # With `wait`, request again even if an answer has just arrived: its request may be older than
             # this call.
             self._calls = 0
@@ -326,9 +323,13 @@ def copy_variables(source: Parameters, targets: Parameters) -> None:
             tensor.copy_(torch.as_tensor(value))
 
 
-def _tensor(slot: torch.Tensor, entry: _Entry) -> torch.Tensor:
-    num_bytes = math.prod(entry.shape) * entry.dtype.itemsize
-    return slot[entry.offset :][:num_bytes].view(entry.dtype).view(entry.shape)
+def _tensor(memory: Any, begin: int, entry: _Entry) -> torch.Tensor:
+    count = math.prod(entry.shape)
+    if count == 0:  # torch.frombuffer refuses it.
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    # Not a view of one tensor: torch.save refuses views of different dtypes.
+    flat = torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=begin + entry.offset)
+    return flat.view(entry.shape)
 
 
 def _reserve(path: str, size: int) -> None:
