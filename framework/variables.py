@@ -103,14 +103,20 @@ class VariableBlock:
         self._attach(layout, offset, path)
         self._header[_BEGUN] = self._header[_DONE]
 
-    def _attach(self, layout: Layout, size: int, path: str | None) -> None:
+    def _attach(
+        self, layout: Layout, size: int, path: str | None, memory: torch.Tensor | None = None
+    ) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
-        memory = bytearray(total) if path is None else np.memmap(path, np.uint8, "r+", shape=total)
-        self._header = np.frombuffer(memory, np.int64, _HEADER_BYTES // 8)
+        if path is not None:
+            memory = torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=total))
+        elif memory is None:
+            memory = torch.zeros(total, dtype=torch.uint8)
+        self._memory = memory
+        self._header = memory[:_HEADER_BYTES].view(torch.int64).numpy()
         self._slots = [
             {
-                name: {key: _tensor(memory, begin, entry) for key, entry in entries.items()}
+                name: {key: _tensor(memory[begin:], entry) for key, entry in entries.items()}
                 for name, entries in layout.items()
             }
             for begin in (_HEADER_BYTES, _HEADER_BYTES + size)
@@ -182,6 +188,10 @@ class VariableBlock:
         assert progress is not None
         values = {name: {key: t.numpy() for key, t in state.items()} for name, state in copies.items()}
         return Variables(*progress, values)
+
+    def reduce_private(self) -> Any:
+        """Pickles a block in private memory with its contents, as `__reduce__` does not."""
+        return _private, (self._layout, self._size, self._memory)
 
     def __reduce__(self) -> Any:
         """Pickles as the path: another process maps the same block, or gets None if it cannot."""
@@ -323,13 +333,9 @@ def copy_variables(source: Parameters, targets: Parameters) -> None:
             tensor.copy_(torch.as_tensor(value))
 
 
-def _tensor(memory: Any, begin: int, entry: _Entry) -> torch.Tensor:
-    count = math.prod(entry.shape)
-    if count == 0:  # torch.frombuffer refuses it.
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    # Not a view of one tensor: torch.save refuses views of different dtypes.
-    flat = torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=begin + entry.offset)
-    return flat.view(entry.shape)
+def _tensor(slot: torch.Tensor, entry: _Entry) -> torch.Tensor:
+    num_bytes = math.prod(entry.shape) * entry.dtype.itemsize
+    return slot[entry.offset :][:num_bytes].view(entry.dtype).view(entry.shape)
 
 
 def _reserve(path: str, size: int) -> None:
@@ -355,3 +361,9 @@ def _reach(layout: Layout, size: int, path: str | None) -> VariableBlock | None:
         block._attach(layout, size, path)
         return block
     return None
+
+
+def _private(layout: Layout, size: int, memory: torch.Tensor) -> VariableBlock:
+    block = VariableBlock.__new__(VariableBlock)
+    block._attach(layout, size, None, memory)
+    return block

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
@@ -99,10 +99,9 @@ class Client(Protocol):
             source.release(drawn)
         return sample
 
-    @contextlib.contextmanager
-    def _reader(self) -> Iterator[Source]:
+    def _reader(self) -> contextlib.AbstractContextManager[Source]:
         """Lends a source for one batch."""
-        yield self.source()
+        return contextlib.nullcontext(self.source())
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored.

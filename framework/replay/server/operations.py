@@ -219,8 +219,7 @@ class Operations:
             case "can_insert":
                 return {"value": bool(table.can_insert(int(message["n"])))}
             case "weight":
-                total, count = table.weight()
-                return {"sum": total, "number": count}
+                return {"value": list(table.weight())}
         raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
 
     def close(self, session: Session) -> None:
@@ -307,6 +306,8 @@ class Operations:
                     raise ValueError(
                         f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}"
                     )
+            if layout.ragged is (lengths is None):
+                raise ValueError("lengths: expected them if, and only if, the layout is ragged")
             if lengths is not None and n:
                 most = np.array([group.length for group in layout.groups])
                 if (lengths < 1).any() or (lengths > most).any():
