@@ -86,7 +86,8 @@ class Session:
     def check(self, stream: str, rows: np.ndarray) -> None:
         """ValueError unless the client holds all of `rows`."""
         held = self.held.get(stream)
-        if len(rows) and (held is None or rows.dtype != np.int64 or not held.holds(rows)):
+        fits = rows.dtype == np.int64 and rows.ndim == 1
+        if len(rows) and (held is None or not fits or not held.holds(rows)):
             raise ValueError(
                 f"rows of stream {stream!r}: got rows that this client has not leased or has released "
                 "already, expected rows that it holds"
