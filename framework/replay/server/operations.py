@@ -171,14 +171,9 @@ class Operations:
                 held[0].release(held[1])
         match message["op"]:
             case "insert":
-                return Request(
-                    ("insert", session),
-                    None,
-                    self._insert(session, message),
-                    DeadlineExceededError,
-                    {self._tables[item[0]] for item in message["items"]},
-                    INSERTERS,
-                )
+                tables = {self._tables[item[0]] for item in message["items"]}
+                steps = self._insert(session, message)
+                return Request(("insert", session), None, steps, DeadlineExceededError, tables, INSERTERS)
             case "declare":
                 return self._declare(message)
             case "lease":
