@@ -1,5 +1,6 @@
 """Processes die, servers restart, memory is full: nothing is torn, lost twice or left behind."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 
 from framework import replay
-from framework.replay import shm
 from framework.replay.remote.client import ServedClient
 from framework.replay.tables.items import make_keys
 
@@ -256,14 +256,14 @@ def _tried(call):
 
 
 def test_full_shared_memory_is_an_error_at_the_writer(monkeypatch):
-    reserve = shm._reserve
+    reserve = os.posix_fallocate
 
-    def full(file, offset, size, path):
+    def full(file, offset, size):
         if offset + size > 3 << 20:
-            raise replay.StoreFullError(f"shared memory is full: {size} more bytes are needed")
-        reserve(file, offset, size, path)
+            raise OSError(errno.ENOSPC, "no space")
+        reserve(file, offset, size)
 
-    monkeypatch.setattr(shm, "_reserve", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with replay.Server([table(size=10**6)]) as server:
         client = ServedClient(server.address)
         writer = client.batch_writer()
