@@ -26,7 +26,7 @@ ARRAYS = [
     np.zeros((2, 2), np.float32),
 ]
 ODD = [*NUMBERS, *OTHERS, *ARRAYS]
-LAYOUT = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
+LAYOUT = [[["s", 1, False]], [["x", 0, False, False]], [["dict", ["x"], [None]]]]
 ITEM = ["t", 0, np.array([[0]]), None, np.array([1], np.uint64), None, None]
 INSERT = {"layouts": [[0, LAYOUT]], "write": [], "items": [ITEM], "release": [], "lease": {}}
 SAMPLE = {"table": "t", "n": 3, "timeout": 0.01, "local": False, "hold": False, "pad": False}

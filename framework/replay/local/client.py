@@ -29,7 +29,7 @@ from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, NewItems
-from framework.replay.tables.table import Table, Tables
+from framework.replay.tables.table import SAMPLERS, Table, Tables
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 from framework.replay.writer import Writer, joined
 from launch.rpc import sockets
@@ -284,7 +284,7 @@ class LocalWriter(Writer):
             self._items.append((into, items.part(done, count)))
             self.num_pending += count - done
             self._untried += count - done
-            if self._untried >= self._held_back or into.sampler_waits:
+            if self._untried >= self._held_back or into.num_waiting[SAMPLERS]:
                 self._insert()
             elif self._concurrent:
                 self._late.call_later(self._insert, _DELAY)

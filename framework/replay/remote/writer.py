@@ -45,6 +45,7 @@ _SEND_ITEMS = 64
 _DELAY = 0.005
 _SEND_ROWS = 4096  # released rows that are sent without items
 _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
+_MAX_LEASE = 1 << 20  # rows that a server leases at once
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
 
 _Answer = TypeVar("_Answer")
@@ -153,7 +154,11 @@ class ServedWriter(Writer):
         """Takes spare rows. Asks for more now if there are too few, and with the next message if few stay."""
         short = n - len(held.spare)
         if short > 0:
-            message = {"op": "lease", "stream": held.stream, "n": max(2 * short, held.block)}
+            message = {
+                "op": "lease",
+                "stream": held.stream,
+                "n": max(short, min(2 * short, _MAX_LEASE), held.block),
+            }
             try:
                 answer = self._call(self._connection.request, message)
             except MemoryError:  # no room for more than needed

@@ -306,6 +306,8 @@ class Operations:
                     raise ValueError(
                         f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}"
                     )
+            if layout.ragged is (lengths is None):
+                raise ValueError("lengths: expected them if, and only if, the layout is ragged")
             if lengths is not None and n:
                 most = np.array([group.length for group in layout.groups])
                 if (lengths < 1).any() or (lengths > most).any():

@@ -215,11 +215,6 @@ class Table:
         with self.lock:
             self.num_waiting[side] += change
 
-    @property
-    def sampler_waits(self) -> bool:
-        """Whether a call waits for items now; a writer then holds nothing back."""
-        return self.num_waiting[SAMPLERS] > 0
-
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sampler's random numbers."""
         with self.lock:
