@@ -139,8 +139,8 @@ class _Pickler(StatePickler):
         kind = type(obj)
         if kind in _LOCKS:
             return _LOCKS[kind], ()
-        if kind is weakref.ref and obj() is not None:
-            return weakref.ref, (obj(),)
+        if kind in (weakref.ref, weakref.WeakMethod) and obj() is not None:
+            return kind, (obj(),)
         if kind is weakref.finalize:
             return _nothing, ()  # The object's memory is this process's, and ends with it.
         if kind is socket.socket:
