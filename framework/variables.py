@@ -103,13 +103,16 @@ class VariableBlock:
         self._attach(layout, offset, path)
         self._header[_BEGUN] = self._header[_DONE]
 
-    def _attach(self, layout: Layout, size: int, path: str | None) -> None:
+    def _attach(
+        self, layout: Layout, size: int, path: str | None, memory: torch.Tensor | None = None
+    ) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
-        if path is None:
-            memory = torch.zeros(total, dtype=torch.uint8)
-        else:
+        if path is not None:
             memory = torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=total))
+        elif memory is None:
+            memory = torch.zeros(total, dtype=torch.uint8)
+        self._memory = memory
         self._header = memory[:_HEADER_BYTES].view(torch.int64).numpy()
         self._slots = [
             {
@@ -185,6 +188,10 @@ class VariableBlock:
         assert progress is not None
         values = {name: {key: t.numpy() for key, t in state.items()} for name, state in copies.items()}
         return Variables(*progress, values)
+
+    def reduce_private(self) -> Any:
+        """Pickles a block in private memory with its contents, as `__reduce__` does not."""
+        return _private, (self._layout, self._size, self._memory)
 
     def __reduce__(self) -> Any:
         """Pickles as the path: another process maps the same block, or gets None if it cannot."""
@@ -354,3 +361,9 @@ def _reach(layout: Layout, size: int, path: str | None) -> VariableBlock | None:
         block._attach(layout, size, path)
         return block
     return None
+
+
+def _private(layout: Layout, size: int, memory: torch.Tensor) -> VariableBlock:
+    block = VariableBlock.__new__(VariableBlock)
+    block._attach(layout, size, None, memory)
+    return block

@@ -39,6 +39,7 @@ class Source(Protocol):
 
     def release(self, drawn: Any) -> None:
         """Unpins the rows of used samples and removes items that reached `max_times_sampled`."""
+        return None
 
     def give_back(self, drawn: Any) -> None:
         """Undoes a draw: unused samples do not count. No thread may be in `draw`."""
@@ -51,6 +52,7 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Closes the source. No thread may be in `draw`."""
+        return None
 
 
 class Client(Protocol):

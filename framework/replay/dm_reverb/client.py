@@ -196,9 +196,6 @@ class _Source(contracts.Source):
             self._client.keep(table, samples)
             raise
 
-    def release(self, drawn: tuple[str, list[Any]]) -> None:
-        return
-
     def give_back(self, drawn: tuple[str, list[Any]]) -> None:
         self._client.keep(*drawn)
 
@@ -209,6 +206,3 @@ class _Source(contracts.Source):
         with self._client.changed:
             self._interrupted = True
             self._client.changed.notify_all()
-
-    def close(self) -> None:
-        return

@@ -205,9 +205,6 @@ class EmbeddedSource(Source):
         for table in self._client.tables.values():
             table.wake()
 
-    def close(self) -> None:
-        return
-
     def _is_interrupted(self) -> bool:
         return self._interrupted or self._client.is_interrupted()
 
