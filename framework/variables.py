@@ -21,7 +21,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
-import mmap
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -99,17 +98,25 @@ class VariableBlock:
             for key, tensor in state.items():
                 entries[key] = _Entry(offset, tuple(tensor.shape), tensor.dtype)
                 offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-        self._attach(layout, offset, path, os.O_RDWR | os.O_CREAT)
+        if path is not None:
+            _reserve(path, _HEADER_BYTES + 2 * offset)
+        self._attach(layout, offset, path)
         self._header[_BEGUN] = self._header[_DONE]
 
-    def _attach(self, layout: Layout, size: int, path: str | None, flags: int) -> None:
+    def _attach(
+        self, layout: Layout, size: int, path: str | None, memory: torch.Tensor | None = None
+    ) -> None:
         self._layout, self._size, self._path = layout, size, path
         total = _HEADER_BYTES + 2 * size
-        memory = bytearray(total) if path is None else _map(path, total, flags)
-        self._header = np.frombuffer(memory, np.int64, _HEADER_BYTES // 8)
+        if path is not None:
+            memory = torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=total))
+        elif memory is None:
+            memory = torch.zeros(total, dtype=torch.uint8)
+        self._memory = memory
+        self._header = memory[:_HEADER_BYTES].view(torch.int64).numpy()
         self._slots = [
             {
-                name: {key: _tensor(memory, begin, entry) for key, entry in entries.items()}
+                name: {key: _tensor(memory[begin:], entry) for key, entry in entries.items()}
                 for name, entries in layout.items()
             }
             for begin in (_HEADER_BYTES, _HEADER_BYTES + size)
@@ -181,6 +188,10 @@ class VariableBlock:
         assert progress is not None
         values = {name: {key: t.numpy() for key, t in state.items()} for name, state in copies.items()}
         return Variables(*progress, values)
+
+    def reduce_private(self) -> Any:
+        """Pickles a block in private memory with its contents, as `__reduce__` does not."""
+        return _private, (self._layout, self._size, self._memory)
 
     def __reduce__(self) -> Any:
         """Pickles as the path: another process maps the same block, or gets None if it cannot."""
@@ -260,7 +271,7 @@ class VariableClient:
         progress = None
         if self._request is not None and (wait or self._request.done()):
             progress = self._take(self.version)
-        if self._is_connected and self._request is None and due:
+        if due and self._request is None:
             # With `wait`, request again even if an answer has just arrived: its request may be older than
             # this call.
             self._calls = 0
@@ -322,30 +333,24 @@ def copy_variables(source: Parameters, targets: Parameters) -> None:
             tensor.copy_(torch.as_tensor(value))
 
 
-def _tensor(memory: Any, begin: int, entry: _Entry) -> torch.Tensor:
-    count = math.prod(entry.shape)
-    if count == 0:  # torch.frombuffer refuses it.
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    return torch.frombuffer(memory, dtype=entry.dtype, count=count, offset=begin + entry.offset).view(
-        entry.shape
-    )
+def _tensor(slot: torch.Tensor, entry: _Entry) -> torch.Tensor:
+    num_bytes = math.prod(entry.shape) * entry.dtype.itemsize
+    return slot[entry.offset :][:num_bytes].view(entry.dtype).view(entry.shape)
 
 
-def _map(path: str, size: int, flags: int) -> mmap.mmap:
-    file = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    try:
-        if flags & os.O_CREAT and hasattr(os, "posix_fallocate"):
-            try:
-                os.posix_fallocate(file, 0, size)  # A write to a full tmpfs would kill the process.
-            except OSError as error:
-                text = (
-                    f"shared memory for parameters: got {error.strerror}, expected room for {size:,} bytes. "
-                    "Enlarge it (docker run --shm-size; mount -o remount,size=)."
-                )
-                raise OSError(error.errno, text, path) from None
-        return mmap.mmap(file, size)
-    finally:
-        os.close(file)
+def _reserve(path: str, size: int) -> None:
+    """Makes the file, if it does not exist, with memory for `size` bytes."""
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        if not hasattr(os, "posix_fallocate"):  # macOS
+            return
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)  # A write to a full tmpfs would kill the process.
+        except OSError as error:
+            text = (
+                f"shared memory for parameters: got {error.strerror}, expected room for {size:,} bytes. "
+                "Enlarge it (docker run --shm-size; mount -o remount,size=)."
+            )
+            raise OSError(error.errno, text, path) from None
 
 
 def _reach(layout: Layout, size: int, path: str | None) -> VariableBlock | None:
@@ -353,6 +358,12 @@ def _reach(layout: Layout, size: int, path: str | None) -> VariableBlock | None:
         return None
     block = VariableBlock.__new__(VariableBlock)
     with contextlib.suppress(OSError):
-        block._attach(layout, size, path, os.O_RDWR)
+        block._attach(layout, size, path)
         return block
     return None
+
+
+def _private(layout: Layout, size: int, memory: torch.Tensor) -> VariableBlock:
+    block = VariableBlock.__new__(VariableBlock)
+    block._attach(layout, size, None, memory)
+    return block

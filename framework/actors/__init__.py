@@ -1,8 +1,7 @@
 """Actors that choose actions with a policy, and the environment loop that drives them."""
 
-from framework.actors.environment_loop import EnvironmentLoop
+from framework.actors.acting import EnvironmentLoop, PolicyActor
 from framework.actors.observers import ActionObserver, EnvironmentLoopObserver, ObservationObserver
-from framework.actors.policy_actor import PolicyActor
 
 __all__ = [
     "ActionObserver",

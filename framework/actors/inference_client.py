@@ -1,21 +1,16 @@
-"""Actors whose actions come from an inference server, or from a policy on another thread.
+"""Actors whose actions come from an `InferenceServer`.
 
-An `InferenceActor` requests actions through a *port*. All ports have the same interface:
+An `InferenceActor` requests actions through a *port*: a `ServerPort` calls a server in this process, or sends
+it messages; a `SharedMemoryPort` reaches a server in another process of this machine.
 
 ```python
 port.request(observation, first)        # starts the computation; `first` bool[B]: an episode begins here
 action, extras = port.answer()          # waits for the result
-port.update(wait)                       # pulls newer parameters, if the port has its own
 ```
-
-- `LocalPort`: the policy in this process, at once or on a thread.
-- `ServerPort`: an `InferenceServer` in the same thread or by messages.
-- `SharedMemoryPort`: an `InferenceServer` in another process of this machine.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import os
 import socket
@@ -30,7 +25,6 @@ import launch
 from framework import core
 from framework.actors.inference_server import ANSWER, GOODBYE, MAX_ANSWER, PING, REQUEST, Connection
 from framework.actors.inference_slots import Columns, column_names
-from framework.actors.recurrent_state import restart_envs
 from framework.nest import Structure
 from framework.replay.shm import attach
 from framework.types import FIRST, Nest
@@ -44,41 +38,7 @@ class InferenceError(RuntimeError):
     """The inference server failed to act, or is closed."""
 
 
-class Port(abc.ABC):
-    """The interface through which an `InferenceActor` gets actions; see the module.
-
-    Attributes:
-      version: version of the parameters of the last answer; -1 without parameters.
-    """
-
-    version: int = -1
-
-    @abc.abstractmethod
-    def request(self, observation: Nest, first: np.ndarray) -> None:
-        """Starts to compute actions for `observation`, which must not change before the answer."""
-
-    @abc.abstractmethod
-    def answer(self) -> tuple[Nest, Nest]:
-        """Waits for `(action, extras)` of the request. They are valid until the next request."""
-
-    def update(self, wait: bool = False) -> None:
-        """Pulls newer parameters before the next request; with `wait`, immediately."""
-        return None
-
-    def save(self) -> Any:
-        """The state of the random choices that this port makes; None if it makes none."""
-        return None
-
-    def restore(self, state: Any) -> None:
-        """Restores the state that `save` returned."""
-        return None
-
-    def close(self) -> None:
-        """Disconnects from the server."""
-        return None
-
-
-class InferenceActor(core.Actor, core.Saveable):
+class InferenceActor(core.Actor):
     """Acts for `num_envs` envs with actions from a port.
 
     It can request actions as soon as it has the observation, before the loop needs the actions:
@@ -96,7 +56,7 @@ class InferenceActor(core.Actor, core.Saveable):
       num_envs: number of envs, B.
     """
 
-    def __init__(self, port: Port, adder: Any = None, num_envs: int = 1):
+    def __init__(self, port: ServerPort, adder: Any = None, num_envs: int = 1):
         if num_envs < 1:
             raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.port = port
@@ -146,98 +106,28 @@ class InferenceActor(core.Actor, core.Saveable):
     def update(self, wait: bool = False) -> None:
         self.port.update(wait)
 
-    def save(self) -> Any:
-        return {"policy": self.port.save()}
-
-    def restore(self, state: Any) -> None:
-        self.discard()
-        self.port.restore(state["policy"])
-        self._observation = None
-
     def close(self) -> None:
         """Closes the port and drops an open request."""
         self._requested = False
         self.port.close()
 
 
-class LocalPort(Port):
-    """A policy in this process, for all or some of the envs of an actor.
-
-    Several ports may share a policy and its parameters if they share `run`, which must run one call at a
-    time.
+class ServerPort:
+    """A connection to an `InferenceServer` that is called directly, or by messages.
 
     Args:
-      policy: chooses the actions.
-      state: the policy's initial recurrent state for the envs of this port.
-      variables: a `VariableClient`. None does not update the parameters.
-      run: `run(fn, *args) -> Future`. None runs immediately on the calling thread.
-    """
-
-    def __init__(
-        self,
-        policy: core.Policy,
-        state: Nest,
-        variables: Any = None,
-        run: Callable[..., Future] | None = None,
-    ):
-        self._policy = policy
-        self._initial = self._state = state
-        self._variables = variables
-        self._run = run or run_now
-        self._future: Future | None = None
-        self._outdated = False
-
-    def request(self, observation: Nest, first: np.ndarray) -> None:
-        outdated, self._outdated = self._outdated, False
-        self._future = self._run(self._act, observation, first.copy(), outdated)
-
-    def answer(self) -> tuple[Nest, Nest]:
-        assert self._future is not None
-        future, self._future = self._future, None
-        action, extras, self.version = future.result()
-        return action, extras
-
-    def update(self, wait: bool = False) -> None:
-        if self._variables is None:
-            return
-        if wait:
-            self.version = self._run(self._update, True).result()
-        else:
-            self._outdated = True  # The thread of the policy updates before it acts.
-
-    def save(self) -> Any:
-        return self._run(self._policy.save).result()
-
-    def restore(self, state: Any) -> None:
-        self._run(self._policy.restore, state).result()
-
-    def close(self) -> None:
-        if self._future is not None:
-            self._future.cancel()
-
-    def _update(self, wait: bool) -> int:
-        self._variables.update(wait)
-        return self._variables.version
-
-    def _act(self, observation: Nest, first: np.ndarray, outdated: bool) -> tuple[Nest, Nest, int]:
-        if outdated:
-            self._update(False)
-        self._state = restart_envs(self._state, self._initial, np.flatnonzero(first))
-        action, extras, self._state = self._policy.step(observation, self._state)
-        return action, extras, -1 if self._variables is None else self._variables.version
-
-
-class ServerPort(Port):
-    """An `InferenceServer` that is called directly in the same thread, or by messages.
-
-    Args:
-      server: a client of its node (or the server itself, in tests).
+      server: the server, or a client of its node.
       name: name of this client.
       envs: see `Slots.connect`.
       offset: see `Slots.connect`.
       total: see `Slots.connect`.
       timeout: seconds without an answer after which a request fails.
+
+    Attributes:
+      version: version of the parameters of the last answer; -1 without parameters.
     """
+
+    version: int = -1
 
     def __init__(
         self,
@@ -254,12 +144,14 @@ class ServerPort(Port):
         self._future: Future | None = None
 
     def request(self, observation: Nest, first: np.ndarray) -> None:
+        """Starts to compute actions for `observation`, which must not change before the answer."""
         if self._futures is not None:
             self._future = self._futures.act(self._name, observation, first)
         else:
             self._future = self._server.act.submit((self._name, observation, first), {})
 
     def answer(self) -> tuple[Nest, Nest]:
+        """Waits for `(action, extras)` of the request. They are valid until the next request."""
         assert self._future is not None
         future, self._future = self._future, None
         try:
@@ -271,10 +163,12 @@ class ServerPort(Port):
         return action, extras
 
     def update(self, wait: bool = False) -> None:
+        """With `wait`, makes the server pull newer parameters now. Otherwise the server decides when."""
         if wait:
             self.version = self._server.update_variables()
 
     def close(self) -> None:
+        """Disconnects from the server."""
         self._server.disconnect(self._name)
 
 
@@ -288,15 +182,7 @@ class SharedMemoryPort(ServerPort):
       timeout: seconds without an answer after which a request fails.
     """
 
-    def __init__(
-        self,
-        server: Any,
-        name: str,
-        connection: Connection,
-        timeout: float = _LIMIT,
-    ):
-        assert connection.columns is not None
-        assert connection.client_address is not None and connection.server_address is not None
+    def __init__(self, server: Any, name: str, connection: Connection, timeout: float = _LIMIT):
         self._server, self._name, self._timeout = server, name, timeout
         rows = connection.rows.slice
         arrays = iter([attach(each.path, each.shape, each.dtype)[rows] for each in connection.columns])
@@ -364,11 +250,11 @@ def connect(
     offset: int = 0,
     total: int | None = None,
     messages: bool = False,
-) -> Port:
+) -> ServerPort:
     """A port of `server`: through shared memory where this process can map its columns, else by messages."""
     if not messages:
         connection = server.connect(name, envs, offset, total)
-        if connection.columns is not None:
+        if connection.columns:
             try:
                 return SharedMemoryPort(server, name, connection)
             except FileNotFoundError:
@@ -381,13 +267,3 @@ def _silent(name: str, timeout: float) -> str:
         f"inference server: got no answer for {name!r} within {timeout} s. Check that its node is alive and "
         "that its batches are not too slow."
     )
-
-
-def run_now(function: Callable[..., Any], *args: Any) -> Future:
-    """Calls `function` and returns a future that is done."""
-    future: Future = Future()
-    try:
-        future.set_result(function(*args))
-    except Exception as error:
-        future.set_exception(error)
-    return future

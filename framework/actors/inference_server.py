@@ -19,7 +19,8 @@ batches       .           |a b        |a c   all that are connected and not wait
 
 There are three transports, with the same interface to the client (see `framework.actors.inference_client`):
 
-- *direct* (engine `serial`): a call acts for the caller's envs only, without a thread or a clock.
+- *direct* (engine `serial`, and the server of an actor whose halves alternate): on `serial`, a call acts for
+  the caller's envs only, without a thread or a clock.
 - *shared memory* (engine `processes`): observations and answers stay in the columns of `Slots`. One byte to
   the server's unix datagram socket announces a request, a short datagram announces its answer. Each
   connection has its own address, so datagrams of a restarted client's earlier process are never mistaken for
@@ -70,16 +71,16 @@ class Connection(NamedTuple):
     Attributes:
       rows: rows of the client.
       structures: structures of the observations, the actions and the extras; see `framework.nest`.
-      columns: columns of observations, first, actions and extras, in this order; None without shared memory.
-      server_address: address of the server's socket; None without shared memory.
-      client_address: address of the client's socket; None without shared memory.
+      columns: columns of observations, first, actions and extras, in this order; empty without shared memory.
+      server_address: address of the server's socket; empty without shared memory.
+      client_address: address of the client's socket; empty without shared memory.
     """
 
     rows: Rows
     structures: tuple[Structure, Structure, Structure]
-    columns: tuple[Column, ...] | None = None
-    server_address: str | None = None
-    client_address: str | None = None
+    columns: tuple[Column, ...] = ()
+    server_address: str = ""
+    client_address: str = ""
 
 
 @dataclasses.dataclass(eq=False)
@@ -182,7 +183,7 @@ class InferenceServer:
                 self._thread.start()
         slots = self.slots
         structures = (slots.observations.structure, slots.actions.structure, slots.extras.structure)
-        if address is None:
+        if self._path is None or address is None:
             return Connection(rows, structures)
         return Connection(rows, structures, tuple(self._columns), self._path, address)
 
@@ -199,6 +200,15 @@ class InferenceServer:
         with self._acting:
             self._variables.update(wait=True)
             return self._variables.version
+
+    def save(self) -> dict[str, Any]:
+        """The state of the policy's random choices."""
+        with self._acting:
+            return {"policy": self.slots.policy.save()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores the random choices from what `save` returned."""
+        self.slots.policy.restore(state["policy"])
 
     @property
     def version(self) -> int:

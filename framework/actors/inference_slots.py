@@ -25,7 +25,7 @@ import tree
 
 from framework import core, specs
 from framework import nest as nests
-from framework.actors.recurrent_state import copied, restart_envs
+from framework.actors.acting import copied, restart_envs
 from framework.types import Nest
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -172,26 +173,19 @@ class NStepTransitionAdder(BlockAdder):
             columns.update(self._extras.take(start))
         own = self._writer.append(_TRANSITIONS, columns)
         flat = rows.reshape(-1, *rows.shape[2:])
-        stack, names = self._writer.slice, self._observation.names
-        before, after = flat[start], flat[end]
-        stored = [stack(_TRANSITIONS, name, own) for name in columns]
-        trajectory = self._pack(
-            [stack(self._stream, name, before) for name in names]
-            + stored[:num_before_next]
-            + [stack(self._stream, name, after) for name in names]
-            + stored[num_before_next:]
-        )
+
+        def pack(before: Iterable[Any], after: Iterable[Any], stored: list[Any]) -> Nest:
+            return self._pack([*before, *stored[:num_before_next], *after, *stored[num_before_next:]])
+
+        def slices(rows: np.ndarray) -> list[Any]:
+            return [self._writer.slice(self._stream, name, rows) for name in self._observation.names]
 
         def data() -> Nest:
-            values = [value.copy() for value in columns.values()]
-            return self._pack(
-                [*self._observation.take(start).values()]
-                + values[:num_before_next]
-                + [*self._observation.take(end).values()]
-                + values[num_before_next:]
-            )
+            before, after = (self._observation.take(index).values() for index in (start, end))
+            return pack(before, after, [value.copy() for value in columns.values()])
 
-        self._write_items(trajectory, len(own), data)
+        stored = [self._writer.slice(_TRANSITIONS, name, own) for name in columns]
+        self._write_items(pack(slices(flat[start]), slices(flat[end]), stored), len(own), data)
         self._release(_TRANSITIONS, own)
 
 

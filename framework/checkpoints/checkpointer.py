@@ -1,8 +1,17 @@
-"""The checkpoints of one directory: numbered, verified when they are read, with the newest ones kept."""
+"""Checkpoints of one directory: written atomically, numbered, verified when read, the newest ones kept.
+
+A checkpoint is written as a temporary folder with a manifest, synced and renamed. `manifest.json` lists every
+file with its size and CRC-32. The first line of `DONE` is the SHA-256 of the manifest. A folder without both
+is not a checkpoint. A part may itself be a checkpoint, written by another process. Then the manifest lists
+the manifest and `DONE` of the part, and the part is verified too.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import json
 import os
 import platform
 import re
@@ -11,7 +20,8 @@ import shutil
 import socket
 import threading
 import warnings
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
@@ -20,14 +30,31 @@ from typing import Any
 
 import psutil
 
-from framework.checkpoints import folder
-from framework.checkpoints.folder import DONE, MANIFEST, CheckpointError, Part
 from framework.checkpoints.state import load_state
+
+FORMAT = 2
+MANIFEST, DONE = "manifest.json", "DONE"
+_BLOCK = 1 << 20  # Bytes read at a time.
+# Messages for the usual errors, by errno.
+REASONS = {
+    errno.ENOSPC: "no space is left on the device",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would pass the size limit of this process or file system",
+    errno.EACCES: "permission is denied",
+    errno.EROFS: "the file system is read-only",
+}
+
+# The contents of a file, its blocks, or a function that writes a file or folder at a path.
+Part = bytes | Iterable[Any] | Callable[[Path], object]
 
 _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
 _ASIDE = re.compile(r"^\.writing-checkpoint-.*--(.*)--(\d+)$")  # The host and process that write it.
 _PART_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _PACKAGES = ("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or is not intact. The message says which, why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +146,17 @@ class Checkpointer:
             }
             try:
                 self._remove_unfinished()
-                folder.write(self.directory / f".writing-{final.name}-{writer}", final, parts, about)
+                write_checkpoint(self.directory / f".writing-{final.name}-{writer}", final, parts, about)
             except OSError as error:
                 safe = f"The newest intact one is {existing[-1]}" if existing else "There was none before it"
                 raise CheckpointError(
-                    f"Checkpoint {final} was not saved: could not write {folder.explain(error)}. Nothing "
+                    f"Checkpoint {final} was not saved: could not write {explain(error)}. Nothing "
                     f"saved before was touched. {safe}. Free some space there, or give the run another "
                     "folder with --directory."
                 ) from error
             for path in self.checkpoints()[: -self._keep]:
                 try:
-                    folder.delete(path)
+                    delete(path)
                 except (OSError, CheckpointError) as error:  # The new one is saved, so this is no failure.
                     warnings.warn(f"Could not delete the old checkpoint {path}: {error}")
             return final
@@ -190,16 +217,14 @@ class Checkpointer:
 
     def _find(self, which: str | int | os.PathLike[str], found: list[Path]) -> Path:
         names = ", ".join(path.name for path in found) or "none"
-        if which == "latest":
-            if found:
-                return found[-1]
+        if which == "latest" and not found:
             raise CheckpointError(
                 f"There is no checkpoint in {self.directory}. Check the folder, or start a new run."
             )
-        if which == "previous":
-            if found[1:]:
-                return found[-2]
+        if which == "previous" and not found[1:]:
             raise CheckpointError(f"There is no previous checkpoint in {self.directory}; it has {names}.")
+        if which in ("latest", "previous"):
+            return found[-1] if which == "latest" else found[-2]
         if isinstance(which, int) or (isinstance(which, str) and which.isdigit()):
             at_step = [path for path in found if path.name.endswith(f"-step-{int(which)}")]
             if at_step:
@@ -222,7 +247,7 @@ class Checkpointer:
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointReader:
     """Verifies every file of the checkpoint in the folder `path` and opens it."""
-    return CheckpointReader(Path(path), folder.verify(Path(path)))
+    return CheckpointReader(Path(path), verify(Path(path)))
 
 
 def package_versions() -> dict[str, str]:
@@ -237,3 +262,165 @@ def package_versions() -> dict[str, str]:
 def _number(path: Path) -> int:
     match = _NAME.match(path.name)
     return int(match[1]) if match else 0
+
+
+def write_checkpoint(aside: Path, final: Path, parts: Mapping[str, Part], about: Mapping[str, Any]) -> None:
+    """Writes the folder `final` atomically.
+
+    Args:
+      aside: temporary folder, on the same file system.
+      final: path of the complete checkpoint.
+      parts: contents by file or folder name. Blocks are buffers, such as arrays.
+      about: JSON values for the manifest, in addition to the files.
+
+    Raises:
+      OSError: A file cannot be written; the error has its name.
+    """
+    files: dict[str, list[int]] = {}
+    aside.mkdir(parents=True)  # Outside of the `try`: a folder of another process stays.
+    try:
+        for name, part in parts.items():
+            files.update(_write_part(aside, aside / name, part))
+        manifest = {**about, "format": FORMAT, "parts": list(parts), "files": files}
+        text = json.dumps(manifest, indent=1).encode()
+        _write_file(aside / MANIFEST, [text])
+        _write_file(aside / DONE, [hashlib.sha256(text).hexdigest().encode()])
+        for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
+            sync(folder)
+        os.rename(aside, final)
+        sync(final.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Compares every file of the checkpoint in `path` with its manifest; returns the manifest.
+
+    Raises:
+      CheckpointError: A file is missing, truncated, altered, or of another format.
+    """
+    manifest = read_manifest(path)
+    for name, (size, checksum) in manifest["files"].items():
+        file = _inside(path, name)
+        if not file.is_file():
+            raise damaged(path, f"{name} is missing")
+        found = file.stat().st_size
+        if found != size:
+            kind = "truncated" if found < size else "longer than written"
+            raise damaged(path, f"{name} is {kind}: it has {found} bytes, expected {size}")
+        if _crc(file) != checksum:
+            raise damaged(path, f"{name} has been altered: its checksum is not that of the manifest")
+    for name in manifest["parts"]:
+        if f"{name}/{MANIFEST}" in manifest["files"]:
+            verify(path / name)
+    return manifest
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Returns the manifest of a checkpoint after comparing it with its digest; does not read other files."""
+    try:
+        text = (path / MANIFEST).read_bytes()
+        digest = (path / DONE).read_text(encoding="ascii", errors="replace").strip()
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise CheckpointError(f"{path} is not a complete checkpoint: it has no {missing}.") from error
+    except OSError as error:
+        raise damaged(path, f"its manifest cannot be read ({error.strerror})") from error
+    if hashlib.sha256(text).hexdigest() != digest:
+        raise damaged(path, f"{MANIFEST} has been altered or truncated")
+    manifest: dict[str, Any] = json.loads(text)
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(
+            f"Checkpoint {path} has format {manifest['format']}; this version of Repertory reads format "
+            f"{FORMAT}. Use the version that wrote it (manifest.json names it)."
+        )
+    return manifest
+
+
+def delete(path: Path) -> None:
+    """Deletes the files in a checkpoint's manifest, and the folder if it is then empty."""
+    manifest = read_manifest(path)
+    folders = {path}
+    for name in manifest["parts"]:
+        if f"{name}/{MANIFEST}" in manifest["files"]:
+            delete(path / name)
+    for name in (*manifest["files"], MANIFEST, DONE):
+        file = _inside(path, name)
+        file.unlink(missing_ok=True)
+        folders.update(parent for parent in file.parents if path in parent.parents)
+    for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def explain(error: OSError) -> str:
+    """Returns a message with the file that could not be written, and the reason."""
+    reason = REASONS.get(error.errno or 0, error.strerror or str(error))
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"Checkpoint {path} is damaged: {reason}. It was not loaded.")
+
+
+def _write_part(root: Path, path: Path, part: Part) -> dict[str, list[int]]:
+    """Writes one part; returns `[size, checksum]` of its files by name relative to `root`."""
+    if not callable(part):
+        blocks = [part] if isinstance(part, bytes | bytearray | memoryview) else part
+        return {path.relative_to(root).as_posix(): _write_file(path, blocks)}
+    try:
+        part(path)
+    except OSError as error:
+        if error.filename:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    if not path.exists():
+        raise CheckpointError(f"The writer of part {path.name!r} made neither a file nor a folder at {path}.")
+    if (path / MANIFEST).exists():  # A checkpoint, synced and with its own checksums.
+        found = [path / MANIFEST, path / DONE]
+    else:
+        found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+        for file in found:
+            sync(file)
+    return {file.relative_to(root).as_posix(): [file.stat().st_size, _crc(file)] for file in found}
+
+
+def _write_file(path: Path, blocks: Iterable[Any]) -> list[int]:
+    """Writes and syncs a file; returns `[size, checksum]`."""
+    size = checksum = 0
+    try:
+        with open(path, "wb") as file:
+            for block in blocks:
+                file.write(block)
+                checksum = zlib.crc32(block, checksum)
+                size += memoryview(block).nbytes
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    return [size, checksum]
+
+
+def _crc(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _inside(path: Path, name: str) -> Path:
+    """Returns the path of a checkpoint's file; refuses names outside of the checkpoint's folder."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise damaged(path, f"{MANIFEST} names the file {name!r}, which is outside of it")
+    return path / name

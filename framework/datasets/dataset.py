@@ -82,9 +82,9 @@ class Dataset:
             prefetch = min(prefetch, max_in_flight // batch_size)
         if prefetch < 0:
             raise ValueError(f"prefetch: got {prefetch}, expected a number >= 0.")
-        self._client = client
-        self._mixture = None if isinstance(table, str) else Mixture(client, table)
-        self._source: Source = self._mixture or client.source()
+        mixture = None if isinstance(table, str) else Mixture(client, table)
+        self._source: Source = mixture or client.source()
+        self._items = mixture or client  # what sets priorities
         self._table = table if isinstance(table, str) else ""
         self._batch_size = batch_size
         self._timeout = rate_limiter_timeout
@@ -151,10 +151,7 @@ class Dataset:
 
     def update_priorities(self, keys: Any, priorities: Any) -> None:
         """Sets the priorities `[N]` of items in batches of this dataset by their keys `[N]`."""
-        if self._mixture is None:
-            self._client.update_priorities(self._table, keys, priorities)
-        else:
-            self._mixture.update_priorities(keys, priorities)
+        self._items.update_priorities(self._table, keys, priorities)
 
     def close(self) -> None:
         """Ends the iteration, and gives back what was fetched and not handed out."""

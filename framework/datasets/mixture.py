@@ -63,15 +63,15 @@ class Mixture(JoinedSource):
             if count
         )
 
-    def update_priorities(self, keys: Any, priorities: Any) -> None:
+    def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets the priorities `[N]` of items of mixed batches by their keys `[N]`."""
         keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
         numbers = keys >> np.uint64(_TABLE_SHIFT)
         plain = keys & np.uint64((1 << _TABLE_SHIFT) - 1)
-        for number, table in enumerate(self._tables):
+        for number, name in enumerate(self._tables):
             mine = numbers == number
             if mine.any():
-                self._client.update_priorities(table, plain[mine], priorities[mine])
+                self._client.update_priorities(name, plain[mine], priorities[mine])
 
     def interrupt(self) -> None:
         self._source.interrupt()

@@ -228,8 +228,3 @@ def _find_rom(game: str, known: list[str]) -> str:
     close = difflib.get_close_matches(rom, known, n=3)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"Known games: {', '.join(sorted(known))}."
     raise ValueError(f"Atari game: got {game!r}, expected a game of ale-py. {hint}")
-
-
-def make_atari(game: str, seed: int | None = None, **options: Any) -> AtariEnvironment:
-    """One game from the fields of `AtariOptions`."""
-    return AtariEnvironment(game, check_options(options), seed)

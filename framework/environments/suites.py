@@ -102,16 +102,11 @@ def _make_gymnasium(spec: Any, **options: Any) -> Any:
 def _make_gymnasium_vector(spec: Any, options: dict[str, Any], num_envs: int) -> Any:
     import gymnasium
 
-    if spec.vector_entry_point is not None and not spec.additional_wrappers:
-        return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
-    mode = gymnasium.vector.AutoresetMode.NEXT_STEP
-    return gymnasium.make_vec(
-        spec,
-        num_envs=num_envs,
-        vectorization_mode="sync",
-        vector_kwargs={"autoreset_mode": mode},
-        **options,
-    )
+    how: dict[str, Any] = {"vectorization_mode": "vector_entry_point"}
+    if spec.vector_entry_point is None or spec.additional_wrappers:
+        mode = gymnasium.vector.AutoresetMode.NEXT_STEP
+        how = {"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": mode}}
+    return gymnasium.make_vec(spec, num_envs=num_envs, **how, **options)
 
 
 def _make_dm_control(domain: str, task: str, seed: int | None = None, **task_options: Any) -> Any:
@@ -140,10 +135,10 @@ def _dm_control(full: str, name: str, options: dict[str, Any], render_mode: str 
 
 def _atari(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     # render() always works, whatever render_mode is.
-    resizes = atari.check_options(options).size is not None
-    for package in ("ale_py", "cv2") if resizes else ("ale_py",):
+    checked = atari.check_options(options)
+    for package in ("ale_py",) if checked.size is None else ("ale_py", "cv2"):
         _require(full, package, "'repertory[atari]'")
-    return Source(full, functools.partial(atari.make_atari, name), options)
+    return Source(full, functools.partial(atari.AtariEnvironment, name, checked))
 
 
 def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:

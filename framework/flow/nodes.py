@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ import launch
 
 # A step of a plan that runs where a node is: a function of the node's object, and of the item before it.
 Step = Callable[..., Any]
+Key = tuple[bytes, int]
 
 
 class StepError(RuntimeError):
@@ -34,13 +36,13 @@ class Host:
 
     def __init__(self, constructor: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._object = constructor(*args, **kwargs)
-        self._functions: dict[int, Step] = {}
+        self._functions: dict[Key, Step] = {}
 
-    def call(self, key: int, function: Step | None, args: tuple) -> Any:
+    def call(self, key: Key, function: Step | None, args: tuple) -> Any:
         """Returns `function(object, *args)`.
 
         Args:
-          key: the caller's number of the function.
+          key: the caller, and its number of the function.
           function: sent once for each key; None refers to the one that was sent before.
           args: further arguments.
 
@@ -76,7 +78,8 @@ class Node:
     def __init__(self, client: launch.Client | None, name: str = "node") -> None:
         self.name = name
         self._client = client
-        self._keys: dict[Step, int] = {}
+        self._caller = os.urandom(8)  # Several `Node`s may call one object.
+        self._keys: dict[Step, Key] = {}
         self._sending = threading.Lock()
 
     def call(self, function: Step, *args: Any) -> Future:
@@ -89,7 +92,7 @@ class Node:
             key = self._keys.get(function)
             new = key is None
             if key is None:
-                key = self._keys[function] = len(self._keys)
+                key = self._keys[function] = self._caller, len(self._keys)
             return self._client.futures.call(key, function if new else None, args)
 
     def forget(self) -> None:

@@ -7,6 +7,7 @@ Rows are flat dicts. Between two serial runs with the same seed, only values who
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,15 +54,10 @@ class Dispatcher(Logger):
             logger.flush()
 
     def close(self) -> None:
-        """Closes all loggers, and then raises the first error."""
-        first: BaseException | None = None
-        for logger in self._loggers:
-            try:
-                logger.close()
-            except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
+        """Closes all loggers, the last one first, and raises the error of the first that failed."""
+        with contextlib.ExitStack() as stack:
+            for logger in self._loggers:
+                stack.callback(logger.close)
 
 
 class InMemoryLogger(Logger):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from framework.checkpoints.folder import REASONS
+from framework.checkpoints.checkpointer import explain
 from framework.loggers.base import Logger, Row, to_scalars
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -166,9 +166,9 @@ class CSVLogger(Logger):
 
 def explained(error: OSError, path: str | os.PathLike) -> OSError:
     """Returns the same error with a message that names the file and the fix."""
-    reason = REASONS.get(error.errno or 0, error.strerror or str(error))
+    reason = explain(OSError(error.errno, error.strerror or str(error), os.fspath(path)))
     return OSError(
         error.errno,
-        f"could not write {os.fspath(path)}: {reason}. What was written before is intact. Free some space "
+        f"could not write {reason}. What was written before is intact. Free some space "
         "there, or choose another folder with --directory",
     )

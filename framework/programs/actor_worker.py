@@ -13,17 +13,12 @@ in processes, or networks so large that torch releases the interpreter's lock.
 
 from __future__ import annotations
 
-import dataclasses
-import operator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import tree
+from typing import Any, NamedTuple
 
 import launch
-from framework.actors import PolicyActor
-from framework.actors.environment_loop import EnvironmentLoop
-from framework.actors.inference_client import InferenceActor, LocalPort, Port, connect
+from framework.actors import EnvironmentLoop, PolicyActor
+from framework.actors.inference_client import InferenceActor, ServerPort, connect
+from framework.actors.inference_server import InferenceServer
 from framework.environments.base import BatchedEnvironment
 from framework.programs.limiter_state import describe_room
 from framework.programs.policy_lag import Lockstep
@@ -37,28 +32,18 @@ from framework.variables import VariableClient
 _FIRST_GRANT, _GRANT_SHARE, _LARGEST_GRANT = 16, 16, 64
 
 
-@dataclasses.dataclass
-class Half:
+class Half(NamedTuple):
     """All envs of an actor or half of them, with the actor and the loop that step them.
 
     Attributes:
       environment: the batched environment of these envs.
       actor: chooses their actions and owns the adder.
-      should_update: whether the actor requests newer parameters at each step.
       loop: drives the environment with the actor.
     """
 
     environment: BatchedEnvironment
     actor: PolicyActor | InferenceActor
-    should_update: bool
-    loop: EnvironmentLoop = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        """Makes a new loop, which resets all envs at its first step."""
-        self.loop = EnvironmentLoop(self.environment, self.actor, should_update=self.should_update)
+    loop: EnvironmentLoop
 
 
 class ActorWorker(ProgramWorker):
@@ -97,8 +82,11 @@ class ActorWorker(ProgramWorker):
         agent, self._config, self._replay = setup.agent, setup.config, replay
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._make_adder = lambda: None if replay is None else agent.make_adder(replay, setup.spec)
-        self._versioned: VariableClient | Port | None = None  # Has the version of the acting parameters.
-        self._pool: ThreadPoolExecutor | None = None  # Computes the actions of the half that does not step.
+        self._versioned: VariableClient | ServerPort | None = (
+            None  # Has the version of the acting parameters.
+        )
+        # Makes the random choices; None if another node acts.
+        self._acting: PolicyActor | InferenceServer | None
         self._halves = self._make_halves(setup, learner, inference, seed)
         self._half = self._halves[0]  # Whose turn it is.
         self._lockstep: Lockstep | None = None
@@ -120,7 +108,8 @@ class ActorWorker(ProgramWorker):
         state = None if checkpointer is None else checkpointer.get(self._name)
         if state is not None:
             self._steps = self._logged_at = int(state["steps"])
-            self._halves[0].actor.restore(state["actor"])
+            if self._acting is not None and state["actor"] is not None:
+                self._acting.restore(state["actor"])
 
     def _make_halves(self, setup: Setup, learner: Any, inference: Any, seed: int) -> list[Half]:
         """Makes one half with all envs, or two, with the source of actions that `config.inference` names."""
@@ -128,18 +117,26 @@ class ActorWorker(ProgramWorker):
         envs = config.envs_per_actor
         alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
         sizes = [envs - envs // 2, envs // 2] if alternates else [envs]
-        ports: list[Port] = []
-        variables = None
+        ports: list[ServerPort] = []
+        server, variables, self._acting = inference, None, None
         if not served:
             networks = agent.make_networks(spec)
             policy = agent.make_policy(networks)
             if learner is not None:
-                variables = VariableClient(learner, networks, policy, config.update_period)
+                # A step of all envs is one batch of each half.
+                period = config.update_period * len(sizes)
+                variables = VariableClient(learner, networks, policy, period)
         if alternates and not served:
             policy.seed(seed)
-            states = policy.initial_state(envs)
-            if launch.get_node_context().engine != "serial":
-                self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{self._name}-inference")
+            server = self._acting = InferenceServer(
+                policy,
+                spec,
+                envs,
+                variables=variables,
+                updates=agent.max_policy_lag is None,
+                timeout=0.0,
+                concurrent=launch.get_node_context().engine != "serial",
+            )
         halves: list[Half] = []
         for index, size in enumerate(sizes):
             environment = setup.make_environment(
@@ -147,21 +144,17 @@ class ActorWorker(ProgramWorker):
             )
             offset = sum(sizes[:index])
             actor: PolicyActor | InferenceActor
-            if served:
-                name = f"{self._name}.{index}"
-                port = connect(inference, name, size, offset, envs, config.inference_messages)
+            if server is not None:
+                messages = not served or config.inference_messages
+                port = connect(server, f"{self._name}.{index}", size, offset, envs, messages)
                 ports.append(port)
-            elif alternates:
-                state = tree.map_structure(operator.itemgetter(slice(offset, offset + size)), states)
-                submit = None if self._pool is None else self._pool.submit
-                ports.append(LocalPort(policy, state, variables, submit))
-            if ports:
-                actor = InferenceActor(ports[index], self._make_adder(), size)
+                actor = InferenceActor(port, self._make_adder(), size)
             else:
                 actor = PolicyActor(policy, self._make_adder(), variables, envs, seed)
-            # Actors with a limited policy lag pull parameters only at the start of an unroll. Halves share
-            # their parameters, so only one half requests newer ones, once per step of all envs.
-            halves.append(Half(environment, actor, agent.max_policy_lag is None and index == 0))
+                self._acting = actor
+            # Actors with a limited policy lag pull parameters only at the start of an unroll.
+            loop = EnvironmentLoop(environment, actor, should_update=agent.max_policy_lag is None)
+            halves.append(Half(environment, actor, loop))
         if learner is not None:
             self._versioned = ports[0] if ports else variables
         return halves
@@ -226,7 +219,7 @@ class ActorWorker(ProgramWorker):
         self._lost += self._close_adders(timeout=0.0)
         for half in self._halves:
             half.actor.adder = self._make_adder()
-            half.start()
+            half.loop.restart()
         return True
 
     def close(self) -> None:
@@ -236,14 +229,15 @@ class ActorWorker(ProgramWorker):
         for half in self._halves:
             if isinstance(half.actor, InferenceActor):
                 half.actor.close()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        if isinstance(self._acting, InferenceServer):
+            self._acting.close()
         for half in self._halves:
             half.environment.close()
 
     def save(self) -> dict[str, Any]:
-        """The state of the policy's random numbers."""
-        return {"actor": self._halves[0].actor.save(), "steps": self._steps}
+        """The state of the policy's random numbers; None for those of another node."""
+        acting = None if self._acting is None else self._acting.save()
+        return {"actor": acting, "steps": self._steps}
 
     def _version(self) -> int:
         return -1 if self._versioned is None else self._versioned.version

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from framework.actors import PolicyActor
-from framework.actors.environment_loop import EnvironmentLoop
+from framework.actors import EnvironmentLoop, PolicyActor
 from framework.programs.worker import ProgramWorker, Setup, prepare_process, summarize
 from framework.variables import VariableClient
 
@@ -48,12 +47,11 @@ class Evaluator(ProgramWorker):
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
         self._loop = EnvironmentLoop(self._environment, self._actor, should_update=False)
         self._best = float("-inf")  # The highest mean return so far.
-        evaluated = 0  # Env step of the last evaluation.
+        self._evaluated = 0  # Env step of the last evaluation.
         if checkpointer is not None:
             best, last = checkpointer.get("best"), checkpointer.get("evaluator")
             self._best = self._best if best is None else float(best["row"]["episode_return"])
-            evaluated = 0 if last is None else last["env_steps"]
-        self._next = self._after(evaluated)
+            self._evaluated = 0 if last is None else last["env_steps"]
 
     def ready(self) -> bool:
         return not self._finished and self._counter.get_counts().get("env_steps", 0) >= self._next
@@ -86,7 +84,7 @@ class Evaluator(ProgramWorker):
                 self._best = row["episode_return"]
                 self._checkpointer.put("best", {"row": row, "networks": self._acting_parameters()})
             self._checkpointer.put("evaluator", {"env_steps": row["env_steps"]})
-        self._next = self._after(row["env_steps"])
+        self._evaluated = row["env_steps"]
         target, limit = self._config.target_return, self._config.max_env_steps
         reached = target is not None and row["episode_return"] >= target
         if reached or (limit is not None and row["env_steps"] >= limit):
@@ -103,11 +101,12 @@ class Evaluator(ProgramWorker):
             if not names or key.partition(".")[0] in names
         }
 
-    def _after(self, env_steps: int) -> int:
-        """The env step of the next evaluation."""
+    @property
+    def _next(self) -> int:
+        """The env step of the next evaluation. Not stored: a resumed run may have another limit."""
         period, limit = self._config.evaluate_period, self._config.max_env_steps
         assert period is not None
-        due = (env_steps // period + 1) * period
+        due = (self._evaluated // period + 1) * period
         return due if limit is None else min(due, limit)
 
     def close(self) -> None:

@@ -56,18 +56,18 @@ class InferenceWorker(InferenceServer):
             on_batch=self._count,
         )
         policy.seed(seed)  # As an actor with its own policy does.
-        self._policy, self._monitor, self._checkpointer = policy, monitor, checkpointer
+        self._monitor, self._checkpointer = monitor, checkpointer
         self._log_period = config.log_period
         self._rows = self._batches = 0
         state = checkpointer.get("inference") if checkpointer is not None else None
         if state is not None:
             self._rows, self._batches = int(state["rows"]), int(state["batches"])
-            policy.restore(state["policy"])
+            self.restore(state)
         self._logged = (self._rows, self._batches, time.perf_counter())
         launch.register_stop_handler(self.stop_waiting)
 
     def save(self) -> dict[str, Any]:
-        return {"policy": self._policy.save(), "rows": self._rows, "batches": self._batches}
+        return {**super().save(), "rows": self._rows, "batches": self._batches}
 
     def close(self) -> None:
         """Saves the state for the last checkpoint and closes the server."""

@@ -77,7 +77,7 @@ def make_program(
 
     program = launch.Program(name or type(agent).__name__.lower())
     if run is not None:
-        program.snapshot = Snapshot(run, on_write)
+        program.snapshot = Snapshot(run, on_write, logger_factory)
     graph = Graph(program, setup)
     if learns:
         graph.add_replay()

@@ -104,6 +104,11 @@ class Counter(Saveable[dict[str, Any]]):
             remaining = self.remaining()
             return None if remaining is None else remaining - sum(self._grants.values())
 
+    def granted(self) -> int:
+        """Steps that are granted and not reported as spent."""
+        with self._changed:
+            return sum(self._grants.values())
+
     def remaining(self) -> int | None:
         """Steps of the budget that are not spent, including granted ones; None without a budget."""
         with self._changed:
@@ -156,7 +161,7 @@ class Monitor:
         resumed: bool = False,
     ):
         self._resumed = resumed
-        self._logger, self.on_write, self._counter = logger, on_write, counter
+        self.logger, self.on_write, self._counter = logger, on_write, counter
         self._lock = threading.Lock()
         self._latest: dict[str, dict[str, Any]] = {}
         self._started = time.monotonic()
@@ -180,8 +185,8 @@ class Monitor:
             if self._resumed and label not in self._latest:
                 row = {**row, "resumed": True}
             self._latest[label] = {**self._latest.get(label, {}), **row}
-            if self._logger is not None:
-                self._logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
+            if self.logger is not None:
+                self.logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
         if self.on_write is None:
             return
         try:
@@ -213,8 +218,8 @@ class Monitor:
 
     def close(self) -> None:
         """Flushes and closes the logger."""
-        if self._logger is not None:
-            self._logger.close()
+        if self.logger is not None:
+            self.logger.close()
 
 
 class RunCheckpointer:

@@ -5,9 +5,9 @@ state is therefore one pickle of all nodes' objects: replay, networks, optimizer
 episodes, environments. No class has to know about it. The exceptions are what is tied to the process (locks,
 clients, the run's settings), and arrays that share memory, which a plain pickle would separate.
 
-An interrupted run stores the pickle in its last checkpoint, as the part `program`. It resumes from the pickle
-if it runs on the serial engine with the same versions and settings. Otherwise it resumes from the other parts
-of the checkpoint, as on every engine: with the same parameters and replay, and new episodes.
+An interrupted run stores the pickle in its last checkpoint, as the part `program`. It resumes from it if it
+runs on the serial engine with the same versions, agent and settings. Otherwise it resumes from the other
+parts of the checkpoint, as on every engine: with the same parameters and replay, and new episodes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hmac
 import io
 import json
 import logging
+import math
 import os
 import pickle
 import random
@@ -26,6 +27,7 @@ import socket
 import threading
 import types
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +36,11 @@ import numpy as np
 import launch
 from framework.checkpoints import package_versions
 from framework.environments.states import StatePickler
+from framework.loggers import Logger
+from framework.programs.learner_worker import keep_freed_memory
 from framework.programs.run_config import RunConfig
 from framework.programs.services import PROGRAM, newest_checkpoint
+from framework.programs.worker import prepare_process
 from framework.replay.local.client import EmbeddedClient
 from framework.replay.rows.store import Allocator, Stream
 from framework.variables import VariableBlock
@@ -57,10 +62,14 @@ class Snapshot:
     Args:
       run: the run's folder.
       on_write: the argument of the new `Monitor`.
+      logger_factory: makes the logger of the new `Monitor`. None continues the files of the saved one.
     """
 
-    def __init__(self, run: RunFolder, on_write: Any = None):
+    def __init__(
+        self, run: RunFolder, on_write: Any = None, logger_factory: Callable[[], Logger | None] | None = None
+    ):
         self._run, self._config, self._on_write = run, run.config, on_write
+        self._logger_factory = logger_factory
 
     def save(self, state: ProgramState) -> None:
         """Adds the state to the checkpoint that the run writes when it closes.
@@ -70,10 +79,15 @@ class Snapshot:
         """
         import torch
 
-        file = io.BytesIO()
+        file, monitor = io.BytesIO(), state.objects["monitor-0"]
+        logger = monitor.logger
         generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
+            if self._logger_factory is not None:
+                monitor.logger = None  # It may be impossible to pickle, and the next run makes its own.
             torch.save((generators, state), file, pickle_module=_pickle_module())
+            about = json.dumps({**self._about(), **_progress(state)}).encode() + b"\n"
+            signature = _signature(about, file.getbuffer())
         except Exception as error:
             _LOG.warning(
                 "The exact state of the run was not saved, so a resumed run begins new episodes: %s: %s",
@@ -81,32 +95,52 @@ class Snapshot:
                 error,
             )
             return
-        about = json.dumps(self._about()).encode()
-        data = about + b"\n" + file.getvalue()
-        state.objects["checkpointer-0"].put_bytes(PROGRAM, _signature(data) + data)
+        finally:
+            monitor.logger = logger
+        # Joined at once: with a large replay, each copy counts.
+        data = b"".join((signature, about, file.getbuffer()))
+        state.objects["checkpointer-0"].put_bytes(PROGRAM, data)
 
     def load(self) -> ProgramState | None:
         """The state in the newest checkpoint; None if the run does not continue from one."""
         reader = newest_checkpoint(self._config)
         if reader is None or PROGRAM not in reader.names:
             return None
-        content = reader.part(PROGRAM).read_bytes()
-        signature, data = content[:64], content[64:]
+        try:
+            return self._load(reader.part(PROGRAM).read_bytes())
+        except Exception as error:
+            _LOG.warning(
+                "The exact state cannot be loaded, so new episodes begin: %s: %s", type(error).__name__, error
+            )
+            return None
+
+    def _load(self, content: bytes) -> ProgramState | None:
+        signature, data = content[:64], memoryview(content)[64:]
         if not hmac.compare_digest(signature, _signature(data)):
             _LOG.warning("The exact state was saved by another user or machine, so new episodes begin.")
             return None
-        about, _, pickled = data.partition(b"\n")
-        if json.loads(about) != self._about():
+        file = io.BytesIO(data)
+        about = json.loads(file.readline())
+        if any(about[name] != value for name, value in self._about().items()):
             _LOG.warning("The run's settings or packages have changed, so new episodes begin.")
+            return None
+        limit = self._config.max_env_steps
+        if limit != about["limit"] and (about["finished"] or (limit or math.inf) < about["granted"]):
+            # Finished actors would not act again, and granted steps would exceed a lower limit.
+            _LOG.warning("max_env_steps has changed at the end of the budget, so new episodes begin.")
             return None
         import torch
 
+        prepare_process(self._config.seed)
+        keep_freed_memory()
         _current.config = self._config
-        generators, state = torch.load(
-            io.BytesIO(pickled), pickle_module=_pickle_module(), weights_only=False
-        )
-        state.objects["counter-0"].max_steps = self._config.max_env_steps
-        state.objects["monitor-0"].on_write = self._on_write
+        pickled = io.BytesIO(file.read())
+        generators, state = torch.load(pickled, pickle_module=_pickle_module(), weights_only=False)
+        state.objects["counter-0"].max_steps = limit
+        monitor = state.objects["monitor-0"]
+        monitor.on_write = self._on_write
+        if self._logger_factory is not None:
+            monitor.logger = self._logger_factory()
         self._run.record("serial")
         random.setstate(generators[0])
         np.random.set_state(generators[1])
@@ -115,8 +149,24 @@ class Snapshot:
 
     def _about(self) -> dict[str, Any]:
         """What has to be equal when the run resumes."""
-        config = {key: value for key, value in vars(self._config).items() if key not in _LIMITS}
-        return {"versions": package_versions(), "config": config}
+        return {
+            "versions": package_versions(),
+            "config": {key: value for key, value in vars(self._config).items() if key not in _LIMITS},
+            "agent": self._run.agent_config,
+            "environment": self._run.environment,
+            "own_logger": self._logger_factory is not None,
+        }
+
+
+def _progress(state: ProgramState) -> dict[str, Any]:
+    """How far the program is in its budget of env steps."""
+    counter = state.objects["counter-0"]
+    workers = [state.objects[label] for label in state.order]
+    return {
+        "limit": counter.max_steps,
+        "granted": counter.get_counts().get("env_steps", 0) + counter.granted(),
+        "finished": any(worker.finished() for worker in workers if hasattr(worker, "finished")),
+    }
 
 
 class _Current(threading.local):
@@ -141,6 +191,8 @@ class _Pickler(StatePickler):
             return _LOCKS[kind], ()
         if kind is weakref.ref and obj() is not None:
             return weakref.ref, (obj(),)
+        if kind is weakref.WeakMethod and obj() is not None:
+            return weakref.WeakMethod, (obj(),)
         if kind is weakref.finalize:
             return _nothing, ()  # The object's memory is this process's, and ends with it.
         if kind is socket.socket:
@@ -153,11 +205,9 @@ class _Pickler(StatePickler):
             return _config, ()
         if isinstance(obj, threading.Event) and obj is launch.stop_event():
             return launch.stop_event, ()
-        if kind in (
-            EmbeddedClient,
-            VariableBlock,
-            launch.Client,
-        ):  # Whose reductions are for other processes.
+        if kind is VariableBlock:
+            return obj.reduce_private()
+        if kind in (EmbeddedClient, launch.Client):  # Whose reductions are for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         if kind is Stream:
             self._num_rows.update((id(array), obj.num_leased) for array in obj.arrays())
@@ -211,7 +261,7 @@ def _pickle_module() -> types.ModuleType:
     return module
 
 
-def _signature(data: bytes) -> bytes:
+def _signature(*data: Any) -> bytes:
     """64 bytes that only this user on this machine can compute: a pickle can run code when it is loaded."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repertory"
     path = folder / "snapshot-key"
@@ -219,4 +269,7 @@ def _signature(data: bytes) -> bytes:
         folder.mkdir(parents=True, exist_ok=True)
         with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(secrets.token_bytes(32))
-    return hmac.new(path.read_bytes(), data, hashlib.sha256).hexdigest().encode()
+    digest = hmac.new(path.read_bytes(), digestmod=hashlib.sha256)
+    for part in data:
+        digest.update(part)
+    return digest.hexdigest().encode()

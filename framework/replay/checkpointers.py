@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from framework.checkpoints import Checkpointer, CheckpointReader, Part
+from framework.checkpoints import Checkpointer, Part
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.store import RowStore, span
 from framework.replay.tables.items import SavedPart
 from framework.replay.tables.table import Table
 
-_LOG = logging.getLogger(__name__)
 _BLOCK = 16 << 20  # bytes in one write
 
 
@@ -110,8 +109,30 @@ class DefaultCheckpointer(CheckpointerBase):
         else:
             return None
         assert reader is not None
-        _read(reader, tables, store, self.restore_config == "checkpoint")
-        return os.fspath(reader.path)
+        path, note = reader.path, reader.manifest["note"]
+        if "tables" not in note:
+            raise CheckpointError(f"checkpoint {path}: got no tables, expected a folder that replay wrote.")
+        saved = {meta["name"]: meta for meta in note["tables"]}
+        missing = sorted(name for name in saved if name not in tables)
+        if missing:
+            raise CheckpointError(
+                f"checkpoint {path}: got tables {missing}, expected tables of the server, {sorted(tables)}. "
+                "Add them to the server."
+            )
+        leased = {}
+        try:
+            for name, stream in note["streams"].items():
+                leased[name] = _read_stream(path, name, stream, store)
+            for name, meta in saved.items():
+                arrays = {
+                    name: np.fromfile(path / file, np.dtype(dtype)).reshape(shape)
+                    for name, (file, dtype, shape) in meta["arrays"].items()
+                }
+                tables[name].restore(meta, arrays, leased, self.restore_config == "checkpoint")
+        finally:
+            for name, rows in leased.items():
+                store.streams[name].release(rows)
+        return os.fspath(path)
 
 
 class TempDirCheckpointer(DefaultCheckpointer):
@@ -165,9 +186,13 @@ def _files(
 
 
 def _blocks(column: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
-    step = max(1, _BLOCK // max(1, column[:1].nbytes))
+    step = _block_rows(column)
     for begin in range(0, len(rows), step):
         yield _bytes(column.take(rows[begin : begin + step], 0))
+
+
+def _block_rows(column: np.ndarray) -> int:
+    return max(1, _BLOCK // max(1, math.prod(column.shape[1:]) * column.itemsize))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
@@ -177,39 +202,13 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 # Reading.
 
 
-def _read(reader: CheckpointReader, tables: dict[str, Table], store: RowStore, from_checkpoint: bool) -> None:
-    path, note = reader.path, reader.manifest["note"]
-    if "tables" not in note:
-        raise CheckpointError(f"checkpoint {path}: got no tables, expected a folder that replay wrote.")
-    saved = {meta["name"]: meta for meta in note["tables"]}
-    missing = sorted(name for name, meta in saved.items() if name not in tables)
-    if missing:
-        raise CheckpointError(
-            f"checkpoint {path}: got tables {missing}, expected tables of the server, {sorted(tables)}. Add "
-            "them to the server."
-        )
-    leased = {}
-    try:
-        for name, stream in note["streams"].items():
-            leased[name] = _read_stream(path, name, stream, store)
-        for name, meta in saved.items():
-            arrays = {
-                name: np.fromfile(path / file, np.dtype(dtype)).reshape(shape)
-                for name, (file, dtype, shape) in meta["arrays"].items()
-            }
-            tables[name].restore(meta, arrays, leased, from_checkpoint)
-    finally:
-        for name, rows in leased.items():
-            store.streams[name].release(rows)
-
-
 def _read_stream(path: Path, name: str, saved: Mapping[str, Any], store: RowStore) -> np.ndarray:
     columns = saved["columns"]
     stream = store.stream(name, {c: (shape, dtype) for c, (_, dtype, shape) in columns.items()})
     rows = stream.lease(saved["rows"])
     for column, (file_name, dtype, shape) in columns.items():
         array = stream.columns[column]
-        step = max(1, _BLOCK // max(1, array[:1].nbytes))
+        step = _block_rows(array)
         size = int(np.prod(shape, dtype=np.int64))
         with open(path / file_name, "rb") as file:
             for begin in range(0, len(rows), step):

@@ -6,7 +6,7 @@ from typing import Any
 
 from framework.replay.local.client import EmbeddedClient, client_here
 from framework.replay.remote.client import ServedClient
-from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT
+from framework.replay.wire import DEFAULT_RECONNECT_TIMEOUT
 from launch.rpc import sockets
 
 
@@ -35,32 +35,18 @@ class Client(metaclass=_ClientType):
           curve: the server's keys, if it has any (required for other machines).
           local: None uses shared memory and direct calls where possible; False never does.
           reconnect_timeout: seconds for which calls wait for a server that does not answer.
+
+        Raises:
+          ValueError: `server_address` is not an address.
         """
-        address = parse_address(server_address)
-        here = None if local is False else client_here(address)
-        if here is not None:
-            return here
-        return ServedClient(address, curve, local, reconnect_timeout)
-
-
-def parse_address(address: str) -> str:
-    """Returns an address such as `localhost:8000` with its transport.
-
-    Raises:
-      ValueError: It is not an address.
-    """
-    if not isinstance(address, str) or not address:
-        raise ValueError(
-            f"server_address: got {address!r}, expected 'host:port', 'tcp://host:port' or 'ipc://path'."
-        )
-    if "://" not in address:
-        address = f"tcp://{address}"
-    if address.startswith("tcp://"):
-        host, _, port = address[len("tcp://") :].rpartition(":")
-        if not host or not port.isdigit():
+        address = f"tcp://{server_address}" if "://" not in server_address else server_address
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        if address.startswith("tcp://") and not (host and port.isdigit()):
             raise ValueError(
-                f"server_address: got {address!r}, expected 'host:port', as in 'localhost:8000'."
+                f"server_address: got {server_address!r}, expected 'host:port', 'tcp://host:port' or "
+                "'ipc://path'."
             )
         if host == "localhost":
             address = f"tcp://127.0.0.1:{port}"
-    return address
+        here = None if local is False else client_here(address)
+        return here or ServedClient(address, curve, local, reconnect_timeout)

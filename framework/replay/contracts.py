@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
@@ -39,6 +39,7 @@ class Source(Protocol):
 
     def release(self, drawn: Any) -> None:
         """Unpins the rows of used samples and removes items that reached `max_times_sampled`."""
+        return None
 
     def give_back(self, drawn: Any) -> None:
         """Undoes a draw: unused samples do not count. No thread may be in `draw`."""
@@ -51,6 +52,7 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Closes the source. No thread may be in `draw`."""
+        return None
 
 
 class Client(Protocol):
@@ -99,10 +101,9 @@ class Client(Protocol):
             source.release(drawn)
         return sample
 
-    @contextlib.contextmanager
-    def _reader(self) -> Iterator[Source]:
+    def _reader(self) -> contextlib.AbstractContextManager[Source]:
         """Lends a source for one batch."""
-        yield self.source()
+        return contextlib.nullcontext(self.source())
 
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets priorities float64 `[N]` of the items `keys` uint64 `[N]`; unknown keys are ignored.

@@ -94,7 +94,21 @@ class SharedMemory(Allocator):
             self._check()
             path = self._paths[stream, column]
             with open(path, "r+b") as file:
-                _reserve(file.fileno(), begin, end - begin, path)
+                if not hasattr(os, "posix_fallocate"):  # macOS: only writing shows that the disk is full
+                    os.pwrite(file.fileno(), b"\0" * (end - begin), begin)
+                    return
+                try:
+                    os.posix_fallocate(file.fileno(), begin, end - begin)
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                        raise
+                    status = os.statvfs(self.directory)
+                    raise StoreFullError(
+                        f"shared memory is full: {end - begin} more bytes are needed and "
+                        f"{status.f_bavail * status.f_frsize} are free in {os.path.dirname(self.directory)}. "
+                        "Enlarge it (docker run --shm-size, mount -o remount,size=), make the tables smaller "
+                        "(max_size) or set max_bytes."
+                    ) from None
 
     def free(self, stream: str, column: str) -> None:
         """Removes the file of a column, if there is one."""
@@ -185,21 +199,3 @@ def _map(path: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if math.prod(shape) * dtype.itemsize == 0:
         return np.zeros(shape, dtype)
     return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
-
-
-def _reserve(file: int, offset: int, size: int, path: str) -> None:
-    if not hasattr(os, "posix_fallocate"):  # macOS: only writing shows that the disk is full
-        os.pwrite(file, b"\0" * size, offset)
-        return
-    try:
-        os.posix_fallocate(file, offset, size)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise
-        status = os.statvfs(os.path.dirname(path))
-        raise StoreFullError(
-            f"shared memory is full: {size} more bytes are needed and "
-            f"{status.f_bavail * status.f_frsize} are "
-            f"free in {os.path.dirname(os.path.dirname(path))}. Enlarge it (docker run --shm-size, mount -o "
-            "remount,size=), make the tables smaller (max_size) or set max_bytes."
-        ) from None

@@ -9,7 +9,7 @@ import pytest
 
 from framework import core
 from framework.actors import inference_client, inference_server
-from framework.actors.inference_client import InferenceError, LocalPort, ServerPort, SharedMemoryPort
+from framework.actors.inference_client import InferenceError, ServerPort, SharedMemoryPort
 from framework.actors.inference_client import connect as connect_port
 from framework.actors.inference_server import InferenceServer
 from framework.actors.inference_slots import Slots
@@ -474,11 +474,3 @@ def test_states_of_torch_and_extras_that_are_views_of_them():
     assert slots.read(a)[0].tolist() == [300, 101] and slots.read(c)[0].tolist() == [200, 201]
     assert slots.act([b, c], 3) == [3, 1]
     assert slots.read(b)[0].tolist() == [200, 201] and slots.read(c)[0].tolist() == [300, 301]
-
-
-def test_local_port_resets_envs_like_a_server():
-    policy = CountingPolicy()
-    port = LocalPort(policy, policy.initial_state(3))
-    for first, expected in (([1, 1, 1], [0, 10, 20]), ([0, 0, 0], [1, 11, 21]), ([0, 1, 0], [2, 10, 22])):
-        port.request(observe([0, 0, 0]), np.array(first, bool))
-        assert port.answer()[0].tolist() == expected

@@ -9,7 +9,7 @@ import torch
 
 import launch
 from framework import core, environments, specs
-from framework.actors.inference_client import InferenceActor, Port
+from framework.actors.inference_client import InferenceActor, ServerPort
 from framework.environments.testing import EchoEnvironment
 from framework.programs import RunConfig, actor_worker
 from framework.programs.actor_worker import ActorWorker
@@ -18,7 +18,7 @@ from framework.programs.worker import Setup
 from framework.replay.errors import ServerLost
 
 
-class LoggedPort(Port):
+class LoggedPort(ServerPort):
     """The action is 1 in every env; writes down who asked when."""
 
     def __init__(self, name, log):
@@ -39,8 +39,8 @@ class LoggedPort(Port):
     def update(self, wait=False):
         self.updates += 1
 
-    def save(self):
-        return f"state of {self._name}"
+    def close(self):
+        pass
 
 
 class LoggedAdder:
@@ -95,6 +95,22 @@ class LoggedAgent(core.Agent):
         return self.adders.pop(0)
 
 
+class Server:
+    """In place of the server of the halves, whose policy never acts here."""
+
+    def __init__(self, policy, spec, capacity, *, variables, updates, timeout, concurrent):
+        pass
+
+    def save(self):
+        return {"policy": "state"}
+
+    def close(self):
+        pass
+
+
+periods: list = []  # Update periods of the variable clients.
+
+
 class Source:
     """A learner that has just published every version."""
 
@@ -106,12 +122,14 @@ class Source:
 def make(monkeypatch):
     def make(envs=4, unroll=None, length=3, ready=(True, True), max_env_steps=None):
         log = []
+        periods.clear()
         ports = [LoggedPort(name, log) for name in "ab"]
         adders = [LoggedAdder(name, log, is_ready) for name, is_ready in zip("ab", ready, strict=True)]
         waiting = iter(ports)
         monkeypatch.setattr(launch, "get_node_context", lambda: types.SimpleNamespace(engine="serial"))
-        monkeypatch.setattr(actor_worker, "LocalPort", lambda *args: next(waiting))
-        monkeypatch.setattr(actor_worker, "VariableClient", lambda *args: None)
+        monkeypatch.setattr(actor_worker, "connect", lambda *args: next(waiting))
+        monkeypatch.setattr(actor_worker, "InferenceServer", Server)
+        monkeypatch.setattr(actor_worker, "VariableClient", lambda *args: periods.append(args[-1]))
 
         def environment(num_envs, seed):
             return environments.make(
@@ -188,12 +206,9 @@ def test_a_row_has_the_time_of_both_halves(make):
 
 
 def test_parameters_are_asked_for_once_a_step_of_all_envs(make):
-    worker, _, ports, _ = make()
-    for _ in range(8):
-        worker.step()
-    # Both halves at the first step, then one of them at each of its own.
-    assert [port.updates for port in ports] == [5, 1]
-    assert worker.save()["actor"] == {"policy": "state of a"}
+    worker, _, _, _ = make(unroll=100)
+    assert periods == [20]  # The server of two halves acts twice in a step of all envs.
+    assert worker.save()["actor"] == {"policy": "state"}
 
 
 def test_readiness_is_that_of_the_half_whose_turn_it_is(make):

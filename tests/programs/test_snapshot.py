@@ -18,6 +18,7 @@ from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
 from framework.checkpoints import Checkpointer
+from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program
 
 CARTPOLE = "gymnasium:CartPole-v1"
@@ -203,3 +204,100 @@ def test_rows_say_that_a_run_was_resumed_with_new_episodes(tmp_path):
     first = {row["label"]: row for row in reversed(after)}
     assert all(row["resumed"] for row in first.values())
     assert sum("resumed" in row for row in after) == len(first)
+
+
+def start(config: RunConfig, agent=None, **kwargs):
+    agent = agent or AGENTS["ppo"]()
+    return launch.start(make_program(agent, CARTPOLE, config, **kwargs), engine="serial")
+
+
+def objects(job) -> dict:
+    return {place.label: place.object for place in job._places}
+
+
+def stop_when(job, condition) -> None:
+    """Runs a pass after the other until `condition()`, and interrupts the program."""
+    while True:
+        with pytest.raises(TimeoutError):
+            job.wait(timeout=0.0)
+        if condition():
+            break
+    job.stop()
+    job.wait()
+
+
+def test_a_resumed_run_has_the_threads_of_a_new_one(tmp_path):
+    config = dataclasses.replace(BASE, directory=str(tmp_path))
+    run("ppo", CARTPOLE, config, passes=20)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    run("ppo", CARTPOLE, config, passes=1)
+    assert torch.get_num_threads() == threads
+
+
+def test_another_setting_of_the_agent_begins_new_episodes(tmp_path, caplog):
+    config = dataclasses.replace(BASE, directory=str(tmp_path))
+    run("ppo", CARTPOLE, config, passes=20)
+    job = start(config, PPO(PPOConfig(unroll_length=16, entropy_coefficient=0.5)))
+    with caplog.at_level(logging.WARNING):
+        job.wait()
+    assert "settings or packages have changed" in caplog.text
+
+
+def test_a_lower_limit_than_the_next_evaluation_ends_the_run(tmp_path):
+    config = dataclasses.replace(BASE, directory=str(tmp_path), evaluate_period=5_000, max_env_steps=100_000)
+    run("ppo", CARTPOLE, config, passes=20)
+    result = run("ppo", CARTPOLE, dataclasses.replace(config, max_env_steps=400))
+    assert result["env_steps"] == 400
+
+
+@pytest.mark.parametrize("limit", [700, 733])
+def test_a_lower_limit_than_the_granted_steps_is_exact(tmp_path, limit):
+    config = dataclasses.replace(BASE, directory=str(tmp_path), max_env_steps=100_000)
+    job = start(config, AGENTS["random"]())
+    stop_when(job, lambda: sum(objects(job)[f"actor-{i}"].save()["steps"] for i in range(2)) >= limit - 9)
+    result = run("random", CARTPOLE, dataclasses.replace(config, max_env_steps=limit))
+    assert result["env_steps"] == limit
+
+
+def test_a_higher_limit_after_an_actor_has_finished_uses_all_actors(tmp_path):
+    config = dataclasses.replace(BASE, directory=str(tmp_path), max_env_steps=340)
+    job = start(config, AGENTS["random"]())
+    stop_when(job, lambda: any(objects(job)[f"actor-{i}"].finished() for i in range(2)))
+    job = start(dataclasses.replace(config, max_env_steps=1_000), AGENTS["random"]())
+    assert job.wait()["env_steps"] == 1_000
+    assert min(objects(job)[f"actor-{i}"].save()["steps"] for i in range(2)) > 300
+
+
+class Unpicklable(InMemoryLogger):
+    def __init__(self):
+        super().__init__()
+        self.items = (i for i in range(3))
+
+
+def test_a_resumed_run_writes_to_its_own_logger(tmp_path):
+    config = dataclasses.replace(BASE, directory=str(tmp_path))
+    first, second = Unpicklable(), Unpicklable()
+    stop_when(start(config, logger_factory=lambda: first), lambda: first.rows)
+    assert "program" in last_checkpoint(str(tmp_path)).names
+    start(config, logger_factory=lambda: second).wait()
+    assert max(row.get("env_steps", 0) for row in second.rows) == BASE.max_env_steps
+
+
+def test_a_folder_without_write_permission_for_the_key_is_reported(tmp_path, caplog, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    config = dataclasses.replace(BASE, directory=str(tmp_path / "run"))
+    with caplog.at_level(logging.WARNING):
+        run("ppo", CARTPOLE, config, passes=20)
+    assert "The exact state of the run was not saved" in caplog.text
+    assert run("ppo", CARTPOLE, config)["env_steps"] == BASE.max_env_steps
+
+
+def test_a_state_that_cannot_be_loaded_begins_new_episodes(tmp_path, caplog, monkeypatch):
+    config = dataclasses.replace(BASE, directory=str(tmp_path))
+    run("ppo", CARTPOLE, config, passes=20)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.delattr("framework.programs.evaluator.Evaluator")
+        assert run("ppo", CARTPOLE, config)["env_steps"] == BASE.max_env_steps
+    assert "The exact state cannot be loaded" in caplog.text

@@ -6,7 +6,7 @@ from embedded_table import contents, insert, make
 
 from framework import replay
 from framework.replay import selectors
-from framework.replay.rows.store import RowStore, span
+from framework.replay.rows.store import Allocator, RowStore, span
 from framework.types import Step, Transition
 
 
@@ -141,6 +141,20 @@ def test_max_bytes():
     assert total >= 100_000 // (16 * 8 + 4) - 10, "the budget can be used up"
     writer.release("s", rows)
     writer.append("s", {"x": np.zeros((10, 16))})
+
+
+def test_rows_that_find_no_memory_do_not_count():
+    class Full(Allocator):
+        def reserve(self, stream, column, begin, end):
+            if end:
+                raise replay.StoreFullError("no memory")
+
+    store = RowStore(max_bytes=10**9, allocator=Full())
+    stream = store.stream("s", {"x": ((4,), np.float32)})
+    for _ in range(2):
+        with pytest.raises(replay.StoreFullError, match="no memory"):
+            stream.lease(10)
+        assert store.num_bytes == 0
 
 
 def test_rows_are_used_again():

@@ -13,6 +13,7 @@ from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
 from framework.replay.tables.items import NewItems, make_keys
+from framework.replay.tables.table import SAMPLERS
 
 
 @pytest.mark.parametrize(
@@ -366,7 +367,7 @@ def test_what_was_drawn_before_a_wait_may_be_removed_during_it(interference):
     reader = threading.Thread(target=lambda: got.append(client.sample_batch("t", 3, timeout=20)))
     reader.start()
     table = client.tables["t"]
-    while not table.sampler_waits:
+    while not table.num_waiting[SAMPLERS]:
         pass
     if interference == "delete":
         client.mutate_priorities("t", deletes=keys)

@@ -14,8 +14,8 @@ from served_table import finish, table, write
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
-from framework.replay.remote.connection import Connection
 from framework.replay.server import operations, service
+from framework.replay.wire import Connection
 from launch.rpc import sockets
 
 
@@ -142,8 +142,8 @@ def test_rows_of_others_are_refused():
         with bad.borrow() as connection:
             connection.open()
             lease = {"op": "lease", "stream": "s", "n": 1}
-            connection.request(lease)
-            layout = [[["s", 1, False]], [["x", 0, False]], [["dict", ["x"], [None]]]]
+            own = connection.request(lease)["rows"][0]
+            layout = [[["s", 1, False]], [["x", 0, False, False]], [["dict", ["x"], [None]]]]
             one = np.array([1], np.uint64)
             none = np.zeros((0, 1), np.int64)
             for index, written, released in [
@@ -153,6 +153,7 @@ def test_rows_of_others_are_refused():
                 (np.array([[0, 1]]), [], []),
                 (none, [["s", np.array([0]), {"x": np.array([7])}]], []),
                 (none, [], [["s", np.array([0])]]),
+                (none, [], [["s", np.array([[own, own]])]]),
             ]:
                 message = {
                     "op": "insert",
@@ -168,6 +169,34 @@ def test_rows_of_others_are_refused():
         assert set(good.sample_batch("t", 50).data["x"].tolist()) <= set(range(5))
         good.close()
         bad.close()
+
+
+def test_items_without_the_lengths_of_their_layout_are_refused():
+    """In the table they would be an error of every reader."""
+    with replay.Server([table()]) as server, ServedClient(server.address, local=False) as client:
+        write(client.batch_writer(), 5)
+        with client.borrow() as connection:
+            connection.open()
+            rows = connection.request({"op": "lease", "stream": "s", "n": 2})["rows"]
+            for ragged, lengths in ((True, None), (False, np.ones((1, 1), np.int32))):
+                layout = [[["s", 2, ragged]], [["x", 0, True, False]], [["dict", ["x"], [None]]]]
+                message = {
+                    "op": "insert",
+                    "layouts": [[0, layout]],
+                    "write": [],
+                    "items": [["t", 0, rows[None], lengths, np.array([1], np.uint64), None, None]],
+                    "release": [],
+                    "lease": {},
+                }
+                with pytest.raises(ValueError, match="lengths"):
+                    connection.request(message)
+        assert client.server_info()["t"].current_size == 5
+
+
+def test_an_append_of_more_rows_than_half_of_the_largest_lease():
+    with replay.Server([table()]) as server, ServedClient(server.address) as client:
+        rows = client.batch_writer().append("s", {"x": np.zeros(600_000, np.int8)})
+        assert len(np.unique(rows)) == 600_000
 
 
 WRONG_SERVERS = {

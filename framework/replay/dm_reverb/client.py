@@ -13,8 +13,7 @@ import numpy as np
 
 from framework.replay import contracts
 from framework.replay.dm_reverb import convert
-from framework.replay.dm_reverb.tables import ServerTables
-from framework.replay.dm_reverb.writer import ReverbWriter
+from framework.replay.dm_reverb.writer import ReverbWriter, ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo, check_priorities
 
@@ -196,9 +195,6 @@ class _Source(contracts.Source):
             self._client.keep(table, samples)
             raise
 
-    def release(self, drawn: tuple[str, list[Any]]) -> None:
-        return
-
     def give_back(self, drawn: tuple[str, list[Any]]) -> None:
         self._client.keep(*drawn)
 
@@ -209,6 +205,3 @@ class _Source(contracts.Source):
         with self._client.changed:
             self._interrupted = True
             self._client.changed.notify_all()
-
-    def close(self) -> None:
-        return

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, NewItems
-from framework.replay.tables.table import Table, Tables
+from framework.replay.tables.table import SAMPLERS, Table, Tables
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 from framework.replay.writer import Writer, joined
 from launch.rpc import sockets
@@ -121,11 +121,10 @@ class EmbeddedClient(ReverbApi, Client):
         """Returns the source that a `Dataset` draws from."""
         return EmbeddedSource(self)
 
-    @contextlib.contextmanager
-    def _reader(self) -> Iterator[Source]:
+    def _reader(self) -> contextlib.AbstractContextManager[Source]:
         if self._interrupted:
             raise ServerClosed("the client was interrupted or closed")
-        yield EmbeddedSource(self)
+        return contextlib.nullcontext(EmbeddedSource(self))
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         self.tables[table].mutate(keys, priorities, deletes)
@@ -206,9 +205,6 @@ class EmbeddedSource(Source):
         for table in self._client.tables.values():
             table.wake()
 
-    def close(self) -> None:
-        return
-
     def _is_interrupted(self) -> bool:
         return self._interrupted or self._client.is_interrupted()
 
@@ -237,7 +233,7 @@ class LocalWriter(Writer):
         self._created = 0
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
-        self._reference = weakref.ref(self)
+        self._reference = weakref.WeakMethod(self.show)
         for table in self._tables.values():
             table.add_writer(self._reference)
         self._closed = False
@@ -285,7 +281,7 @@ class LocalWriter(Writer):
             self._items.append((into, items.part(done, count)))
             self.num_pending += count - done
             self._untried += count - done
-            if self._untried >= self._held_back or into.sampler_waits:
+            if self._untried >= self._held_back or into.num_waiting[SAMPLERS]:
                 self._insert()
             elif self._concurrent:
                 self._late.call_later(self._insert, _DELAY)

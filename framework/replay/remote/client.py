@@ -18,11 +18,11 @@ import numpy as np
 
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
-from framework.replay.remote.connection import LAST_WORDS, Channel, Connection, SessionLost
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
+from framework.replay.wire import LAST_WORDS, Channel, Connection, SessionLost
 
 _LOG = logging.getLogger(__name__)
 
@@ -197,8 +197,8 @@ class ServedClient(ReverbApi, Channel, Client):
 
     def weight(self, table: str) -> tuple[float, int]:
         """See `EmbeddedClient.weight`."""
-        answer = self._call({"op": "weight", "table": table})
-        return float(answer["sum"]), int(answer["number"])
+        total, count = self._call({"op": "weight", "table": table})["value"]
+        return total, count
 
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from framework.replay import wire
 from framework.replay.errors import (
     DeadlineExceededError,
     ReverbError,
@@ -33,11 +32,11 @@ from framework.replay.errors import (
     ServerLost,
     UnknownTableError,
 )
-from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
+from framework.replay.wire import LAST_WORDS, Connection, Interrupted, SessionLost, unpack_error
 from framework.replay.writer import HeldRows, Writer, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read
@@ -46,6 +45,7 @@ _SEND_ITEMS = 64
 _DELAY = 0.005
 _SEND_ROWS = 4096  # released rows that are sent without items
 _SEND_BYTES = 1 << 20  # bytes of written rows that are sent without items
+_MAX_LEASE = 1 << 20  # rows that a server leases at once
 _LEASE_ROWS, _LEASE_BYTES = 512, 1 << 20  # a block of leased rows has at most this many rows and bytes
 
 _Answer = TypeVar("_Answer")
@@ -154,7 +154,11 @@ class ServedWriter(Writer):
         """Takes spare rows. Asks for more now if there are too few, and with the next message if few stay."""
         short = n - len(held.spare)
         if short > 0:
-            message = {"op": "lease", "stream": held.stream, "n": max(2 * short, held.block)}
+            message = {
+                "op": "lease",
+                "stream": held.stream,
+                "n": max(short, min(2 * short, _MAX_LEASE), held.block),
+            }
             try:
                 answer = self._call(self._connection.request, message)
             except MemoryError:  # no room for more than needed
@@ -240,7 +244,7 @@ class ServedWriter(Writer):
             self.num_pending -= count
             if "error" in answer:
                 self._failed += count
-                self._errors.append(wire.unpack_error(answer["error"]))
+                self._errors.append(unpack_error(answer["error"]))
                 continue
             for stream, rows in answer["rows"].items():
                 held = self._owned[stream]

@@ -9,7 +9,6 @@ turn it on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ _OVERHEAD = 41
 
 
 class CompressedColumn:
-    """An array `[capacity, *shape]` with what a row store needs of it: `take`, and access by row.
+    """An array `[capacity, *shape]` with what a row store needs of it: rows are set, and read with `take`.
 
     Rows that were never written, or were cleared since, are zeros. Threads may use different rows at once.
 
@@ -41,14 +40,8 @@ class CompressedColumn:
         self._rows: list[bytes | None] = []
         self._account = account
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __setitem__(self, at: slice | np.ndarray | int, values: Any) -> None:
-        rows = self._numbers(at)
-        values = np.ascontiguousarray(
-            np.broadcast_to(np.asarray(values, self.dtype), (len(rows), *self.shape[1:]))
-        )
+    def __setitem__(self, at: slice | np.ndarray, values: np.ndarray) -> None:
+        rows = range(self.shape[0])[at] if isinstance(at, slice) else at.tolist()
         packed = [self._compress(value.tobytes(), store_size=False) for value in values]
         if rows and max(rows) >= len(self._rows):
             self._rows.extend([None] * (max(rows) + 1 - len(self._rows)))
@@ -56,16 +49,10 @@ class CompressedColumn:
         for row, data in zip(rows, packed, strict=True):
             self._rows[row] = data
 
-    def __getitem__(self, at: slice | np.ndarray | int) -> np.ndarray:
-        rows = np.asarray(self._numbers(at), np.int64)
-        array = self.take(rows)
-        return array[0] if isinstance(at, (int, np.integer)) else array
-
     def take(
         self, rows: np.ndarray, axis: int = 0, out: np.ndarray | None = None, mode: str = "clip"
     ) -> np.ndarray:
         """`numpy.ndarray.take` along axis 0: rows `[...]` give an array `[..., *shape of one row]`."""
-        rows = np.asarray(rows)
         array = np.empty((*rows.shape, *self.shape[1:]), self.dtype) if out is None else out
         whole = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
         raw = whole.reshape(-1).view(np.uint8).reshape(rows.size, self._size)
@@ -92,11 +79,6 @@ class CompressedColumn:
                 freed += _cost(self._rows[row])
                 self._rows[row] = None
         self._account(-freed)
-
-    def _numbers(self, at: slice | np.ndarray | int) -> list[int]:
-        if isinstance(at, slice):
-            return list(range(*at.indices(self.shape[0])))
-        return np.atleast_1d(np.asarray(at, np.int64)).tolist()
 
 
 def _cost(data: bytes | None) -> int:

@@ -248,11 +248,16 @@ class Stream:
         step = max(256, megabyte, self._reserved // 8)
         target = min(self.capacity, max(rows, self._reserved + step))
         target = max(rows, min(target, self._reserved + self._store.room() // self.row_bytes))
-        self._store.account(self.name, (target - self._reserved) * self.row_bytes)
-        for name, array in self.columns.items():
-            if type(array) is not CompressedColumn:  # which takes memory when it is written
-                size = array[:1].nbytes
-                self._store.allocator.reserve(self.name, name, self._reserved * size, target * size)
+        num_bytes = (target - self._reserved) * self.row_bytes
+        self._store.account(self.name, num_bytes)
+        try:
+            for name, array in self.columns.items():
+                if type(array) is not CompressedColumn:  # which takes memory when it is written
+                    size = array[:1].nbytes
+                    self._store.allocator.reserve(self.name, name, self._reserved * size, target * size)
+        except BaseException:
+            self._store.account(self.name, -num_bytes)
+            raise
         self._reserved = target
 
 

@@ -86,7 +86,8 @@ class Session:
     def check(self, stream: str, rows: np.ndarray) -> None:
         """ValueError unless the client holds all of `rows`."""
         held = self.held.get(stream)
-        if len(rows) and (held is None or rows.dtype != np.int64 or not held.holds(rows)):
+        fits = rows.dtype == np.int64 and rows.ndim == 1
+        if len(rows) and (held is None or not fits or not held.holds(rows)):
             raise ValueError(
                 f"rows of stream {stream!r}: got rows that this client has not leased or has released "
                 "already, expected rows that it holds"
@@ -170,14 +171,9 @@ class Operations:
                 held[0].release(held[1])
         match message["op"]:
             case "insert":
-                return Request(
-                    ("insert", session),
-                    None,
-                    self._insert(session, message),
-                    DeadlineExceededError,
-                    {self._tables[item[0]] for item in message["items"]},
-                    INSERTERS,
-                )
+                tables = {self._tables[item[0]] for item in message["items"]}
+                steps = self._insert(session, message)
+                return Request(("insert", session), None, steps, DeadlineExceededError, tables, INSERTERS)
             case "declare":
                 return self._declare(message)
             case "lease":
@@ -219,8 +215,7 @@ class Operations:
             case "can_insert":
                 return {"value": bool(table.can_insert(int(message["n"])))}
             case "weight":
-                total, count = table.weight()
-                return {"sum": total, "number": count}
+                return {"value": list(table.weight())}
         raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
 
     def close(self, session: Session) -> None:
@@ -307,6 +302,8 @@ class Operations:
                     raise ValueError(
                         f"{label}: got {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}"
                     )
+            if layout.ragged is (lengths is None):
+                raise ValueError("lengths: expected them if, and only if, the layout is ragged")
             if lengths is not None and n:
                 most = np.array([group.length for group in layout.groups])
                 if (lengths < 1).any() or (lengths > most).any():

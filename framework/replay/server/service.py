@@ -24,7 +24,6 @@ from zmq.utils.monitor import parse_monitor_message
 from framework.replay import wire
 from framework.replay.errors import ReverbError, ServerClosed, ServerLost
 from framework.replay.server.operations import Operations, Reply, Request, Session
-from framework.replay.wake import Wake
 from launch.rpc import sockets
 
 _LOG = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Service(threading.Thread):
         self._again = False  # whether something has changed since the waiting requests were tried
         self._stopping = False
         self._reason: Exception = ServerClosed("the replay server has stopped")
-        self._wake = Wake()
+        self._wake = wire.Wake()
 
     # --- called by any thread ---
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -41,13 +42,6 @@ SAMPLERS, INSERTERS = 0, 1
 _MAX_DRAW = 1 << 16
 # Seconds of a single wait, which keep Ctrl-C working.
 _LOOK = 5.0
-
-
-class ShownWriter(Protocol):
-    """A writer that holds items back until a table is read."""
-
-    def show(self) -> None:
-        """Inserts them."""
 
 
 class Table:
@@ -122,7 +116,7 @@ class Table:
         self._waited = [0.0, 0.0]  # seconds, of all calls of a side
         self._conditions = [threading.Condition(self.lock) for _ in range(2)]
         self._listeners: list[Callable[[], None]] = []
-        self._writers: tuple[Callable[[], ShownWriter | None], ...] = ()
+        self._writers: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
         self._closed: str | None = None
         self._rng = np.random.default_rng(seed)
         sampler.owner = remover.owner = rate_limiter.owner = name
@@ -193,12 +187,12 @@ class Table:
 
     # Wiring.
 
-    def add_writer(self, reference: Callable[[], ShownWriter | None]) -> None:
-        """Adds a weak reference to a writer of this process: it inserts before a read."""
+    def add_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Adds the method with which a writer of this process inserts what it holds back, before a read."""
         with self.lock:
             self._writers = (*self._writers, reference)
 
-    def remove_writer(self, reference: Callable[[], ShownWriter | None]) -> None:
+    def remove_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
         """Inverts `add_writer`."""
         with self.lock:
             self._writers = tuple(each for each in self._writers if each is not reference)
@@ -208,9 +202,9 @@ class Table:
         if self.store.dropped_writers:
             self.store.end_dropped_writers()
         for reference in self._writers:
-            writer = reference()
-            if writer is not None:
-                writer.show()
+            show = reference()
+            if show is not None:
+                show()
 
     def watch(self, listener: Callable[[], None]) -> None:
         """Calls `listener`, with the lock held, when calls that wait should look again."""
@@ -220,11 +214,6 @@ class Table:
         """Counts a call of another process that begins (1) or ceases (-1) to wait; `side` is 0 or 1."""
         with self.lock:
             self.num_waiting[side] += change
-
-    @property
-    def sampler_waits(self) -> bool:
-        """Whether a call waits for items now; a writer then holds nothing back."""
-        return self.num_waiting[SAMPLERS] > 0
 
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sampler's random numbers."""

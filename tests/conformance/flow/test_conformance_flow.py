@@ -211,3 +211,27 @@ def test_the_page_on_flows(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(compile(code, str(page), "exec"), {"__name__": "page"})
     assert capsys.readouterr().out == "3\n"
+
+
+class TwoCallers:
+    """Calls one object through two `Node`s, as two plans do."""
+
+    def __init__(self, client) -> None:
+        self._client = client
+
+    def step(self) -> None:
+        one, other = Node(self._client), Node(self._client)
+        one.call(Worker.sample).result()
+        other.call(Worker.set_version, 7).result()
+        launch.stop(one.call(Worker.sample).result()[:2])
+
+    def run(self) -> None:
+        self.step()
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads"])
+def test_two_callers_of_one_object_do_not_mix_up_their_functions(engine):
+    program = launch.Program("flow")
+    worker = program.add_node(worker_node(Worker, 0), label="worker")
+    program.add_node(launch.PyClassNode(TwoCallers, worker), label="driver")
+    assert launch.launch(program, engine=engine) == (2, 7)
