@@ -21,9 +21,8 @@ from framework.replay.local.client import EmbeddedClient
 from framework.replay.remote.client import ServedClient
 from framework.replay.reverb_api import reverb_types, structured
 from framework.replay.reverb_api.columns import TrajectoryColumn
-from framework.replay.reverb_api.sequence_writer import Writer
 from framework.replay.reverb_api.structured import StructuredWriter
-from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter, Writer
 from framework.replay.server.server import Server, connect_node, serve_node
 from framework.replay.sharded import ShardedClient
 from framework.replay.tables import rate_limiters, selectors

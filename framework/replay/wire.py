@@ -267,7 +267,12 @@ class Connection:
                 give_up = min(last, time.monotonic() + limit)
             if self._socket is None or self._address != address:
                 self.close()
-                self._connect(address)
+                self._address, self._pid = address, os.getpid()
+                self._socket = sockets.make_client_socket(address, channel.curve)
+                self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                self._next_id += 1
+                hello = {"op": "hello", "protocol": PROTOCOL, "id": self._next_id}
+                self._socket.send_multipart(encode(hello))  # once the server is there, if it is not yet
             until = last if channel.away and not interrupted else give_up
             try:
                 while self._receive(min(until, time.monotonic() + _LOOK), not interrupted):
@@ -287,15 +292,6 @@ class Connection:
         if timeout is not None and (timeout <= channel.reconnect_timeout or channel.away):
             raise DeadlineExceededError(text)
         raise ServerLost(f"{text}. Is it running, and does this client have its keys?")
-
-    def _connect(self, address: str) -> None:
-        """Connects, and says hello. If the server is not there yet, the message is sent when it comes."""
-        self._address, self._pid = address, os.getpid()
-        self._socket = sockets.make_client_socket(address, self._channel.curve)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._next_id += 1
-        hello = {"op": "hello", "protocol": PROTOCOL, "id": self._next_id}
-        self._socket.send_multipart(encode(hello))
 
     def _begin(self, answer: dict[str, Any]) -> None:
         """Begins a session with the server's answer to hello."""

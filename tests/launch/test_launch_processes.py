@@ -510,3 +510,17 @@ def test_a_fork_server_that_hangs_is_ended(monkeypatch):
     os.kill(server._process.pid, signal.SIGSTOP)
     server.close()
     assert server._process.returncode == -signal.SIGKILL
+
+
+def test_reports_that_nobody_reads_any_more_do_not_hold_up_the_end(monkeypatch):
+    close = processes.ForkServer.close
+
+    def close_with_reports(server):
+        for _ in range(2000):  # as the ends of so many nodes would make
+            server._report({})
+        close(server)
+
+    monkeypatch.setattr(processes.ForkServer, "close", close_with_reports)
+    with lp.start(service_program()) as job:
+        job.stop()
+        job.wait(timeout=PATIENCE)

@@ -142,7 +142,7 @@ def test_rows_of_others_are_refused():
         with bad.borrow() as connection:
             connection.open()
             lease = {"op": "lease", "stream": "s", "n": 1}
-            connection.request(lease)
+            own = connection.request(lease)["rows"][0]
             layout = [[["s", 1, False]], [["x", 0, False, False]], [["dict", ["x"], [None]]]]
             one = np.array([1], np.uint64)
             none = np.zeros((0, 1), np.int64)
@@ -153,6 +153,7 @@ def test_rows_of_others_are_refused():
                 (np.array([[0, 1]]), [], []),
                 (none, [["s", np.array([0]), {"x": np.array([7])}]], []),
                 (none, [], [["s", np.array([0])]]),
+                (none, [], [["s", np.array([[own, own]])]]),
             ]:
                 message = {
                     "op": "insert",

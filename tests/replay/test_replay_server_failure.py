@@ -256,14 +256,14 @@ def _tried(call):
 
 
 def test_full_shared_memory_is_an_error_at_the_writer(monkeypatch):
-    reserve = shm._reserve
+    reserve = shm.SharedMemory.reserve
 
-    def full(file, offset, size, path):
-        if offset + size > 3 << 20:
-            raise replay.StoreFullError(f"shared memory is full: {size} more bytes are needed")
-        reserve(file, offset, size, path)
+    def full(memory, stream, column, begin, end):
+        if column and end > 3 << 20:
+            raise replay.StoreFullError(f"shared memory is full: {end - begin} more bytes are needed")
+        reserve(memory, stream, column, begin, end)
 
-    monkeypatch.setattr(shm, "_reserve", full)
+    monkeypatch.setattr(shm.SharedMemory, "reserve", full)
     with replay.Server([table(size=10**6)]) as server:
         client = ServedClient(server.address)
         writer = client.batch_writer()

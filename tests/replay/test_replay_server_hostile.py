@@ -196,15 +196,15 @@ def test_a_column_that_finds_no_memory_leaves_no_file(monkeypatch):
         rows = writer.append("s", {"x": np.arange(5)})
         before = sorted(os.listdir(server._store.allocator.directory))
 
-        def full(file, offset, size, path):
+        def full(*arguments):
             raise replay.StoreFullError("shared memory is full")
 
-        reserve = shm._reserve
-        monkeypatch.setattr(shm, "_reserve", full)
+        reserve = shm.SharedMemory.reserve
+        monkeypatch.setattr(shm.SharedMemory, "reserve", full)
         with pytest.raises(replay.StoreFullError):
             writer.append("s", {"y": np.arange(5)}, rows)
         assert sorted(os.listdir(server._store.allocator.directory)) == before
-        monkeypatch.setattr(shm, "_reserve", reserve)
+        monkeypatch.setattr(shm.SharedMemory, "reserve", reserve)
         writer.append("s", {"y": np.arange(5)}, rows)
         writer.create_items("t", {"y": writer.slice("s", "y", rows)})
         assert sorted(client.sample_batch("t", 50).data["y"].tolist())[0] == 0

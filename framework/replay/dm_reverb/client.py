@@ -13,8 +13,7 @@ import numpy as np
 
 from framework.replay import contracts
 from framework.replay.dm_reverb import convert
-from framework.replay.dm_reverb.tables import ServerTables
-from framework.replay.dm_reverb.writer import ReverbWriter
+from framework.replay.dm_reverb.writer import ReverbWriter, ServerTables
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo, check_priorities
 

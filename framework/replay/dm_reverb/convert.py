@@ -126,11 +126,6 @@ def samples_to_be_had(info: TableInfo, n: int, certain: bool) -> int:
     return max(0, allowed)
 
 
-def describe_structure(structure: nests.Structure) -> np.ndarray:
-    """Returns a structure as uint8 `[M]`, the first column of items in tables without a signature."""
-    return np.frombuffer(json.dumps(structure).encode(), np.uint8)
-
-
 def stack(
     table: str, samples: Sequence[Any], signature: Nest, out: list[Any] | None, pad: bool
 ) -> ReplaySample | PaddedSample:

@@ -16,7 +16,7 @@ import launch
 from framework.replay.checkpointers import DefaultCheckpointer
 from framework.replay.dm_reverb import convert
 from framework.replay.dm_reverb.client import Client
-from framework.replay.dm_reverb.tables import START_SECONDS
+from framework.replay.dm_reverb.writer import START_SECONDS
 from framework.replay.errors import ReverbError, ServerClosed
 
 _PRIVATE = "dm-reverb"  # the folder of dm-reverb's checkpoints in the given folder

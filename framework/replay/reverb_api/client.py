@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from framework import nest as nests
 from framework.replay import contracts
-from framework.replay.reverb_api.sequence_writer import Writer
 from framework.replay.reverb_api.structured import Config, StructuredWriter
-from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter, Writer
 from framework.replay.types import ReplaySample, SampleInfo
 from framework.types import Nest
 

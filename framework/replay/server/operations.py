@@ -86,7 +86,8 @@ class Session:
     def check(self, stream: str, rows: np.ndarray) -> None:
         """ValueError unless the client holds all of `rows`."""
         held = self.held.get(stream)
-        if len(rows) and (held is None or rows.dtype != np.int64 or not held.holds(rows)):
+        fits = rows.dtype == np.int64 and rows.ndim == 1
+        if len(rows) and (held is None or not fits or not held.holds(rows)):
             raise ValueError(
                 f"rows of stream {stream!r}: got rows that this client has not leased or has released "
                 "already, expected rows that it holds"
@@ -170,14 +171,9 @@ class Operations:
                 held[0].release(held[1])
         match message["op"]:
             case "insert":
-                return Request(
-                    ("insert", session),
-                    None,
-                    self._insert(session, message),
-                    DeadlineExceededError,
-                    {self._tables[item[0]] for item in message["items"]},
-                    INSERTERS,
-                )
+                tables = {self._tables[item[0]] for item in message["items"]}
+                steps = self._insert(session, message)
+                return Request(("insert", session), None, steps, DeadlineExceededError, tables, INSERTERS)
             case "declare":
                 return self._declare(message)
             case "lease":

@@ -342,6 +342,7 @@ class SupervisedJob(Job):
         self._server.kill(process.number)
 
     def _finish(self) -> None:
+        self._inbox.close()  # nothing is read any more: a report must not wait until there is room for it
         try:
             self._server.close()
             for process in self._processes:
@@ -356,7 +357,6 @@ class SupervisedJob(Job):
             self.outcome.fail(error)
         finally:
             self._outbox.close()
-            self._inbox.close()
             self.outcome.over.set()
             self._write_status()
             self.outcome.end()
