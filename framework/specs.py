@@ -47,6 +47,9 @@ class _Stacked:
         """Number of time steps that an observation shows."""
         return self.shape[0]  # type: ignore[attr-defined]
 
+    def __reduce__(self) -> Any:
+        return type(self), super().__reduce__()[1]
+
 
 class StackedArray(_Stacked, Array):
     """An observation `[num_frames, ...]` of the newest frames, oldest first.
@@ -60,17 +63,11 @@ class StackedArray(_Stacked, Array):
 
     __slots__ = ()
 
-    def __reduce__(self) -> Any:
-        return type(self), (self.shape, self.dtype, self.name)
-
 
 class StackedBoundedArray(_Stacked, BoundedArray):
     """A `StackedArray` with bounds."""
 
     __slots__ = ()
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.shape, self.dtype, self.minimum, self.maximum, self.name)
 
 
 def frame_stack(observation_spec: Nest) -> int | None:

@@ -271,7 +271,7 @@ class VariableClient:
         progress = None
         if self._request is not None and (wait or self._request.done()):
             progress = self._take(self.version)
-        if self._is_connected and self._request is None and due:
+        if due and self._request is None:
             # With `wait`, request again even if an answer has just arrived: its request may be older than
             # this call.
             self._calls = 0

@@ -132,6 +132,7 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     program = building.build_program(folder.make_agent(), folder.environment_factory(), config)
     with _writing(folder.path), folder.locked(), chosen_checkpoint(folder, given.checkpoint):
         folder.save()
+        (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
         return run(folder, program)
 
 

@@ -68,9 +68,6 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 env=variables,
             )
-        except BaseException:
-            self.connection.close()
-            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()

@@ -80,8 +80,8 @@ class SharedMemory(Allocator):
             self._check()
             path = os.path.join(self.directory, str(next(self._numbers)))
             with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                self._paths[stream, column] = path  # so that `free` removes it if a later step fails
                 file.truncate(math.prod(shape) * dtype.itemsize)
-            self._paths[stream, column] = path
             return _map(path, shape, dtype)
 
     def reserve(self, stream: str, column: str, begin: int, end: int) -> None:

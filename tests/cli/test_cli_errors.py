@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 
@@ -191,6 +192,14 @@ class TestResume:
         folder = make_run(steps=[1000], num_evaluation_episodes=2)
         code, out, _ = repertory("train", "--resume", folder.path, "--engine", "serial")
         assert code == 0 and "The budget of 1,000 env steps is spent; greedy mean return over 2" in out
+
+    def test_that_is_interrupted_leaves_no_result_of_the_run_before(self, repertory, make_run, monkeypatch):
+        folder = make_run(steps=[1000])
+        folder.write_json("result.json", {"reason": "max_env_steps"})
+        monkeypatch.setattr("framework.commands.train._run", lambda *_: (None, signal.SIGINT))
+        code, _, err = repertory("train", "--resume", folder.path, "--max-env-steps", "2000")
+        assert code == 128 + signal.SIGINT, err
+        assert not (folder.path / "result.json").exists()
 
     def test_with_an_unknown_engine(self, repertory, make_run):
         code, _, err = repertory("train", "--resume", make_run(steps=[10]).path, "--engine", "warp")

@@ -1,5 +1,6 @@
 """Processes die, servers restart, memory is full: nothing is torn, lost twice or left behind."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 
 from framework import replay
-from framework.replay import shm
 from framework.replay.remote.client import ServedClient
 from framework.replay.tables.items import make_keys
 
@@ -256,14 +256,14 @@ def _tried(call):
 
 
 def test_full_shared_memory_is_an_error_at_the_writer(monkeypatch):
-    reserve = shm.SharedMemory.reserve
+    reserve = os.posix_fallocate
 
-    def full(memory, stream, column, begin, end):
-        if column and end > 3 << 20:
-            raise replay.StoreFullError(f"shared memory is full: {end - begin} more bytes are needed")
-        reserve(memory, stream, column, begin, end)
+    def full(file, offset, size):
+        if offset + size > 3 << 20:
+            raise OSError(errno.ENOSPC, "no space")
+        reserve(file, offset, size)
 
-    monkeypatch.setattr(shm.SharedMemory, "reserve", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with replay.Server([table(size=10**6)]) as server:
         client = ServedClient(server.address)
         writer = client.batch_writer()
@@ -434,3 +434,24 @@ def test_forked_children_of_a_server_reach_its_tables_and_make_keys_of_their_own
             assert seen == size
         assert len(server.tables["t"]) == 2  # and not two copies of the table with one item each
         assert len(keys) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("end", ["source", "client"])
+def test_what_a_forked_child_interrupts_goes_on_in_its_parent(end):
+    with replay.Server([replay.Table.queue("t", 10)]) as server, ServedClient(server.address) as client:
+        source = client.source()
+        drawn = []
+        reader = threading.Thread(target=lambda: drawn.append(source.draw("t", 1, 20.0, None, False)))
+        reader.start()
+        while not server.tables["t"].num_waiting[0]:
+            time.sleep(0.01)
+        child = multiprocessing.get_context("fork").Process(
+            target=(source if end == "source" else client).interrupt
+        )
+        child.start()
+        child.join(20)
+        write(client.batch_writer(), 1)
+        reader.join(20)
+        assert drawn and drawn[0][0].data["x"].tolist() == [0]
+        source.close()

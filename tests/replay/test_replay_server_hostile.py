@@ -1,5 +1,6 @@
 """What a broken or hostile client may send or leave undone, with the key or without need of one."""
 
+import errno
 import gc
 import os
 import threading
@@ -11,7 +12,7 @@ import pytest
 from served_table import table, write
 
 from framework import replay
-from framework.replay import shm, wire
+from framework.replay import wire
 from framework.replay.remote.client import ServedClient
 from launch.rpc import sockets
 
@@ -196,15 +197,15 @@ def test_a_column_that_finds_no_memory_leaves_no_file(monkeypatch):
         rows = writer.append("s", {"x": np.arange(5)})
         before = sorted(os.listdir(server._store.allocator.directory))
 
-        def full(*arguments):
-            raise replay.StoreFullError("shared memory is full")
+        def full(file, offset, size):
+            raise OSError(errno.ENOSPC, "no space")
 
-        reserve = shm.SharedMemory.reserve
-        monkeypatch.setattr(shm.SharedMemory, "reserve", full)
-        with pytest.raises(replay.StoreFullError):
+        reserve = os.posix_fallocate
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(replay.StoreFullError, match="shared memory is full"):
             writer.append("s", {"y": np.arange(5)}, rows)
         assert sorted(os.listdir(server._store.allocator.directory)) == before
-        monkeypatch.setattr(shm.SharedMemory, "reserve", reserve)
+        monkeypatch.setattr(os, "posix_fallocate", reserve)
         writer.append("s", {"y": np.arange(5)}, rows)
         writer.create_items("t", {"y": writer.slice("s", "y", rows)})
         assert sorted(client.sample_batch("t", 50).data["y"].tolist())[0] == 0

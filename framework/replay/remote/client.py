@@ -22,7 +22,7 @@ from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
-from framework.replay.wire import LAST_WORDS, Channel, Connection, SessionLost
+from framework.replay.wire import LAST_WORDS, Channel, Connection, SessionLost, Wake
 
 _LOG = logging.getLogger(__name__)
 
@@ -124,7 +124,11 @@ class ServedClient(ReverbApi, Channel, Client):
         """Starts anew in a forked child, which uses no connection of its parent."""
         for writer in list(self._writers):
             writer.end_in_child()
+        inherited = list(self._connections)
         self._begin()
+        for connection in inherited:  # a source keeps its own
+            connection.wake = Wake()  # the parent waits at the other one
+            self._connections.add(connection)
 
     def __reduce__(self) -> Any:
         return type(self), (self.address, self.curve, self.local, self.reconnect_timeout)
