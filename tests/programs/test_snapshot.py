@@ -28,7 +28,7 @@ AGENTS = {
     "ppo": lambda: PPO(PPOConfig(unroll_length=16)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
-    "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16)),
+    "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16))),
     "random": lambda: RandomActions(),
 }
 BASE = RunConfig(
@@ -98,10 +98,11 @@ CASES = [
 )
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, inference):
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    config = dataclasses.replace(BASE, inference=inference, directory=whole)
+    steps = 250 if agent == "sac" else BASE.max_env_steps  # SAC learns in every step.
+    config = dataclasses.replace(BASE, inference=inference, directory=whole, max_env_steps=steps)
     run(agent, environment, config)
     config = dataclasses.replace(config, directory=parts)
-    for passes in (23, 61):
+    for passes in (23, 31):
         run(agent, environment, config, passes)
         assert "program" in last_checkpoint(parts).names
     run(agent, environment, config)
