@@ -554,7 +554,9 @@ class Table:
         """Fills an empty table; see `Items.restore`.
 
         Args:
-          meta, arrays, rows: what `save` has returned, and the rows of each stream.
+          meta: the first value that `save` returned.
+          arrays: the arrays that `save` returned.
+          rows: the new rows of each stream, by its name.
           from_checkpoint: whether the configuration in `meta` replaces the table's own. Differences are
             logged either way.
         """
