@@ -65,7 +65,7 @@ class Columns:
         """Copies a nest of `[count, ...]` into `rows`.
 
         Raises:
-          ValueError: The number of leaves, a shape or the kind of a dtype is wrong.
+          ValueError: The number of leaves or a shape is wrong, or a dtype does not fit the column.
         """
         leaves = tree.flatten(nest)
         if len(leaves) != len(self.arrays):
@@ -76,7 +76,7 @@ class Columns:
         for name, array, leaf in zip(self._names, self.arrays, leaves, strict=True):
             leaf = np.asarray(leaf)
             shape = (count, *array.shape[1:])
-            if leaf.shape != shape or not np.can_cast(leaf.dtype, array.dtype, "same_kind"):
+            if leaf.shape != shape or not np.can_cast(leaf.dtype, array.dtype):
                 raise ValueError(
                     f"{name}: got shape {leaf.shape}, expected {shape} for {count} envs; got dtype "
                     f"{leaf.dtype}, expected {array.dtype}. There must be one row for each env."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class FieldChecker:
         """
         self._name, self._field = name, field
         self._envs, self._first_env = range(num_envs), first_env
+        self._unseen = field == "observation"
         self.build = nests.unflattener(spec)
         # A spec's properties are Python calls: read once, not at every step.
         self._leaves: list[tuple[specs.Path, tuple[int, ...], np.dtype, Any, int]] = []
@@ -65,6 +67,8 @@ class FieldChecker:
                 raise ValueError
         except (*_MISSING, ValueError) as error:
             raise self._find_misfit(self._shapes, [nest], [None]) from error
+        if self._unseen:
+            self._warn_of_rounding(arrays)
         return self._check(arrays, self._envs)
 
     def gather(self, values: Sequence[Nest], envs: Sequence[int]) -> list[np.ndarray]:
@@ -81,7 +85,23 @@ class FieldChecker:
             except (*_MISSING, ValueError) as error:
                 raise self._find_misfit([leaf[1] for leaf in self._leaves], values, envs) from error
             arrays.append(array)
+        if self._unseen:
+            self._warn_of_rounding(
+                [specs.pick(values[0], leaf[0]) if leaf[0] else values[0] for leaf in self._leaves]
+            )
         return self._check(arrays, envs)
+
+    def _warn_of_rounding(self, observation: Sequence[Any]) -> None:
+        """Warns, at the first observation, of floats that have more digits than their spec."""
+        self._unseen = False
+        for (path, _, dtype, *_), leaf in zip(self._leaves, observation, strict=True):
+            given = getattr(leaf, "dtype", dtype)
+            if given.kind == dtype.kind == "f" and given.itemsize > dtype.itemsize:
+                place = specs.path_name(self._field, path)
+                warnings.warn(
+                    f"{self._name}: {place} has dtype {given}, expected {dtype}, to which it is rounded. "
+                    f"Return it as {dtype}, or change the spec."
+                )
 
     def _check(self, arrays: list[np.ndarray], envs: Sequence[int]) -> list[np.ndarray]:
         """Checks the values of arrays of the right shapes, and converts them."""

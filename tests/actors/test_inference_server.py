@@ -138,6 +138,9 @@ def test_a_wrong_observation_is_named(served):
     with pytest.raises(ValueError, match=r"observation/x: got shape \(3, 2\), expected \(2, 2\)"):
         port.request(observe([1, 2, 3]), np.ones(2, bool))
         port.answer()
+    with pytest.raises(ValueError, match=r"observation/x: .* got dtype float64, expected float32"):
+        port.request({**observe([1, 2]), "x": np.ones((2, 2))}, np.ones(2, bool))
+        port.answer()
 
 
 @pytest.fixture(params=["messages", "shared memory"])

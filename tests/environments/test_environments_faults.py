@@ -1,5 +1,7 @@
 """Environments and actions that break the contract: each is one error that names the place."""
 
+import warnings
+
 import dm_env
 import numpy as np
 import pytest
@@ -50,6 +52,27 @@ def test_the_faulty_env_is_named_not_the_first():
     environment.step(np.zeros(3, np.int64))
     with pytest.raises(environments.EnvironmentFault, match="env 2"):
         environment.step(np.zeros(3, np.int64))
+
+
+class _MoreDigits(testing.EchoEnvironment):
+    def __init__(self, dtype="float64"):
+        super().__init__()
+        self._dtype = dtype
+
+    def reset(self):
+        first = super().reset()
+        return first._replace(observation=first.observation.astype(self._dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+def test_observations_that_are_rounded_cause_one_warning(dtype):
+    environment = environments.make(_MoreDigits, num_envs=2, options={"dtype": dtype})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert environment.reset().observation.dtype == np.float32
+    expected = "_MoreDigits: observation has dtype float64, expected float32"
+    assert [expected in str(warning.message) for warning in caught] == [True] * (dtype == "float64")
 
 
 class _OddReward(testing.EchoEnvironment):
