@@ -16,14 +16,4 @@ from framework.flow.nodes import Host, LocalNode, Node, StepError, worker_node
 from framework.flow.operators import Flow, alternate, concurrent
 from framework.flow.parallel import Par
 
-__all__ = [
-    "Flow",
-    "Host",
-    "LocalNode",
-    "Node",
-    "Par",
-    "StepError",
-    "alternate",
-    "concurrent",
-    "worker_node",
-]
+__all__ = ["Flow", "Host", "LocalNode", "Node", "Par", "StepError", "alternate", "concurrent", "worker_node"]

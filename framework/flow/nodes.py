@@ -75,7 +75,7 @@ class Node:
       name: the name of the node in errors.
     """
 
-    def __init__(self, client: launch.Client | None, name: str = "node") -> None:
+    def __init__(self, client: Any, name: str = "node") -> None:
         self.name = name
         self._client = client
         self._caller = os.urandom(8)  # Several `Node`s may call one object.
@@ -87,12 +87,9 @@ class Node:
 
         A function travels once. Functions of modules and classes travel by name, others by value.
         """
-        assert self._client is not None
         with self._sending:  # The function must travel with the first of its calls.
-            key = self._keys.get(function)
-            new = key is None
-            if key is None:
-                key = self._keys[function] = self._caller, len(self._keys)
+            new = function not in self._keys
+            key = self._keys.setdefault(function, (self._caller, len(self._keys)))
             return self._client.futures.call(key, function if new else None, args)
 
     def forget(self) -> None:
