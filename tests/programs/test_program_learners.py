@@ -1,7 +1,9 @@
 """Programs with several learners: they learn together, end together, and go on together."""
 
 import functools
+import pathlib
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -71,14 +73,18 @@ class OnAnotherHost(DQN):
 
     def make_learner(self, networks, spec):
         if self.rank == 1:
+            pathlib.Path(self.file).write_text(str(time.time()))
             launch.NodeContext.host = property(lambda context: "elsewhere")
         return super().make_learner(networks, spec)
 
 
 def test_learners_on_different_hosts_are_an_error_that_names_them(tmp_path):
     here = launch.NodeContext("p", "g", 0, "g-0", "processes").host
+    agent = OnAnotherHost(CONFIG)
+    agent.file = str(tmp_path / "began")
     with pytest.raises(launch.NodeError) as caught:
-        launch.launch(small_program(OnAnotherHost(CONFIG), directory=tmp_path, max_learner_steps=40))
+        launch.launch(small_program(agent, directory=tmp_path / "run", max_learner_steps=40))
+    assert time.time() - float((tmp_path / "began").read_text()) < 5.0
     assert f"learners on the hosts {here!r} (learner-0) and 'elsewhere' (learner-1)" in str(caught.value)
     assert "STRICT_PACK" in str(caught.value)
 

@@ -22,6 +22,7 @@ import pytest
 
 import launch
 from agents.dqn import DQN, DQNConfig
+from framework.checkpoints import Checkpointer
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
@@ -32,7 +33,7 @@ GROUPS = ("actor", "learner", "replay", "evaluator", "counter", "monitor", "chec
 STEPS = 3000
 
 
-def start(directory, steps=STEPS, **options):
+def start(directory, steps=STEPS, checkpoint_period=300, **options):
     config = DQNConfig(
         min_replay_size=50, batch_size=16, samples_per_insert=1.0, hidden_sizes=(16,), insert_burst=64
     )
@@ -48,7 +49,7 @@ def start(directory, steps=STEPS, **options):
             log_period=200,
             learner_log_period=20,
             publish_period=5,
-            checkpoint_period=300,
+            checkpoint_period=checkpoint_period,
             directory=directory,
         ),
     )
@@ -106,7 +107,7 @@ LAUNCHER = """
     import test_program_restarts as tests
 
     if __name__ == "__main__":
-        with tests.start({directory!r}, steps=10_000_000) as job:
+        with tests.start({directory!r}, steps=10_000_000, checkpoint_period=50_000) as job:
             tests.wait_for_steps(job, 500)
             print(*[node["pid"] for node in job.status()["nodes"]], flush=True)
             job.wait()
@@ -132,4 +133,9 @@ def test_when_the_launcher_is_killed_everything_ends_and_nothing_stays(tmp_path)
         _, alive = psutil.wait_procs([*nodes, *everyone], timeout=PATIENCE)
         assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
         assert glob.glob(f"/dev/shm/lp-{job}*") == []
+        # It was saved at the end: by itself the first is due after 50,000 steps or five minutes.
+        checkpointer = Checkpointer(tmp_path / "run" / "checkpoints")
+        assert len(checkpointer.checkpoints()) == 1
+        checkpoint = checkpointer.restore()
+        assert checkpoint.step >= 500 and "replay" in checkpoint.names
         assert [name for name in os.listdir(sockets) if name.startswith("lp-")] == []
