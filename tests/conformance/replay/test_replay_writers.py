@@ -207,6 +207,7 @@ def steps(client, n):
         for i in range(n):
             writer.append([I64(i)])
         writer.create_item("t", n, 1.0)
+        writer.flush()  # dm-reverb's own close may drop an item that its server has not confirmed
 
 
 def trajectory(client, n):
