@@ -512,7 +512,7 @@ def test_a_fork_server_that_hangs_is_ended(monkeypatch):
     assert server._process.returncode == -signal.SIGKILL
 
 
-def test_reports_that_nobody_reads_any_more_do_not_hold_up_the_end(monkeypatch):
+def test_unread_reports_do_not_hold_up_the_end(monkeypatch):
     close = processes.ForkServer.close
 
     def close_with_reports(server):
@@ -524,3 +524,4 @@ def test_reports_that_nobody_reads_any_more_do_not_hold_up_the_end(monkeypatch):
     with lp.start(service_program()) as job:
         job.stop()
         job.wait(timeout=PATIENCE)
+        assert job.over

@@ -124,10 +124,11 @@ def test_an_answer_that_cannot_be_sent_is_an_error_of_its_request_only(gate, cha
 def test_the_address_is_free_when_stop_returns(address, tmp_path):
     tmp_path.chmod(0o700)
     address = f"ipc://{tmp_path}/socket" if address == "ipc" else address
-    client = None
+    client, bound = None, set()
     for _ in range(50):
         socket = sockets.make_server_socket(address, None)
         address = sockets.bound_address(socket)
+        bound.add(address)
         server = service.Service(Gate(), socket)
         server.start()
         client = client or wire.Channel(address)
@@ -135,6 +136,7 @@ def test_the_address_is_free_when_stop_returns(address, tmp_path):
             client.call({"op": "echo", "value": 1}, timeout=5)
         server.stop()
     client.close()
+    assert len(bound) == 1
 
 
 def test_timeouts(channel):
