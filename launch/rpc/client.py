@@ -194,19 +194,27 @@ class Connection:
         self._socket.wake()
 
     def close(self) -> None:
-        """Ends every open call with `ClientClosed`."""
+        """Ends every call that has no answer yet with `ClientClosed`."""
         with self._lock:
             self._closed = True
-            calls = list(self._open.values())
             self._room.notify_all()
             self._futures.notify()
             if self._receiving:
-                self._socket.wake()  # the receiving thread closes the socket
-            else:
-                self._socket.close()
-        for call in calls:
-            error = f"The client of node {self._name!r} was closed during a call of {call.method!r}."
-            settle(call.future, error=ClientClosed(error))
+                self._socket.wake()  # The receiving thread calls `_end`.
+                return
+            self._receiving = True
+        self._end()
+
+    def _end(self) -> None:
+        """Takes the answers that have arrived, then fails the other calls; the last to receive."""
+        try:
+            while (frames := self._socket.receive(0.0)) is not None:
+                self._hear(frames)
+        finally:
+            self._socket.close()
+            for call in list(self._open.values()):
+                error = f"The client of node {self._name!r} was closed during a call of {call.method!r}."
+                settle(call.future, error=ClientClosed(error))
 
     def _has_room(self) -> bool:
         """Whether `submit` need not wait; also once it must fail."""
@@ -264,12 +272,13 @@ class Connection:
             self._receive_message()
         finally:
             with self._lock:
-                self._receiving, self._receiver = False, None
+                self._receiver, closed = None, self._closed
+                self._receiving = closed
                 self._turn.notify()
                 if self._num_futures:
                     self._futures.notify()
-                if self._closed:
-                    self._socket.close()
+            if closed:
+                self._end()
 
     def _receive_message(self) -> None:
         frames = self._socket.receive(self._look_at - time.monotonic())

@@ -19,6 +19,8 @@ from launch.handles import Target
 from launch.rpc import sockets, wire
 from launch.rpc.shared_socket import SharedSocket
 
+_PATIENCE_FOR_ANSWERS = 1.0  # seconds
+
 
 class Server:
     """Answers calls until closed.
@@ -66,6 +68,7 @@ class Server:
         self._enter = enter
         self._reading = threading.Lock()
         self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
         self._num_threads = 0
         self._num_idle = 0  # threads that read or wait for their turn to read
         self._open: set[tuple[bytes, int]] = set()  # (client, number) of the calls without an answer
@@ -79,13 +82,15 @@ class Server:
         return self
 
     def close(self, timeout: float = 5.0) -> None:
-        """Stops answering. Calls in progress continue, but their clients get no answer."""
+        """Takes no further calls. Calls that do not end within a second continue without an answer."""
         if self._closed:
             return
         self._closed = True
         self._socket.wake()
         if self._reading.acquire(timeout=timeout):
             self._reading.release()
+        with self._lock:  # A call that ended the program has returned, but its answer may not be sent yet.
+            self._answered.wait_for(lambda: not self._open, _PATIENCE_FOR_ANSWERS)
         self._socket.close(linger=1000)  # queued answers are still sent
 
     def _add_thread(self) -> None:
@@ -161,7 +166,10 @@ class Server:
         except BaseException as error:
             kind, (data, buffers) = wire.ERROR, wire.encode(wire.describe_error(error))
         self._send(client, kind, number, data, buffers)
-        self._open.discard((client, number))  # after the answer: a probe in between must not miss the call
+        with self._lock:
+            # After the answer: a probe in between must not miss the call.
+            self._open.discard((client, number))
+            self._answered.notify()
 
     def _send(self, client: bytes, kind: int, number: int, data: bytes, buffers: Sequence[Any] = ()) -> None:
         try:

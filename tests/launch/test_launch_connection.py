@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 
 import numpy as np
 import pytest
+import zmq
 
 import launch as lp
 from launch import CallLost, CallTimeout, ClientClosed, ProgramStopped
@@ -403,3 +404,38 @@ def test_a_forked_child_makes_its_own_connection(serve, connect, address):
         os._exit(7 if connection.call("name", (), {}, PATIENCE) == "first" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert connection.call("name", (), {}, PATIENCE) == "first"
+
+
+def test_a_closing_server_sends_the_answer_of_the_call_in_progress(serve, connect, address):
+    """A call that stops the program is answered, although the stop closes the node that carries it out."""
+    server, service = serve("first", address)
+    answer = in_background(connect().call, "hold", (), {}, None)
+    assert service.entered.wait(PATIENCE)
+    closing = in_background(server.close)
+    with pytest.raises(TimeoutError):
+        closing.result(0.2)
+    service.release.set()
+    assert answer.result(PATIENCE) == "first"
+    closing.result(PATIENCE)
+
+
+def test_a_closing_client_takes_the_answers_that_have_arrived(serve, connect, address):
+    serve("first", address)
+    connection = connect()
+    entered, release = threading.Event(), threading.Event()
+
+    def occupy(future):
+        """Runs on the thread that receives, which meanwhile receives nothing."""
+        entered.set()
+        release.wait(PATIENCE)
+
+    connection.submit("keep", ([1],), {}, None).add_done_callback(occupy)
+    assert entered.wait(PATIENCE)
+    answer = connection.submit("keep", ([2],), {}, None)
+    open_call = connection.submit("hold", (), {}, None)
+    while not connection._socket._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        time.sleep(0.01)
+    connection.close()
+    release.set()
+    assert answer.result(PATIENCE) == [2]
+    assert isinstance(open_call.exception(PATIENCE), ClientClosed)
