@@ -1,7 +1,7 @@
 """Tries the tests again that failed in the run of pytest before this, alone; for CI.
 
-``python tests/helpers/try_again.py``: exits with 0 if there were at most three and all pass. It says which they
-were: a test that fails and then passes is a defect, to mend or to name in ``tests/quarantine.txt``.
+``python tests/helpers/try_again.py``: exits with 0 if there were at most three and all pass. It names them: a
+test that fails and then passes is a defect, to mend or to list in ``tests/quarantine.txt``.
 """
 
 from __future__ import annotations
