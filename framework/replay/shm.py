@@ -190,8 +190,8 @@ def back_with_memory(path: str, begin: int, end: int) -> None:
             status = os.statvfs(path)
             raise StoreFullError(
                 f"shared memory is full: {end - begin} more bytes are needed and "
-                f"{status.f_bavail * status.f_frsize} are free for {path}. Enlarge it (docker run --shm-size, "
-                "mount -o remount,size=), make the tables smaller (max_size) or set max_bytes."
+                f"{status.f_bavail * status.f_frsize} are free for {path}. Enlarge it (docker run "
+                "--shm-size, mount -o remount,size=), make the tables smaller (max_size) or set max_bytes."
             ) from None
 
 
