@@ -82,3 +82,15 @@ class StepResult(NamedTuple):
 
     metrics: Mapping[str, SupportsFloat]
     priorities: torch.Tensor | None = None
+
+
+class Progress(NamedTuple):
+    """The progress of learning when the parameters of a policy were published.
+
+    Attributes:
+      version: number of learner steps that produced the parameters.
+      env_steps: env steps of the program at that time. Exploration schedules are functions of this.
+    """
+
+    version: int = 0
+    env_steps: int = 0
