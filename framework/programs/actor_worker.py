@@ -20,7 +20,7 @@ from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.inference_client import InferenceActor, ServerPort, connect
 from framework.actors.inference_server import InferenceServer
 from framework.environments.base import BatchedEnvironment
-from framework.programs.limiter_state import describe_room
+from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import Lockstep
 from framework.programs.worker import ProgramWorker, Setup, derive_seed, prepare_process, summarize
 from framework.replay.errors import ServerClosed, ServerLost
@@ -171,7 +171,7 @@ class ActorWorker(ProgramWorker):
         if adder is not None and not adder.ready():
             return (
                 "its adder waits until replay accepts the items of a step of its "
-                f"{self._config.envs_per_actor} envs: {describe_room(self._replay)}. Use fewer envs, or a "
+                f"{self._config.envs_per_actor} envs: {describe_tables(self._replay)}. Use fewer envs, or a "
                 "rate limiter with a larger buffer."
             )
         assert self._lockstep is not None

@@ -13,7 +13,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from framework.programs.learner_group import FirstLearner
-from framework.programs.limiter_state import describe_stock
+from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import StallDetector
 from framework.programs.worker import ProgramWorker, Setup, prepare_process
 from framework.replay import TableInfo
@@ -130,7 +130,7 @@ class LearnerWorker(ProgramWorker):
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
-        return f"its dataset waits for a batch: {describe_stock(self._replay)}"
+        return f"its dataset waits for a batch: {describe_tables(self._replay)}"
 
     def step(self) -> None:
         started = time.perf_counter()
