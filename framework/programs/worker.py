@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
+import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ from framework.environments.base import BatchedEnvironment
 from framework.programs.run_config import RunConfig
 from framework.replay.errors import ServerClosed
 from framework.specs import EnvironmentSpec
+
+
+_SEEDING = threading.Lock()
 
 
 @dataclasses.dataclass
@@ -78,7 +83,19 @@ def prepare_process(seed: int) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    with seeded(seed):
+        pass
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds torch for the code that makes initial parameters, while no other node of this process does.
+
+    With several nodes in one process, the parameters would otherwise depend on the order of their threads.
+    """
+    with _SEEDING:
+        torch.manual_seed(seed)
+        yield
 
 
 def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
