@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import launch
+from framework import core
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.inference_client import InferenceActor, ServerPort, connect
 from framework.actors.inference_server import InferenceServer
@@ -122,7 +123,7 @@ class ActorWorker(ProgramWorker):
         if not served:
             with seeded(seed):
                 networks = agent.make_networks(spec)
-            policy = agent.make_policy(networks)
+                policy = self._make_policy(setup, networks)
             if learner is not None:
                 # A step of all envs is one batch of each half.
                 period = config.update_period * len(sizes)
@@ -230,6 +231,9 @@ class ActorWorker(ProgramWorker):
         """The state of the policy's random numbers; None for those of another node."""
         acting = None if self._acting is None else self._acting.save()
         return {"actor": acting, "steps": self._steps}
+
+    def _make_policy(self, setup: Setup, networks: Any) -> core.Policy:
+        return setup.agent.make_policy(networks)
 
     def _step_envs(self) -> None:
         """One step of the envs whose turn it is, at most the rest of the grant."""

@@ -48,7 +48,9 @@ class ProgramLearner:
       finished: whether all of `max_learner_steps` are made.
     """
 
-    def __init__(self, setup: Setup, *, replay: Any, counter: Any, monitor: Any, checkpointer: Any, seed: int):
+    def __init__(
+        self, setup: Setup, *, replay: Any, counter: Any, monitor: Any, checkpointer: Any, seed: int
+    ):
         agent, config = setup.agent, setup.config
         self._config, self._replay = config, replay
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
@@ -67,8 +69,7 @@ class ProgramLearner:
         self.published = threading.Condition()
         self.block = VariableBlock(self.learner.parameters(), shared_path())
         self._restore()
-        if self.block.version < self._steps:
-            self.publish()
+        self.publish()
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch of the learner's device. Writes priorities back to replay."""
@@ -86,7 +87,8 @@ class ProgramLearner:
         self._uncounted = 0
         self.learner.env_steps = counts.get("env_steps", 0)
         with self.published:
-            self.block.publish(self._steps, self.learner.parameters(), self.learner.env_steps)
+            if self.block.version < self._steps:
+                self.block.publish(self._steps, self.learner.parameters(), self.learner.env_steps)
             self.published.notify_all()
         return counts
 

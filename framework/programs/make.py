@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import launch
-from framework import core, environments, specs
+from framework import core, environments, flow, specs
 from framework.environments import BatchedEnvironment
 from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
@@ -17,6 +17,8 @@ from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
+from framework.programs.plan_agent import PlanAgent
+from framework.programs.plan_worker import PlanWorker
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
 from framework.programs.services import (
@@ -27,8 +29,7 @@ from framework.programs.services import (
     replay_checkpointer,
 )
 from framework.programs.snapshot import Snapshot
-from framework.programs.worker import Setup, derive_seed
-from framework.replay import Table
+from framework.programs.worker import Setup, derive_seed, make_tables
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 
@@ -117,12 +118,12 @@ class Graph(core.Graph):
     def add_replay(self) -> launch.Handle | None:
         if not self._setup.agent.make_tables(self.spec):
             return None
-        make_tables = functools.partial(_make_tables, self._setup, self._seed_of("replay"))
+        tables_fn = functools.partial(make_tables, self._setup, self._seed_of("replay"))
         checkpointer_fn = None
         if self.config.directory is not None:
             checkpointer_fn = functools.partial(replay_checkpointer, self.config)
         backend = _REPLAY_MODULES[self.config.replay_backend]
-        node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
+        node = launch.ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
         self._replays.append(("replay", node))
         return node.create_handle()
 
@@ -154,6 +155,26 @@ class Graph(core.Graph):
         for index in range(self.config.num_actors):
             seed = self._seed_of(f"actor-{index}")
             self._add_worker("actor", ActorWorker, index=index, seed=seed, **sources, **self._handles)
+
+    def add_plan(self, replay: launch.Handle | None = None) -> launch.Handle:
+        agent = self._setup.agent
+        if not isinstance(agent, PlanAgent):
+            raise TypeError(f"add_plan: got {type(agent).__name__}, expected a PlanAgent.")
+        if self.config.inference != "local":
+            raise ValueError(f"inference: got {self.config.inference!r}, expected 'local' for a plan.")
+        setup = self._setup
+        if replay is None:
+            setup = dataclasses.replace(setup, agent=agent.for_worker(self.config.envs_per_actor))
+        node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
+        learner = self.add_node("learner", node)
+        workers = []
+        for index in range(self.config.num_actors):
+            sources = {"replay": replay, "learner": learner, "seed": self._seed_of(f"actor-{index}")}
+            worker = flow.worker_node(agent.worker_class, setup, index=index, **sources, **self._handles)
+            workers.append(self.add_node("actor", worker))
+        seed = self._seed_of("learner")
+        node.configure(self._setup, workers=workers, replay=replay, seed=seed, **self._handles)
+        return learner
 
     def add_evaluator(self, variables: launch.Handle | None) -> None:
         if self.config.evaluate_period is not None:
@@ -247,13 +268,6 @@ def make_logger(config: RunConfig) -> Logger | None:
     if config.tensorboard:
         made.append(TensorBoardLogger(os.path.join(config.directory, "tensorboard")))
     return Dispatcher(made)
-
-
-def _make_tables(setup: Setup, seed: int) -> list[Table]:
-    tables = setup.agent.make_tables(setup.spec)
-    for table in tables:
-        table.set_seed(derive_seed(seed, table.name))
-    return tables
 
 
 def _make_monitor(run: RunFolder | None, logger_factory: Any, on_write: Any, *, counter: Any) -> Monitor:

@@ -18,9 +18,9 @@ import launch
 from framework import core
 from framework.environments.base import BatchedEnvironment
 from framework.programs.run_config import RunConfig
+from framework.replay import Table
 from framework.replay.errors import ServerClosed
 from framework.specs import EnvironmentSpec
-
 
 _SEEDING = threading.Lock()
 
@@ -71,6 +71,14 @@ class ProgramWorker(core.Worker):
 def derive_seed(seed: int, part: str) -> int:
     """A seed for `part`, such as `"actor-3"`: independent of other parts, and equal on every engine."""
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
+
+
+def make_tables(setup: Setup, seed: int) -> list[Table]:
+    """The agent's tables, seeded."""
+    tables = setup.agent.make_tables(setup.spec)
+    for table in tables:
+        table.set_seed(derive_seed(seed, table.name))
+    return tables
 
 
 def prepare_process(seed: int) -> None:
