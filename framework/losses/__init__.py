@@ -13,6 +13,7 @@ from framework.losses.entropy import (
     multi_discrete_entropy,
     squashed_gaussian_entropy,
 )
+from framework.losses.meta import episode_times, inner_step, likelihood_ratio_loss, linear_baseline
 from framework.losses.policy import (
     Surrogate,
     adapt_kl_coefficient,
@@ -55,13 +56,17 @@ __all__ = [
     "clipped_value_loss",
     "discrete_soft_value",
     "double_q_errors",
+    "episode_times",
     "gaussian_entropy",
     "gaussian_kl",
     "generalized_advantages",
     "huber",
     "importance_weights",
+    "inner_step",
     "kl_penalty_surrogate",
     "lambda_returns",
+    "likelihood_ratio_loss",
+    "linear_baseline",
     "mask_logits",
     "masked_mean",
     "multi_discrete_entropy",
