@@ -25,10 +25,11 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
 from framework.types import Nest, StepResult
+from framework.types import Progress as Progress
 
 if TYPE_CHECKING:
     import dm_env
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from framework.adders import Adder
     from framework.datasets import Dataset
     from framework.learners.distributed import LearnerGroup
+    from framework.programs.session import Session
     from framework.replay import ReplaySample, Table
     from framework.replay.contracts import Client
     from framework.specs import EnvironmentSpec
@@ -67,18 +69,6 @@ class Actor(abc.ABC):
     @abc.abstractmethod
     def update(self, wait: bool = False) -> None:
         """Pulls newer parameters if there are any. With `wait`, blocks until the source answers."""
-
-
-class Progress(NamedTuple):
-    """The progress of learning when the parameters of a policy were published.
-
-    Attributes:
-      version: number of learner steps that produced the parameters.
-      env_steps: env steps of the program at that time. Exploration schedules are functions of this.
-    """
-
-    version: int = 0
-    env_steps: int = 0
 
 
 class Policy(abc.ABC):
@@ -272,6 +262,26 @@ class Agent(abc.ABC):
         learner = graph.add_learner(replay)
         graph.add_actors(replay, learner)
         graph.add_evaluator(learner)
+
+    def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> Session:
+        """This agent without a program, for an application that steps the environments itself.
+
+        ```python
+        session = agent.session(specs.from_spaces(env.observation_space, env.action_space))
+        action = session.act(observation)
+        session.observe(next_observation, reward, terminated, truncated)
+        metrics = session.learn()
+        ```
+
+        Args:
+          spec: the spec of one env.
+          num_envs: largest number of episodes that are open at the same time.
+          seed: seed of the initial parameters and of all random choices. The global generators of torch and
+            numpy are left as they are.
+        """
+        from framework.programs.session import Session
+
+        return Session(self.for_program(num_envs), spec, num_envs, seed)
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
         """A copy with the sizes of the program. `make_program` and the learners call this.

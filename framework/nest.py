@@ -141,11 +141,6 @@ def freeze(structure: Any) -> Any:
     return tuple([freeze(node) for node in structure]) if isinstance(structure, (list, tuple)) else structure
 
 
-def thaw(structure: Any) -> Any:
-    """The inverse of `freeze`."""
-    return [thaw(node) for node in structure] if isinstance(structure, (list, tuple)) else structure
-
-
 def flattener(template: Nest) -> Callable[[Nest], list[Any]]:
     """A function that returns the leaves of a nest like `template`; several times faster than `tree.flatten`.
 
