@@ -2,6 +2,7 @@
 
 from framework.programs.loading import LoadedPolicy as LoadedPolicy
 from framework.programs.loading import load_policy as load_policy
+from framework.programs.make import Graph as Graph
 from framework.programs.make import make_program as make_program
 from framework.programs.presets import Preset as Preset
 from framework.programs.registry import make_agent as make_agent
