@@ -14,8 +14,10 @@ SEED ?= 1
 export OMP_NUM_THREADS ?= 1
 
 # $(call tests,ENVIRONMENT,ARGUMENTS) runs pytest. A test that fails fails the run; only those that
-# tests/quarantine.txt names, with a reason and a date, are tried again.
-tests = $(1)/bin/python -m pytest $(2)
+# tests/quarantine.txt names, with a reason and a date, are tried again. With AGAIN=1, which CI sets, up to three
+# others are too, and named at the end of the output.
+AGAIN ?=
+tests = $(1)/bin/python -m pytest $(2)$(if $(AGAIN), || $(1)/bin/python tests/helpers/try_again.py)
 
 .PHONY: train test lint docs test-reverb test-ray test-deepmind clean
 

@@ -1,4 +1,4 @@
-"""PPO as a plan: the networks, the loss and the learner of `agents.ppo`, and a round of all workers a step."""
+"""PPO as a plan: networks, loss and learner are those of `agents.ppo`; a step learns from all workers."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ def test_a_structure_travels_as_json_and_hashes(value):
     assert nest.packer(json.loads(json.dumps(structure)))(leaves) == value
     frozen = nest.freeze(structure)
     assert hash(frozen) == hash(nest.freeze(nest.flatten(value)[1]))
-    assert nest.thaw(frozen) == structure
+    assert nest.packer(frozen)(leaves) == nest.packer(structure)(leaves)
+    assert nest.paths(frozen) == nest.paths(structure)
 
 
 @given(NESTS)

@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from framework.environments import atari, minatar, testing
+from framework.environments import atari, minatar, multi_agent, tasks, testing
 from framework.environments.single import SingleEnv, call_factory, make_env
 
 
@@ -148,6 +148,34 @@ def _minatar(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, functools.partial(minatar.MinAtarEnvironment, name), options)
 
 
+def _pettingzoo(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    # MPE has a package of its own since PettingZoo 1.25.
+    module = f"mpe2{name[3:]}" if name.startswith("mpe.") else name
+    _require(full, "mpe2" if module.startswith("mpe2.") else "pettingzoo", "'repertory[pettingzoo]'")
+    make_one = None
+    for path in (f"pettingzoo.{module}", module):
+        try:
+            make_one = getattr(importlib.import_module(path), "parallel_env", None)
+            break
+        except ModuleNotFoundError as error:
+            if not path.startswith(error.name or path):  # The module exists and needs another package.
+                raise ImportError(f"{full!r} needs {error.name}, which is not installed.") from error
+    if make_one is None:
+        raise ValueError(
+            f"unknown environment {full!r}: got no module pettingzoo.{module} or {module} with a function "
+            "parallel_env. Write 'pettingzoo:mpe.simple_spread_v3' or 'pettingzoo:butterfly.pistonball_v6'."
+        )
+    if render_mode is not None:
+        options = {**options, "render_mode": render_mode}
+    return Source(full, make_one, options)
+
+
+def _multi_agent(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    if name != "CartPole":
+        raise ValueError(f"unknown environment {full!r}; there is multi_agent:CartPole")
+    return Source(full, multi_agent.MultiAgentCartPole, options)
+
+
 def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     kinds = testing.EchoEnvironment, testing.FakeEnvironment, testing.MemoryEnvironment
     known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
@@ -157,11 +185,21 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, known[name], options)
 
 
+def _tasks(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    if name not in tasks.FAMILIES:
+        names = ", ".join(f"tasks:{known}" for known in tasks.FAMILIES)
+        raise ValueError(f"unknown environment {full!r}; there are {names}")
+    return Source(full, tasks.FAMILIES[name], options)
+
+
 #: Per suite, the function that finds its environments and an example for errors.
 SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source], str]] = {
     "gymnasium": (_gymnasium, "CartPole-v1"),
     "dm_control": (_dm_control, "cartpole/balance"),
     "atari": (_atari, "Pong"),
     "minatar": (_minatar, "Breakout"),
+    "pettingzoo": (_pettingzoo, "mpe.simple_spread_v3"),
+    "multi_agent": (_multi_agent, "CartPole"),
+    "tasks": (_tasks, "Navigation2D"),
     "testing": (_testing, "Memory"),
 }

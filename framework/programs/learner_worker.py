@@ -13,7 +13,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from framework.programs.learner_group import FirstLearner
-from framework.programs.limiter_state import describe_stock
+from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import StallDetector
 from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded
 from framework.replay import ReplaySample, TableInfo
@@ -34,9 +34,10 @@ class ProgramLearner:
       setup: makes the networks, the dataset and the learner.
       replay: the replay client to sample from and to write priorities to. None for batches that come from
         elsewhere.
-      counter: counts `learner_steps`.
+      counter: counts the steps, as `NAME_steps`.
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state, which the constructor restores. None keeps nothing.
+      name: label of its rows and name of its part of a checkpoint.
       seed: seed of the initial parameters.
 
     Attributes:
@@ -49,10 +50,19 @@ class ProgramLearner:
     """
 
     def __init__(
-        self, setup: Setup, *, replay: Any, counter: Any, monitor: Any, checkpointer: Any, seed: int
+        self,
+        setup: Setup,
+        *,
+        replay: Any = None,
+        counter: Any,
+        monitor: Any,
+        checkpointer: Any = None,
+        name: str = "learner",
+        seed: int = 0,
     ):
         agent, config = setup.agent, setup.config
         self._config, self._replay = config, replay
+        self._name, self._steps_name = name, f"{name}_steps"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         with seeded(seed):
             self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
@@ -83,7 +93,7 @@ class ProgramLearner:
 
     def publish(self) -> dict[str, int]:
         """Counts the steps, then publishes, so that the steps of a published version are always counted."""
-        counts: dict[str, int] = self._counter.increment(learner_steps=self._uncounted)
+        counts: dict[str, int] = self._counter.increment(**{self._steps_name: self._uncounted})
         self._uncounted = 0
         self.learner.env_steps = counts.get("env_steps", 0)
         with self.published:
@@ -102,9 +112,9 @@ class ProgramLearner:
         """Logs and counts the last steps, saves the state, and returns prefetched samples to replay."""
         if self._metrics is not None and self._steps > self._logged[0]:
             self._log(self._metrics)
-        self._counter.increment(learner_steps=self._uncounted)
+        self._counter.increment(**{self._steps_name: self._uncounted})
         if self._checkpointer is not None:
-            self._checkpointer.put("learner", self.save())
+            self._checkpointer.put(self._name, self.save())
         if self.dataset is not None:
             self.dataset.close()
 
@@ -125,15 +135,15 @@ class ProgramLearner:
         if self.finished or self._steps % self._config.learner_log_period == 0:
             self._log(metrics)
         if self.finished:
-            self._monitor.finish("max_learner_steps", {"learner_steps": self._steps})
+            self._monitor.finish("max_learner_steps", {self._steps_name: self._steps})
 
     def _restore(self) -> None:
-        state = self._checkpointer.get("learner") if self._checkpointer is not None else None
+        state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
         if state is not None:
             self.learner.restore(state["learner"])
             self._steps = int(state["steps"])
         counts = self._counter.get_counts()
-        made, env_steps = counts.get("learner_steps", 0), counts.get("env_steps", 0)
+        made, env_steps = counts.get(self._steps_name, 0), counts.get("env_steps", 0)
         # A learner that restarts from an older checkpoint, or from none, continues with versions above those
         # of the actors. Version 0, which tells policies that no step was made, stays, unless actors wait for
         # the next version.
@@ -153,8 +163,8 @@ class ProgramLearner:
         since = made - self._checkpointed[0], now - self._checkpointed[1]
         if (period is not None and since[0] >= period) or (minutes is not None and since[1] >= 60 * minutes):
             self._checkpointed = (made, now)
-            self._checkpointer.put("learner", self.save())
-            self._checkpointer.commit("periodic")
+            self._checkpointer.put(self._name, self.save())
+            self._checkpointer.commit("periodic", self._name)
 
     def _log(self, metrics: Mapping[str, SupportsFloat]) -> None:
         steps, env_steps, now = self._steps, self.learner.env_steps, time.perf_counter()
@@ -169,7 +179,7 @@ class ProgramLearner:
             row.update(replay_numbers(self._replay.server_info(timeout=5)))
         self._logged = (steps, env_steps, now)
         self.waited_s = self._times_sampled = 0.0
-        self._monitor.write("learner", row)
+        self._monitor.write(self._name, row)
 
 
 class LearnerNode(ProgramWorker):
@@ -180,21 +190,10 @@ class LearnerNode(ProgramWorker):
 
     _learner_class: type[ProgramLearner] = ProgramLearner
 
-    def __init__(
-        self,
-        setup: Setup,
-        *,
-        replay: Any = None,
-        counter: Any,
-        monitor: Any,
-        checkpointer: Any = None,
-        seed: int = 0,
-    ):
+    def __init__(self, setup: Setup, *, seed: int = 0, **options: Any):
         prepare_process(seed)
         keep_freed_memory()
-        self._learner = self._learner_class(
-            setup, replay=replay, counter=counter, monitor=monitor, checkpointer=checkpointer, seed=seed
-        )
+        self._learner = self._learner_class(setup, seed=seed, **options)
 
     def variable_block(self) -> VariableBlock:
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
@@ -277,7 +276,7 @@ class LearnerWorker(LearnerNode):
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
-        return f"its dataset waits for a batch: {describe_stock(self._replay)}"
+        return f"its dataset waits for a batch: {describe_tables(self._replay)}"
 
     def step(self) -> None:
         learner = self._learner

@@ -48,6 +48,7 @@ class PaddedSample(NamedTuple):
     lengths: Nest
 
 
+@nests.register
 class CallStats(NamedTuple):
     """Counts of one kind of call: `completed` and `pending` (waiting now), and how long they waited."""
 
@@ -56,6 +57,7 @@ class CallStats(NamedTuple):
     blocked_ms: int = 0
 
 
+@nests.register
 class RateLimiterInfo(NamedTuple):
     """A rate limiter's parameters and its two counters."""
 
@@ -67,6 +69,7 @@ class RateLimiterInfo(NamedTuple):
     sample_stats: CallStats
 
 
+@nests.register
 class TableWorkerTime(NamedTuple):
     """Milliseconds that calls spent in a table, under Reverb's names.
 
@@ -81,6 +84,7 @@ class TableWorkerTime(NamedTuple):
     waiting_for_inserts_ms: int = 0
 
 
+@nests.register
 class TableInfo(NamedTuple):
     """The description of one table in `server_info`: Reverb's fields first, then fields of this framework.
 
@@ -106,28 +110,22 @@ class TableInfo(NamedTuple):
     why_not_insert: str = ""
     sampled_age: int = 0
 
-    def to_wire(self) -> TableInfo:
-        """Returns what a message can hold: the signature is described by lists; tuples travel as lists."""
-        if self.signature is None:
-            return self
-        leaves, structure = nests.flatten(self.signature)
-        specs = [TensorSpec.of(leaf) for leaf in leaves]
-        described = [[list(spec.shape), spec.dtype.str, spec.name] for spec in specs]
-        return self._replace(signature=[structure, described])
+    def to_wire(self) -> list[Any]:
+        """Returns the leaves and the structure; `[shape, dtype, name]` for the leaves of the signature."""
+        leaves, structure = nests.flatten(self)
+        plain = (int, float, str, type(None))
+        return [
+            [leaf if type(leaf) in plain else TensorSpec.of(leaf).to_wire() for leaf in leaves],
+            structure,
+        ]
 
     @classmethod
     def from_wire(cls, value: Sequence[Any]) -> TableInfo:
         """Inverts `to_wire`; the signature becomes a nest of `TensorSpec`."""
-        info = cls(*value)
-        ratio, low, high, size, inserts, samples = info.rate_limiter_info
-        limiter = RateLimiterInfo(ratio, low, high, size, CallStats(*inserts), CallStats(*samples))
-        signature = info.signature
-        if signature is not None:
-            structure, described = signature
-            specs = [TensorSpec(tuple(shape), np.dtype(kind), name) for shape, kind, name in described]
-            signature = nests.packer(structure)(specs)
-        times = TableWorkerTime(*info.table_worker_time)
-        return info._replace(rate_limiter_info=limiter, table_worker_time=times, signature=signature)
+        leaves, structure = value
+        leaves = [TensorSpec.from_wire(*leaf) if isinstance(leaf, list) else leaf for leaf in leaves]
+        info: TableInfo = nests.packer(structure)(leaves)
+        return info
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +142,15 @@ class TensorSpec:
         shape = tuple([None if size is None else int(size) for size in spec.shape])
         dtype = np.dtype(getattr(spec.dtype, "as_numpy_dtype", spec.dtype))
         return cls(shape, dtype, str(getattr(spec, "name", None) or ""))
+
+    def to_wire(self) -> list[Any]:
+        """Returns lists, numbers and strings."""
+        return [self.shape, self.dtype.str, self.name]
+
+    @classmethod
+    def from_wire(cls, shape: Sequence[int | None], dtype: str, name: str) -> TensorSpec:
+        """Inverts `to_wire`."""
+        return cls(tuple(shape), np.dtype(dtype), name)
 
 
 def check_priorities(table: str, priorities: Any, n: int) -> np.ndarray:

@@ -51,7 +51,7 @@ from framework.replay.rows.layout import Binding
 from framework.replay.shm import MappedStore
 from launch.rpc import sockets
 
-PROTOCOL = 3  # of the messages between clients and servers; see `server.operations`
+PROTOCOL = 4  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
 _INLINE, _FRAME = 1, 2

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -153,8 +152,8 @@ class Writer:
                     new[name] = (array.shape[1:], array.dtype)
                 elif array.shape[1:] != spec[0] or array.dtype != spec[1]:
                     raise ValueError(
-                        f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape)}, expected "
-                        f"{spec[1]}{['n', *spec[0]]} as in the first append."
+                        f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape[1:])}, "
+                        f"expected {spec[1]}{list(spec[0])} in each row as in the first append."
                     )
                 if count < 0:
                     count = len(array)
@@ -388,7 +387,7 @@ class Writer:
 
 
 class LateFlush:
-    """Runs methods after a delay, in a thread that lives no longer than its owner.
+    """Calls methods after a delay, in timer threads that live no longer than their owner.
 
     A writer stages small pieces until they make a block, but an actor may wait for parameters that the
     learner makes only from what is staged. What is staged is therefore written after a delay at the latest,
@@ -397,51 +396,34 @@ class LateFlush:
     Methods are referenced weakly: a method whose object is gone is not called.
 
     Args:
-      owner: the object that keeps this one; when it is collected, the thread ends.
+      owner: the object that keeps this one; when it is collected, the threads end.
       errors: takes the errors that methods raise.
     """
 
     def __init__(self, owner: object, errors: collections.deque[BaseException]) -> None:
         self._errors = errors
-        self._due: dict[weakref.WeakMethod[Callable[[], object]], float] = {}
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._timers: dict[weakref.WeakMethod[Callable[[], object]], threading.Timer] = {}
         weakref.finalize(owner, self.close)
 
     def call_later(self, method: Callable[[], object], delay: float) -> None:
-        """Calls `method` once, after `delay` seconds; a call that is due earlier stays as it is."""
+        """Calls `method` once, after `delay` seconds; a call that is due already stays as it is."""
         reference = weakref.WeakMethod(method)
-        if reference in self._due:
-            return
-        with self._changed:
-            self._due[reference] = time.monotonic() + min(delay, threading.TIMEOUT_MAX / 2)
-            self._changed.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="replay-late-flush", daemon=True)
-            self._thread.start()
+        if reference not in self._timers:
+            timer = threading.Timer(min(delay, threading.TIMEOUT_MAX), self._call, [reference])
+            timer.name, timer.daemon = "replay-late-flush", True
+            self._timers[reference] = timer
+            timer.start()
 
     def close(self) -> None:
-        """Ends the thread after the call it is in; does not wait for it."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        """Cancels the calls that have not begun; does not wait for others."""
+        for timer in list(self._timers.values()):
+            timer.cancel()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if self._closed:
-                    return
-                reference = min(self._due, key=self._due.__getitem__, default=None)
-                left = None if reference is None else self._due[reference] - time.monotonic()
-                if reference is None or left is None or left > 0:
-                    self._changed.wait(left)
-                    continue
-                del self._due[reference]
-            method = reference()
-            try:
-                if method is not None:
-                    method()
-            except Exception as error:  # raised by the owner's next call
-                self._errors.append(error)
-            del method  # the object may be collected while this thread waits
+    def _call(self, reference: weakref.WeakMethod[Callable[[], object]]) -> None:
+        del self._timers[reference]  # first: the method may ask for another call
+        method = reference()
+        try:
+            if method is not None:
+                method()
+        except Exception as error:  # raised by the owner's next call
+            self._errors.append(error)

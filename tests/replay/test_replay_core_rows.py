@@ -84,8 +84,8 @@ def test_items_of_different_layouts_in_one_batch():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"x": np.zeros((2, 3)), "y": np.zeros(2)}, r"'x': got float64\[2, 3\], expected float32"),
-        ({"x": np.zeros((2, 4), np.float32), "y": np.zeros(2)}, r"'x': got float32\[2, 4\]"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(2)}, r"'x': got float64\[3\], expected float32"),
+        ({"x": np.zeros((2, 4), np.float32), "y": np.zeros(2)}, r"'x': got float32\[4\]"),
         ({"x": np.zeros((2, 3), np.float32), "y": np.zeros(3)}, "'y': got 3 rows, expected 2"),
         ({"x": np.zeros((2, 3), np.float32), "o": np.array([None, 1])}, "'o'.*object"),
         ({}, "no columns"),

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import reverb
 
-from framework import nest as nests
 from framework.replay.dm_reverb import convert
 from framework.replay.errors import (
     DeadlineExceededError,
@@ -269,7 +268,7 @@ class ReverbWriter(Writer):
         """Returns the column that describes the structure of items in a table without a signature."""
         stream = repr(layout.structure)
         if stream not in self._streams:
-            described = json.dumps(nests.thaw(layout.structure)).encode()
+            described = json.dumps(layout.structure).encode()
             super().append(stream, {"structure": np.frombuffer(described, np.uint8)[None]})
         step = self._step(stream, 0, None)  # the only row of the stream
         return self._histories[f"{stream}/structure"][step]

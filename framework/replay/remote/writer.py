@@ -90,7 +90,7 @@ class ServedWriter(Writer):
                 self._sync()
             if self.num_pending:
                 return False
-            message = {"op": "can_insert", "table": table, "n": n}
+            message = {"op": "can_insert", "table": table, "arguments": [n]}
             return bool(self._call(self._connection.request, message)["value"])
 
     def show(self) -> None:

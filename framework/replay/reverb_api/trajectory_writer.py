@@ -60,7 +60,6 @@ class TrajectoryWriter:
         self._open_step: Step | None = None
         self._episode = _new_episode()
         self._columns: dict[str, ColumnHistory] = {}
-        self._latest: dict[str, np.ndarray] = {}  # the last array of each column
         self._history: Nest = None  # the nest of all steps together
         # The columns of each structure that was appended, by the structure's representation.
         self._columns_of: dict[str, dict[str, ColumnHistory]] = {}
@@ -120,17 +119,16 @@ class TrajectoryWriter:
             columns = {path: self._column(path) for path in nests.paths(structure)}
             history = _merge(history, nests.packer(structure)(list(columns.values())))
         step = self._open_step or Step()
-        arrays = {
-            path: self._check(path, np.array(value), step)
-            for path, value in zip(columns, leaves, strict=True)
-            if value is not None
-        }
+        given = zip(columns, leaves, strict=True)
+        arrays = {path: np.array(value) for path, value in given if value is not None}
+        twice = sorted(arrays.keys() & step.data.keys())
+        if twice:
+            raise ValueError(f"append: got column {twice[0]!r} twice in one step, expected each column once.")
         if arrays:
             rows = None if step.row is None else np.array([step.row])
             batch = {path: array[None] for path, array in arrays.items()}
             step.row = int(self._writer.append(_STREAM, batch, rows)[0])
             step.data.update(arrays)
-            self._latest.update(arrays)
         # Nothing below this line fails.
         self._history, self._columns_of[kind] = history, columns
         if self._open_step is None:
@@ -144,18 +142,6 @@ class TrajectoryWriter:
 
     def _column(self, path: str) -> ColumnHistory:
         return self._columns.setdefault(path, ColumnHistory(path, self._keep, self._steps))
-
-    def _check(self, path: str, array: np.ndarray, step: Step) -> np.ndarray:
-        """Returns `array`; raises `ValueError` if it does not fit its column."""
-        if path in step.data:
-            raise ValueError(f"append: got column {path!r} twice in one step, expected each column once.")
-        before = self._latest.get(path, array)
-        if (before.dtype, before.shape) != (array.dtype, array.shape):
-            raise ValueError(
-                f"append: column {path!r}: got {array.dtype}{list(array.shape)}, expected "
-                f"{before.dtype}{list(before.shape)} as before."
-            )
-        return array
 
     def _release(self, steps: Sequence[Step]) -> None:
         rows = [step.row for step in steps if step.row is not None]

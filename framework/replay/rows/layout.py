@@ -96,20 +96,16 @@ class Layout:
     @functools.cached_property
     def pack(self) -> nests.Pack:
         """The function from a list of leaves to an item's nest."""
-        return nests.packer(nests.thaw(self.structure))
+        return nests.packer(self.structure)
 
     @functools.cached_property
     def paths(self) -> list[str]:
         """The path of each leaf in the nest."""
-        return nests.paths(nests.thaw(self.structure))
+        return nests.paths(self.structure)
 
     def to_wire(self) -> list[Any]:
-        """Returns lists, strings, numbers and booleans only."""
-        return [
-            [list(g) for g in self.groups],
-            [list(leaf) for leaf in self.leaves],
-            nests.thaw(self.structure),
-        ]
+        """Returns what a message or JSON can hold: tuples become lists there."""
+        return [self.groups, self.leaves, self.structure]
 
     @classmethod
     def from_wire(cls, value: Sequence[Any]) -> Layout:

@@ -12,10 +12,11 @@ Every message has an `op`, and an `id` if it is to be answered. The operations a
 - `sample`: `table`, `n`, `timeout`, `local`, `hold`, `pad` → `info`, `define`, and `parts` (rows) or
   `layout`, `leaves` and `lengths` (arrays), and `delivery` if the client has to end it.
 - `give_back`: `deliveries` that were not used.
-- `update`: `table`, `keys`, `priorities`, `deletes`.
+- `mutate`, `reset`, `can_sample`, `can_insert`, `weight`: `table`, `arguments` of that method of `Table` →
+  `value`.
 - `sync`: nothing → `inserted`, how many items of this client are in tables. It was sent after all that the
   client has sent before, so its answer comes after the answers to what could be carried out.
-- `reset`, `can_sample`, `can_insert`, `weight`, `info`, `checkpoint`.
+- `info`, `checkpoint`.
 - `cancel` (of `Service`): requests of this client that wait are answered with an error.
 
 Any message may carry `done`: the deliveries of which the client has read the rows.
@@ -204,18 +205,8 @@ class Operations:
 
                 steps = self._sample(session, message, table, n)
                 return Request(("sample", table.name), timeout, steps, late_sample, {table}, SAMPLERS)
-            case "update":
-                table.mutate(message["keys"], message["priorities"], message["deletes"])
-                return {}
-            case "reset":
-                table.reset()
-                return {}
-            case "can_sample":
-                return {"value": bool(table.can_sample(int(message["n"])))}
-            case "can_insert":
-                return {"value": bool(table.can_insert(int(message["n"])))}
-            case "weight":
-                return {"value": list(table.weight())}
+            case "mutate" | "reset" | "can_sample" | "can_insert" | "weight" as method:
+                return {"value": getattr(table, method)(*message["arguments"])}
         raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
 
     def close(self, session: Session) -> None:
