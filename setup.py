@@ -57,6 +57,7 @@ setup(
         "matplotlib>=3.7",
         "imageio[ffmpeg]>=2.31",
         "lz4>=4",
+        "pyyaml>=6",
     ],
     extras_require={
         "test": TEST,

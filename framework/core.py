@@ -175,34 +175,57 @@ class Graph(Protocol):
     In the arguments of a node, a handle becomes a client of its node. A method returns None where the agent
     or the settings of the program leave the node out.
 
+    A method may be called several times, each time with another `name`: the label of the nodes and of their
+    rows of metrics, and the name of their part of a checkpoint. `agent` makes the parts of these nodes; None
+    is the agent of the program, whose wrappers all environments have.
+
     Attributes:
-      counter: the node that counts `env_steps` and `learner_steps`.
+      spec: the `EnvironmentSpec` of one env.
+      counter: the node that counts `env_steps` and `learner_steps` (`NAME_steps` of a learner `NAME`).
       monitor: the node that takes rows of metrics: `monitor.write(label, row)`.
       checkpointer: the node that keeps states, `put(name, state)` and `get(name)`, and writes them with the
         checkpoints of the run; None without a directory.
     """
 
+    spec: EnvironmentSpec
     counter: launch.Handle
     monitor: launch.Handle
     checkpointer: launch.Handle | None
 
-    def add_replay(self) -> launch.Handle | None:
+    def add_replay(self, *, agent: Agent | None = None, name: str = "replay") -> launch.Handle | None:
         """Adds a replay server with the agent's tables."""
         ...
 
-    def add_learner(self, replay: launch.Handle | None) -> launch.Handle | None:
+    def add_learner(
+        self, replay: launch.Handle | None, *, agent: Agent | None = None, name: str = "learner"
+    ) -> launch.Handle | None:
         """Adds the learner, and the other learners of its group."""
         ...
 
-    def add_inference(self, variables: launch.Handle | None) -> launch.Handle | None:
+    def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
+        """Returns the node that serves the parameters of `learner`."""
+        ...
+
+    def add_inference(
+        self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "inference"
+    ) -> launch.Handle | None:
         """Adds the node that acts for all actors; `add_actors` calls this."""
         ...
 
-    def add_actors(self, replay: launch.Handle | None, variables: launch.Handle | None) -> None:
+    def add_actors(
+        self,
+        replay: launch.Handle | None,
+        variables: launch.Handle | None,
+        *,
+        agent: Agent | None = None,
+        name: str = "actor",
+    ) -> None:
         """Adds the actors, which write to `replay` and take their parameters from `variables`."""
         ...
 
-    def add_evaluator(self, variables: launch.Handle | None) -> None:
+    def add_evaluator(
+        self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "evaluator"
+    ) -> None:
         """Adds the evaluator, which plays greedily with the parameters of `variables`."""
         ...
 
@@ -259,9 +282,9 @@ class Agent(abc.ABC):
     def build(self, graph: Graph) -> None:
         """Adds the nodes of the program to `graph`. Override it to add, replace or leave out nodes."""
         replay = graph.add_replay()
-        learner = graph.add_learner(replay)
-        graph.add_actors(replay, learner)
-        graph.add_evaluator(learner)
+        variables = graph.add_variable_source(graph.add_learner(replay))
+        graph.add_actors(replay, variables)
+        graph.add_evaluator(variables)
 
     def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> Session:
         """This agent without a program, for an application that steps the environments itself.

@@ -12,7 +12,6 @@ the argument it uses the defaults.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -22,7 +21,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from framework import core
+from framework import config_checks, core
 
 GROUP = "repertory.agents"
 
@@ -61,12 +60,7 @@ class AgentEntry:
                 "dataclass."
             )
         known = [field.name for field in dataclasses.fields(config)]
-        for field in fields:
-            if field not in known:
-                raise ValueError(
-                    f"{type(config).__name__} has no field {field!r}; it has {', '.join(known)}."
-                    f"{_hint(field, known)}"
-                )
+        config_checks.names(type(config).__name__, fields, known)
         return type(config)(**fields)
 
 
@@ -94,7 +88,7 @@ def find_agent(name: str) -> AgentEntry:
         )
     raise ValueError(
         f"Unknown agent {name!r}; the agents are {', '.join(sorted(known))}, or module:Class."
-        f"{_hint(name, list(known))}"
+        f"{config_checks.nearest(name, known)}"
     )
 
 
@@ -105,13 +99,13 @@ def make_agent(name: str, /, **fields: Any) -> core.Agent:
     return agent(entry.make_config(**fields)) if fields else agent()
 
 
-def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any] | None]:
-    """The name of the agent's class for `find_agent`, and the fields of its config (or None)."""
+def describe_agent(agent: core.Agent) -> tuple[str, dict[str, Any]]:
+    """The name of the agent's class for `find_agent`, and the fields of its config."""
     target = target_of(type(agent)) or type(agent).__qualname__
     name = next((name for name, other in _entry_points().items() if other == target), target)
     config: Any = getattr(agent, "config", None)
     if not _is_config(config):
-        return name, None
+        return name, {}
     return name, {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
@@ -140,8 +134,3 @@ def target_of(function: Callable[..., Any]) -> str | None:
 
 def _entry_points() -> dict[str, str]:
     return {entry.name: entry.value for entry in metadata.entry_points(group=GROUP)}
-
-
-def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f" Did you mean {close[0]!r}?" if close else ""

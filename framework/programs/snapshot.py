@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from framework.programs.run_folder import RunFolder
 
 _LOG = logging.getLogger(__name__)
-_LIMITS = ("max_env_steps", "max_learner_steps", "target_return")  # May differ when a run resumes.
+# May differ when a run resumes: its limits, and its folder, which may have been moved.
+_MAY_DIFFER = ("max_env_steps", "max_learner_steps", "target_return", "directory")
 
 
 class Snapshot:
@@ -149,7 +150,7 @@ class Snapshot:
         """What has to be equal when the run resumes."""
         return {
             "versions": package_versions(),
-            "config": {key: value for key, value in vars(self._config).items() if key not in _LIMITS},
+            "config": {key: value for key, value in vars(self._config).items() if key not in _MAY_DIFFER},
             "agent": self._run.agent_config,
             "environment": self._run.environment,
             "own_logger": self._logger_factory is not None,

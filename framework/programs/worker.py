@@ -30,12 +30,14 @@ class Setup:
       make_environment: `(num_envs, seed) -> BatchedEnvironment`.
       spec: the `EnvironmentSpec` of one env.
       config: the run's settings.
+      evaluators: names of the program's evaluators. Without any, the actors end the program.
     """
 
     agent: core.Agent
     make_environment: Callable[[int, int], BatchedEnvironment]
     spec: EnvironmentSpec
     config: RunConfig
+    evaluators: list[str] = dataclasses.field(default_factory=list)
 
 
 class ProgramWorker(core.Worker):
