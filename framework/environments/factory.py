@@ -39,7 +39,7 @@ def make(
     ```
 
     Args:
-      environment: `gymnasium:ID`, `dm_control:DOMAIN/TASK`, `atari:GAME`, `minatar:GAME`,
+      environment: `gymnasium:ID`, `dm_control:DOMAIN/TASK`, `atari:GAME`, `minatar:GAME`, `tasks:NAME`,
         `testing:NAME`; or a callable that returns a new `dm_env.Environment` or `gymnasium.Env`, or all
         envs at once as a `gymnasium.vector.VectorEnv` or a batched environment of this package. A parameter
         `seed` of the callable receives the env's seed. A callable with a parameter `num_envs` is called

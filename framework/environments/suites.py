@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from framework.environments import atari, minatar, multi_agent, testing
+from framework.environments import atari, minatar, multi_agent, tasks, testing
 from framework.environments.single import SingleEnv, call_factory, make_env
 
 
@@ -185,6 +185,13 @@ def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, known[name], options)
 
 
+def _tasks(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    if name not in tasks.FAMILIES:
+        names = ", ".join(f"tasks:{known}" for known in tasks.FAMILIES)
+        raise ValueError(f"unknown environment {full!r}; there are {names}")
+    return Source(full, tasks.FAMILIES[name], options)
+
+
 #: Per suite, the function that finds its environments and an example for errors.
 SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source], str]] = {
     "gymnasium": (_gymnasium, "CartPole-v1"),
@@ -193,5 +200,6 @@ SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source]
     "minatar": (_minatar, "Breakout"),
     "pettingzoo": (_pettingzoo, "mpe.simple_spread_v3"),
     "multi_agent": (_multi_agent, "CartPole"),
+    "tasks": (_tasks, "Navigation2D"),
     "testing": (_testing, "Memory"),
 }
