@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import launch
@@ -13,6 +13,7 @@ from framework import core, environments, specs
 from framework.environments import BatchedEnvironment
 from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
+from framework.programs.callbacks import Callback, OnWrite
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
@@ -41,6 +42,7 @@ def make_program(
     config: RunConfig | None = None,
     *,
     logger_factory: Callable[[], Logger | None] | None = None,
+    callbacks: Sequence[Callback] = (),
     on_write: Callable[[dict[str, Any]], None] | None = None,
     name: str | None = None,
 ) -> launch.Program:
@@ -60,8 +62,9 @@ def make_program(
       environment_factory: a name for `environments.make`, or a callable that returns an environment.
       config: the settings of the program. None is `RunConfig()`.
       logger_factory: returns the logger of all rows. None writes to the directory of `config`.
-      on_write: called with the monitor's snapshot after every row, in the monitor's process. An exception
-        from it ends the program, and `launch.launch` raises it.
+      callbacks: called after rows, evaluations and checkpoints, in the monitor's process. An exception of
+        one ends the program, and `launch.launch` raises it.
+      on_write: a callback as a function: called with the monitor's snapshot after every row.
       name: name of the program. None is the agent's class name.
 
     Raises:
@@ -76,7 +79,8 @@ def make_program(
         run.check_same()
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
     setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
-    graph = Graph(setup, run, logger_factory, on_write)
+    callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
+    graph = Graph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
     return graph.make_program(name or type(agent).__name__.lower())
 
@@ -88,7 +92,7 @@ class Graph(core.Graph):
       setup: what every worker is made from.
       run: the folder of the run, if it has one.
       logger_factory: see `make_program`.
-      on_write: see `make_program`.
+      callbacks: see `make_program`.
 
     Attributes:
       config: the settings of the program.
@@ -100,10 +104,10 @@ class Graph(core.Graph):
         setup: Setup,
         run: RunFolder | None = None,
         logger_factory: Callable[[], Logger | None] | None = None,
-        on_write: Callable[[dict[str, Any]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         self.config, self.spec = setup.config, setup.spec
-        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, on_write, logger_factory)
+        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
         self._names = {*_RESERVED}
         self._replays: list[tuple[str, launch.Node]] = []
         self._services: list[tuple[str, launch.Node]] = []
@@ -112,7 +116,7 @@ class Graph(core.Graph):
         self.counter = self._add(self._services, "counter", make_counter, self.config)
         make_rows = logger_factory or functools.partial(make_logger, self.config)
         self.monitor = self._add(
-            self._services, "monitor", _make_monitor, run, make_rows, on_write, counter=self.counter
+            self._services, "monitor", _make_monitor, run, make_rows, callbacks, counter=self.counter
         )
         self.checkpointer = None
         if run is not None:
@@ -224,6 +228,7 @@ class Graph(core.Graph):
                 node.configure(
                     self.config,
                     counter=self.counter,
+                    monitor=self.monitor,
                     replays={part: replay.create_handle() for part, replay in self._replays},
                     learners=[*self._learners.values()],
                 )
@@ -323,9 +328,11 @@ def _make_tables(setup: Setup, seed: int) -> list[Table]:
     return tables
 
 
-def _make_monitor(run: RunFolder | None, logger_factory: Any, on_write: Any, *, counter: Any) -> Monitor:
+def _make_monitor(
+    run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
+) -> Monitor:
     resumed = False
     if run is not None:
         run.record()
         resumed = newest_checkpoint(run.config) is not None
-    return Monitor(logger_factory(), on_write=on_write, counter=counter, resumed=resumed)
+    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed=resumed)
