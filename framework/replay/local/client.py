@@ -222,7 +222,7 @@ class LocalWriter(Writer):
         super().__init__(client.store, max_in_flight_items, client.store.dropped_writers)
         client.store.end_dropped_writers()
         self._tables = client.tables
-        self._stored = client.store.streams
+        self._rows = client.store
         self._concurrent = client.concurrent
         self._interrupted = client.is_interrupted
         self._held_back = min(_HELD_BACK, self._max_in_flight)
@@ -234,8 +234,7 @@ class LocalWriter(Writer):
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
         self._reference = weakref.WeakMethod(self.show)
-        for table in self._tables.values():
-            table.add_writer(self._reference)
+        self._rows.add_writer(self._reference)
         self._closed = False
 
     def can_insert(self, table: str, n: int = 1) -> bool:
@@ -267,8 +266,7 @@ class LocalWriter(Writer):
         self._items.clear()
         self._release_rows(self._created)
         self._release_all()
-        for table in self._tables.values():
-            table.remove_writer(self._reference)
+        self._rows.remove_writer(self._reference)
         return dropped
 
     def _put(self, table: str, layout: Layout, items: NewItems) -> None:
@@ -305,13 +303,13 @@ class LocalWriter(Writer):
         if self.num_pending:
             self._releases.append((self._created, stream, rows.copy()))
         else:
-            self._stored[stream].release(rows)
+            self._rows.streams[stream].release(rows)
 
     def _release_rows(self, done: int) -> None:
         """Releases the rows to which none but the first `done` items may refer."""
         while self._releases and self._releases[0][0] <= done:
             _, stream, rows = self._releases.popleft()
-            self._stored[stream].release(rows)
+            self._rows.streams[stream].release(rows)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         if 0 < self.num_pending <= keep:  # those go in with others, or when a table is read
