@@ -44,9 +44,9 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore, grown
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.items import Delivery, NewItems
-from framework.replay.tables.table import INSERTERS, SAMPLERS, Table, Tables
-from framework.replay.types import PaddedSample
-from framework.replay.writer import HeldRows
+from framework.replay.tables.table import INSERTERS, SAMPLERS, Table
+from framework.replay.types import ByName, PaddedSample
+from framework.replay.writer import HeldRows, check_held
 
 # What one request may ask for: rows, samples, and bytes of arrays in one answer.
 _MAX_LEASE = 1 << 20
@@ -86,13 +86,8 @@ class Session:
 
     def check(self, stream: str, rows: np.ndarray) -> None:
         """ValueError unless the client holds all of `rows`."""
-        held = self.held.get(stream)
-        fits = rows.dtype == np.int64 and rows.ndim == 1
-        if len(rows) and (held is None or not fits or not held.holds(rows)):
-            raise ValueError(
-                f"rows of stream {stream!r}: got rows that this client has not leased or has released "
-                "already, expected rows that it holds"
-            )
+        if len(rows) or rows.ndim != 1:
+            check_held(f"stream {stream!r}", self.held.get(stream) if rows.ndim == 1 else None, rows)
 
 
 @dataclasses.dataclass(eq=False)
@@ -140,7 +135,7 @@ class Operations:
     """
 
     def __init__(
-        self, tables: Tables, store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
+        self, tables: ByName[Table], store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._tables = tables

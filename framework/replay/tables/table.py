@@ -14,7 +14,6 @@ from framework.replay.errors import (
     CheckpointError,
     DeadlineExceededError,
     ServerClosed,
-    UnknownTableError,
     WouldBlockError,
 )
 from framework.replay.rows.layout import Bindings, Layout
@@ -568,10 +567,3 @@ class Table:
             roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
             self._items.restore(meta, arrays, rows, roles)
             self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
-
-
-class Tables(dict[str, Table]):
-    """Tables by name; `UnknownTableError` for another name."""
-
-    def __missing__(self, name: str) -> Table:
-        raise UnknownTableError(f"table {name!r} was not found; there are {sorted(self)}")
