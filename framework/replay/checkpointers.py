@@ -169,7 +169,7 @@ def _files(
             for stream, begin, end in binding.parts:
                 arrays["index"][slots, begin:end] = rows[stream.name].searchsorted(index[:, begin:end])
         meta["file"] = f"table-{at}.npz"
-        files[meta["file"]] = functools.partial(np.savez, **arrays)
+        files[meta["file"]] = functools.partial(np.savez, **arrays)  # type: ignore[arg-type]
         note["tables"].append(meta)
     for at, (name, used) in enumerate(sorted(rows.items())):
         columns = {}

@@ -132,7 +132,8 @@ class Client(Protocol):
         self._call_table(table, "mutate", *arrays)
 
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
-        """Calls a method of a `Table`."""
+        """Calls a method of a `Table`; for clients that do not answer in other ways."""
+        return None
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` samples can be drawn now without waiting."""

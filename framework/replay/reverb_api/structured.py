@@ -146,8 +146,8 @@ class Quantity:
     def _compare(self, relation: Callable[[Any, Any], bool], other: float) -> Condition:
         return Condition(self._apply(relation, other))
 
-    __eq__ = functools.partialmethod(_compare, operator.eq)  # type: ignore[assignment]
-    __ne__ = functools.partialmethod(_compare, operator.ne)  # type: ignore[assignment]
+    __eq__ = functools.partialmethod(_compare, operator.eq)
+    __ne__ = functools.partialmethod(_compare, operator.ne)
     __ge__ = functools.partialmethod(_compare, operator.ge)
     __gt__ = functools.partialmethod(_compare, operator.gt)
     __le__ = functools.partialmethod(_compare, operator.le)
