@@ -8,10 +8,17 @@ ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
 # dm-control needs labmaze, which has wheels up to Python 3.12; its tests are skipped on later ones.
 DM_CONTROL = ['dm-control>=1.0.20; python_version < "3.13"', "mujoco<4"]
 MINATAR = ["minatar>=1.0.15"]
+# PettingZoo's particle environments are in mpe2.
+PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
+# EnvPool's wheels for Python 3.10 are of 2022, for NumPy 1. It is not among TEST: it takes 0.7 GB.
+ENVPOOL = ['envpool>=1; python_version >= "3.11"']
+EXAMPLES = ["optuna>=4"]
 TEST = [
     *ATARI,
     *DM_CONTROL,
     *MINATAR,
+    *EXAMPLES,
+    *PETTINGZOO,
     "pytest>=8",
     "pytest-cov",
     "pytest-rerunfailures",
@@ -50,14 +57,18 @@ setup(
         "matplotlib>=3.7",
         "imageio[ffmpeg]>=2.31",
         "lz4>=4",
+        "pyyaml>=6",
     ],
     extras_require={
         "test": TEST,
         "docs": DOCS,
+        "examples": EXAMPLES,
         "atari": ATARI,
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "dm-control": DM_CONTROL,
         "minatar": MINATAR,
+        "pettingzoo": PETTINGZOO,
+        "envpool": ENVPOOL,
         "box2d": ["gymnasium[box2d]>=1.1"],
         "ray": ["ray>=2.40"],
         "reverb": ["dm-reverb>=0.7.2", "tensorflow>=2.8,<2.16", "numpy<2"],

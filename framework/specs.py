@@ -33,6 +33,22 @@ class EnvironmentSpec(NamedTuple):
     discounts: Nest
 
 
+def agents(spec: EnvironmentSpec) -> tuple[str, ...]:
+    """The names of the agents of a multi-agent environment, sorted; empty for any other environment.
+
+    In a multi-agent environment, each field of the spec is a dict with an entry for each agent.
+    """
+    if not all(isinstance(field, dict) for field in spec):
+        return ()
+    names = sorted(spec.observations)
+    return tuple(names) if all(sorted(field) == names for field in spec) else ()
+
+
+def agent_spec(spec: EnvironmentSpec, agent: str) -> EnvironmentSpec:
+    """The spec of one agent of a multi-agent environment."""
+    return EnvironmentSpec(*[field[agent] for field in spec])
+
+
 class UnsupportedSpaceError(TypeError):
     """Raised for a gymnasium space that has no equivalent among arrays of a fixed shape."""
 
@@ -170,7 +186,7 @@ def leaves(spec: Nest) -> list[tuple[Path, Array]]:
 
 
 def path_name(field: str, path: Path) -> str:
-    """The name of a leaf in errors, such as `observation/camera/0`."""
+    """The name of a leaf in errors, and of its column in replay, such as `observation/camera/0`."""
     return "/".join([field, *(str(key) for key in path)])
 
 

@@ -48,6 +48,30 @@ class Step(NamedTuple):
     mask: Nest = ()
 
 
+class MultiAgentTimeStep(NamedTuple):
+    """A `dm_env.TimeStep` of a multi-agent environment: nests keyed by agent, and the step type of each.
+
+    `step_type` is that of the environment, whose episode ends when its last agent's does. An agent that is
+    not in the episode, because its own has ended or has not begun, is FIRST: as at a reset, its action is
+    ignored, its reward is 0 and its discount 1. Its observation is zeros until it is in the episode again.
+    So `agents[name] != FIRST` masks the transitions of an agent:
+
+    ```text
+    step_type     FIRST  MID    MID    MID    LAST   FIRST
+    agents["a"]   FIRST  MID    LAST   FIRST  FIRST  FIRST      ends early, and waits for the others
+    agents["b"]   FIRST  MID    MID    MID    LAST   FIRST
+    ```
+
+    Where `step_type` is FIRST, so are all agents. Where it is LAST, the episodes of all agents end.
+    """
+
+    step_type: Nest
+    reward: Nest
+    discount: Nest
+    observation: Nest
+    agents: Nest = ()
+
+
 class StepResult(NamedTuple):
     """The result of one learner step.
 
@@ -58,3 +82,15 @@ class StepResult(NamedTuple):
 
     metrics: Mapping[str, SupportsFloat]
     priorities: torch.Tensor | None = None
+
+
+class Progress(NamedTuple):
+    """The progress of learning when the parameters of a policy were published.
+
+    Attributes:
+      version: number of learner steps that produced the parameters.
+      env_steps: env steps of the program at that time. Exploration schedules are functions of this.
+    """
+
+    version: int = 0
+    env_steps: int = 0

@@ -38,7 +38,8 @@ class BatchedEnvironment(dm_env.Environment):
     discount      1     1     1     d      1      1       d = 0: terminated; d > 0: truncated
     ```
 
-    The observation of LAST is the one the episode ended in. Specs describe ONE env, without `[B]`.
+    The observation of LAST is the one the episode ended in. Specs describe ONE env, without `[B]`. With
+    several agents in an env (`specs.agents(spec)`), time steps are `framework.types.MultiAgentTimeStep`s.
 
     Returned arrays may be buffers that the environment reuses: a time step is intact until the second
     `step` after it, so copy arrays that you keep longer. One thread may use an environment at a time.

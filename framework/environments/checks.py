@@ -12,7 +12,8 @@ import tree
 from framework import nest as nests
 from framework import specs
 from framework.environments import suites, testing
-from framework.environments.single import call_factory
+from framework.environments.base import LAST, BatchedEnvironment
+from framework.environments.single import SingleEnv, call_factory, make_env
 from framework.types import Nest
 
 
@@ -173,13 +174,28 @@ class _DmEnv:
         return timestep
 
 
-def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv:
+class _Other:
+    """Plays what has a `SingleEnv` of its own: PettingZoo's environments, and batches of one env."""
+
+    def __init__(self, environment: SingleEnv):
+        self._environment = environment
+        self.spec = environment.spec
+
+    def reset(self) -> Nest:
+        return self._environment.reset()
+
+    def step(self, action: Nest) -> tuple[Nest, Nest, Nest, bool]:
+        observation, reward, discount, step_type = self._environment.step(action)
+        return observation, reward, discount, step_type == LAST
+
+
+def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv | _Other:
     import gymnasium  # 0.2 s
 
     try:
         if isinstance(environment, gymnasium.Env):
             return _Gymnasium(environment, report, seed)
-        if isinstance(environment, dm_env.Environment):
+        if isinstance(environment, dm_env.Environment) and not isinstance(environment, BatchedEnvironment):
             return _DmEnv(environment, report)
     except specs.UnsupportedSpaceError as error:
         what, fix = str(error).rstrip("."), "use a supported space, or wrap the environment"
@@ -187,8 +203,11 @@ def _adapt(environment: Any, report: _Report, seed: int) -> _Gymnasium | _DmEnv:
     except AttributeError as error:
         fix = "set observation_space and action_space (or define the *_spec methods)"
         raise _Broken("spaces", str(error), fix) from error
-    what = f"is {type(environment).__name__}, neither a gymnasium.Env nor a dm_env.Environment"
-    raise _Broken("type", what, "derive from one of the two")
+    try:
+        return _Other(make_env(environment, seed))
+    except TypeError as error:
+        what = f"is {type(environment).__name__}, neither a gymnasium.Env nor a dm_env.Environment"
+        raise _Broken("type", what, "derive from one of the two") from error
 
 
 def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
@@ -209,7 +228,7 @@ def _check_spec(spec: specs.EnvironmentSpec, report: _Report) -> bool:
 
 
 def _play(
-    environment: _Gymnasium | _DmEnv, report: _Report, num_steps: int, seed: int
+    environment: _Gymnasium | _DmEnv | _Other, report: _Report, num_steps: int, seed: int
 ) -> list[tuple[str, Nest]]:
     """Plays the environment. Returns the results as (call, nest) pairs."""
     rng = np.random.default_rng(seed)

@@ -36,7 +36,7 @@ from framework.environments.base import BatchedEnvironment, EnvironmentFault
 from framework.environments.states import dumps
 from framework.environments.stepping import FieldChecker, InlineEnvironment
 from framework.environments.suites import Source
-from framework.types import Nest
+from framework.types import MultiAgentTimeStep, Nest
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE = 2.0
@@ -295,7 +295,11 @@ def _share(descriptor: int, spec: specs.EnvironmentSpec, num_envs: int) -> list[
     They are used in turn, so the previous time step is intact while the next is written.
     """
     step_type = specs.Array((), np.int64)
-    shared = (dm_env.TimeStep(step_type, spec.rewards, spec.discounts, spec.observations), spec.actions)
+    timestep: Nest = dm_env.TimeStep(step_type, spec.rewards, spec.discounts, spec.observations)
+    agents = specs.agents(spec)
+    if agents:
+        timestep = MultiAgentTimeStep(**timestep._asdict(), agents=dict.fromkeys(agents, step_type))
+    shared = (timestep, spec.actions)
     fields = [
         (str(index), leaf.dtype, (num_envs, *leaf.shape)) for index, leaf in enumerate(tree.flatten(shared))
     ]
@@ -352,7 +356,7 @@ def _serve(connection: Connection, memory: int) -> None:
             except Exception as error:
                 _answer_failure(connection, error)
                 continue
-            if isinstance(result, dm_env.TimeStep):
+            if isinstance(result, (dm_env.TimeStep, MultiAgentTimeStep)):
                 for column, array in zip(columns[slot], tree.flatten(result), strict=True):
                     column[...] = array
                 result = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 import tree
 
 from framework import specs
-from framework.environments.base import LAST, MID, BatchedEnvironment
-from framework.types import Nest
+from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment
+from framework.types import MultiAgentTimeStep, Nest
 
 
 class SingleEnv(abc.ABC):
@@ -23,11 +24,13 @@ class SingleEnv(abc.ABC):
       spec: its observations, actions, rewards and discounts.
       observation_starts, action_starts: per leaf, the first value of a Discrete space; empty if all are 0.
         Values of the spec count from 0. The batch adds and subtracts the start.
+      agents: the step type of each agent at the last time step; None if it is that of the environment.
     """
 
     spec: specs.EnvironmentSpec
     observation_starts: Sequence[int] = ()
     action_starts: Sequence[int] = ()
+    agents: Mapping[str, int] | None = None
     _environment: Any
     #: The seed of the first reset, where the environment is not seeded when it is made.
     _seed: int | None = None
@@ -70,6 +73,49 @@ class GymnasiumAdapter(SingleEnv):
         return observation, reward, 1.0, LAST if truncated else MID
 
 
+class PettingZooAdapter(SingleEnv):
+    """An environment with PettingZoo's parallel API, as nests keyed by agent."""
+
+    def __init__(self, environment: Any, seed: int | None):
+        from gymnasium import spaces
+
+        self._environment, self._seed = environment, seed
+        names = environment.possible_agents
+        observations = spaces.Dict({name: environment.observation_space(name) for name in names})
+        actions = spaces.Dict({name: environment.action_space(name) for name in names})
+        self.observation_starts = specs.discrete_offsets(observations)
+        self.action_starts = specs.discrete_offsets(actions)
+        spec = specs.from_spaces(observations, actions)
+        self.spec = spec._replace(
+            rewards=dict.fromkeys(names, spec.rewards), discounts=dict.fromkeys(names, spec.discounts)
+        )
+        # Of the agents that are not in the episode. A Discrete space may start above 0.
+        zeros = specs.zeros(spec.observations)
+        leaves = zip(tree.flatten(zeros), self.observation_starts, strict=True)
+        self._absent = tree.unflatten_as(zeros, [leaf + leaf.dtype.type(start) for leaf, start in leaves])
+
+    def reset(self) -> Nest:
+        seed, self._seed = self._seed, None
+        observations, _ = self._environment.reset(seed=seed)
+        self.agents = dict.fromkeys(self._absent, FIRST)
+        return {**self._absent, **observations}
+
+    def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
+        playing = list(self._environment.agents)
+        observations, rewards, terminated, truncated, _ = self._environment.step(
+            {name: action[name] for name in playing}
+        )
+        ended = {name: terminated[name] or truncated[name] for name in playing}
+        types = {name: LAST if ended[name] else MID for name in playing}
+        self.agents = {**dict.fromkeys(self._absent, FIRST), **types}
+        return (
+            {**self._absent, **observations},
+            {**dict.fromkeys(self._absent, 0.0), **{name: rewards[name] for name in playing}},
+            {**dict.fromkeys(self._absent, 1.0), **{name: 1.0 - terminated[name] for name in playing}},
+            MID if self._environment.agents else LAST,
+        )
+
+
 class DmEnvAdapter(SingleEnv):
     """A dm_env environment; rewards and discounts may be nested or arrays and become float32."""
 
@@ -108,16 +154,18 @@ class BatchOfOne(DmEnvAdapter):
     """A batched environment of one env, as a single one: what a factory makes with `environments.make`."""
 
     def reset(self) -> Nest:
-        return _only(self._environment.reset().observation)
+        return self._only(self._environment.reset()).observation
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
         batched = tree.map_structure(lambda leaf: np.asarray(leaf)[None], action)
-        step_type, reward, discount, observation = self._environment.step(batched)
-        return _only(observation), _only(reward), _only(discount), int(step_type[0])
+        timestep = self._only(self._environment.step(batched))
+        return timestep.observation, timestep.reward, timestep.discount, int(timestep.step_type)
 
-
-def _only(nest: Nest) -> Nest:
-    return tree.map_structure(lambda leaf: leaf[0], nest)
+    def _only(self, batch: dm_env.TimeStep | MultiAgentTimeStep) -> dm_env.TimeStep | MultiAgentTimeStep:
+        timestep = tree.map_structure(lambda leaf: leaf[0], batch)
+        if isinstance(timestep, MultiAgentTimeStep):
+            self.agents = timestep.agents
+        return timestep
 
 
 def _plain_dicts(nest: Nest) -> Nest:
@@ -155,12 +203,16 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
         )
     if isinstance(environment, gymnasium.Env):
         return GymnasiumAdapter(environment, seed)
+    pettingzoo = sys.modules.get("pettingzoo")  # Whoever makes its environments has imported it.
+    if pettingzoo is not None and isinstance(environment, pettingzoo.ParallelEnv):
+        return PettingZooAdapter(environment, seed)
     methods = ("reset", "step", "observation_spec", "action_spec")
     if isinstance(environment, dm_env.Environment) or all(hasattr(environment, name) for name in methods):
         return DmEnvAdapter(environment)
     raise TypeError(
-        f"the environment factory returned {type(environment).__name__}, expected a dm_env.Environment or a "
-        "gymnasium.Env (environments of the old gym package: wrap them in a gymnasium.Env)."
+        f"the environment factory returned {type(environment).__name__}, expected a dm_env.Environment, a "
+        "gymnasium.Env (environments of the old gym package: wrap them in a gymnasium.Env) or a "
+        "pettingzoo.ParallelEnv."
     )
 
 

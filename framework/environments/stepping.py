@@ -15,7 +15,7 @@ from framework import nest as nests
 from framework import specs
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.environments.single import SingleEnv
-from framework.types import Nest
+from framework.types import MultiAgentTimeStep, Nest
 
 _MISSING = (KeyError, IndexError, TypeError)
 
@@ -170,7 +170,8 @@ class InlineEnvironment(BatchedEnvironment):
     """Steps each env in turn.
 
     Attributes:
-      columns: the `observation`, `reward` and `discount` of the last time step, one array per leaf.
+      columns: the `observation`, `reward` and `discount` of the last time step, and with several agents their
+        step types (`agents`): one array per leaf.
     """
 
     can_step_envs = True
@@ -208,6 +209,11 @@ class InlineEnvironment(BatchedEnvironment):
             "reward": FieldChecker(name, "reward", spec.rewards, num_envs, (), first_env),
             "discount": FieldChecker(name, "discount", spec.discounts, num_envs, (), first_env),
         }
+        agents = specs.agents(spec)
+        self._time_step = MultiAgentTimeStep if agents else dm_env.TimeStep
+        if agents:
+            types = dict.fromkeys(agents, specs.BoundedArray((), np.int64, FIRST, LAST))
+            self._checks["agents"] = FieldChecker(name, "agents", types, num_envs, (), first_env)
         # Discrete actions are given as Python's ints, all others as arrays.
         self._discrete = [leaf.shape == () and leaf.dtype.kind in "iu" for leaf in tree.flatten(spec.actions)]
         self._single_action = not tree.is_nested(spec.actions)
@@ -263,6 +269,9 @@ class InlineEnvironment(BatchedEnvironment):
                 raise EnvironmentFault(f"{where}: {call} raised {type(error).__name__}: {error}.") from error
             observations.append(observation)
         values = {"observation": observations, "reward": rewards, "discount": discounts}
+        if "agents" in self._checks:
+            types = [(step_types[env], self._envs[env].agents) for env in envs]
+            values["agents"] = [of or dict.fromkeys(self.spec.actions, step_type) for step_type, of in types]
         columns = {field: check.gather(values[field], envs) for field, check in self._checks.items() if envs}
         if len(envs) < self.num_envs:
             for field, arrays in columns.items():
@@ -270,7 +279,7 @@ class InlineEnvironment(BatchedEnvironment):
                     arrays[index] = self.columns[field][index].copy()
                     arrays[index][envs] = array
         self.columns = columns or self.columns
-        return dm_env.TimeStep(
+        return self._time_step(
             step_type=np.array(step_types, np.int64),
             **{field: check.build(self.columns[field]) for field, check in self._checks.items()},
         )

@@ -20,7 +20,7 @@ from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.inference_client import InferenceActor, ServerPort, connect
 from framework.actors.inference_server import InferenceServer
 from framework.environments.base import BatchedEnvironment
-from framework.programs.limiter_state import describe_room
+from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import Lockstep
 from framework.programs.worker import ProgramWorker, Setup, derive_seed, prepare_process, summarize
 from framework.replay.errors import ServerClosed, ServerLost
@@ -59,6 +59,7 @@ class ActorWorker(ProgramWorker):
       counter: grants and counts steps.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
+      name: name of the group of actors. This actor is `NAME-INDEX`.
       index: index of this actor.
       seed: seed of this actor, from which its environments and its policy derive their seeds.
       inference: the inference server, for the modes that need one.
@@ -73,12 +74,14 @@ class ActorWorker(ProgramWorker):
         counter: Any,
         monitor: Any,
         checkpointer: Any = None,
+        name: str = "actor",
         index: int = 0,
         seed: int = 0,
         inference: Any = None,
     ):
         prepare_process(seed)
-        self._name = f"actor-{index}"
+        self._name = f"{name}-{index}"
+        self._ends_program = not setup.evaluators  # Otherwise the evaluators do.
         agent, self._config, self._replay = setup.agent, setup.config, replay
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         self._make_adder = lambda: None if replay is None else agent.make_adder(replay, setup.spec)
@@ -171,7 +174,7 @@ class ActorWorker(ProgramWorker):
         if adder is not None and not adder.ready():
             return (
                 "its adder waits until replay accepts the items of a step of its "
-                f"{self._config.envs_per_actor} envs: {describe_room(self._replay)}. Use fewer envs, or a "
+                f"{self._config.envs_per_actor} envs: {describe_tables(self._replay)}. Use fewer envs, or a "
                 "rate limiter with a larger buffer."
             )
         assert self._lockstep is not None
@@ -281,8 +284,7 @@ class ActorWorker(ProgramWorker):
         self._counter.grant(self._name, 0, self._spent)
         self._spent = 0
         self._log()
-        ends_program = self._config.evaluate_period is None  # Otherwise the evaluator does.
-        if ends_program and self._counter.remaining() == 0:
+        if self._ends_program and self._counter.remaining() == 0:
             self._monitor.finish("max_env_steps", self._counter.get_counts())
 
     def _log(self) -> None:

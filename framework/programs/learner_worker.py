@@ -13,7 +13,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from framework.programs.learner_group import FirstLearner
-from framework.programs.limiter_state import describe_stock
+from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import StallDetector
 from framework.programs.worker import ProgramWorker, Setup, prepare_process
 from framework.replay import TableInfo
@@ -32,9 +32,10 @@ class LearnerWorker(ProgramWorker):
     Args:
       setup: makes the networks, the dataset and the learner.
       replay: the replay client to sample from and to write priorities to.
-      counter: counts `learner_steps`.
+      counter: counts the steps, as `NAME_steps`.
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state, which the constructor restores. None keeps nothing.
+      name: label of its rows and name of its part of a checkpoint.
       seed: seed of this worker.
     """
 
@@ -46,12 +47,13 @@ class LearnerWorker(ProgramWorker):
         counter: Any,
         monitor: Any,
         checkpointer: Any = None,
+        name: str = "learner",
         seed: int = 0,
     ):
         prepare_process(seed)
         keep_freed_memory()
         agent, spec, config = setup.agent, setup.spec, setup.config
-        self._config = config
+        self._config, self._name, self._steps_name = config, name, f"{name}_steps"
         self._replay, self._counter, self._monitor = replay, counter, monitor
         self._checkpointer = checkpointer
         self._learner = agent.make_learner(agent.make_networks(spec), spec)
@@ -130,7 +132,7 @@ class LearnerWorker(ProgramWorker):
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
-        return f"its dataset waits for a batch: {describe_stock(self._replay)}"
+        return f"its dataset waits for a batch: {describe_tables(self._replay)}"
 
     def step(self) -> None:
         started = time.perf_counter()
@@ -162,15 +164,15 @@ class LearnerWorker(ProgramWorker):
             self._finished = True
             if self._others is not None:
                 self._others.barrier.close()
-            self._monitor.finish("max_learner_steps", {"learner_steps": self._steps})
+            self._monitor.finish("max_learner_steps", {self._steps_name: self._steps})
 
     def close(self) -> None:
         """Logs and counts the last steps, saves the state, and returns prefetched samples to replay."""
         if self._metrics is not None and self._steps > self._logged[0]:
             self._log(self._metrics)
-        self._counter.increment(learner_steps=self._uncounted)
+        self._counter.increment(**{self._steps_name: self._uncounted})
         if self._checkpointer is not None:
-            self._checkpointer.put("learner", self.save())
+            self._checkpointer.put(self._name, self.save())
         if self._others is not None:
             self._others.close()
         self._dataset.close()
@@ -179,12 +181,12 @@ class LearnerWorker(ProgramWorker):
         return {"learner": self._learner.save(), "steps": self._steps}
 
     def _restore(self) -> None:
-        state = self._checkpointer.get("learner") if self._checkpointer is not None else None
+        state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
         if state is not None:
             self._learner.restore(state["learner"])
             self._steps = int(state["steps"])
         counts = self._counter.get_counts()
-        made, env_steps = counts.get("learner_steps", 0), counts.get("env_steps", 0)
+        made, env_steps = counts.get(self._steps_name, 0), counts.get("env_steps", 0)
         # A learner that restarts from an older checkpoint, or from none, continues with versions above those
         # of the actors. Version 0, which tells policies that no step was made, stays, unless actors wait for
         # the next version.
@@ -200,7 +202,7 @@ class LearnerWorker(ProgramWorker):
 
     def _publish(self) -> dict[str, int]:
         """Counts the steps, then publishes, so that the steps of a published version are always counted."""
-        counts: dict[str, int] = self._counter.increment(learner_steps=self._uncounted)
+        counts: dict[str, int] = self._counter.increment(**{self._steps_name: self._uncounted})
         self._uncounted = 0
         self._learner.env_steps = counts.get("env_steps", 0)
         with self._published:
@@ -216,8 +218,8 @@ class LearnerWorker(ProgramWorker):
         since = made - self._checkpointed[0], now - self._checkpointed[1]
         if (period is not None and since[0] >= period) or (minutes is not None and since[1] >= 60 * minutes):
             self._checkpointed = (made, now)
-            self._checkpointer.put("learner", self.save())
-            self._checkpointer.commit("periodic")
+            self._checkpointer.put(self._name, self.save())
+            self._checkpointer.commit("periodic", self._name)
 
     def _log(self, metrics: Mapping[str, SupportsFloat]) -> None:
         steps, env_steps, now = self._steps, self._learner.env_steps, time.perf_counter()
@@ -231,7 +233,7 @@ class LearnerWorker(ProgramWorker):
         row.update(replay_numbers(self._replay.server_info(timeout=5)))
         self._logged = (steps, env_steps, now)
         self._waited_s = self._times_sampled = 0.0
-        self._monitor.write("learner", row)
+        self._monitor.write(self._name, row)
 
 
 def replay_numbers(info: Mapping[str, TableInfo]) -> dict[str, Any]:

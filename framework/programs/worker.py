@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import tree
 
 import launch
 from framework import core
@@ -29,12 +30,14 @@ class Setup:
       make_environment: `(num_envs, seed) -> BatchedEnvironment`.
       spec: the `EnvironmentSpec` of one env.
       config: the run's settings.
+      evaluators: names of the program's evaluators. Without any, the actors end the program.
     """
 
     agent: core.Agent
     make_environment: Callable[[int, int], BatchedEnvironment]
     spec: EnvironmentSpec
     config: RunConfig
+    evaluators: list[str] = dataclasses.field(default_factory=list)
 
 
 class ProgramWorker(core.Worker):
@@ -82,12 +85,18 @@ def prepare_process(seed: int) -> None:
 
 
 def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended."""
+    """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
+
+    With several agents, they are of the mean return of all agents; `episode_return/AGENT` is that of each.
+    """
     if not ended:
         return {}
-    returns = np.concatenate([episodes["episode_return"] for episodes in ended])
     lengths = np.concatenate([episodes["episode_length"] for episodes in ended])
+    each = tree.map_structure(lambda *parts: np.concatenate(parts), *[one["episode_return"] for one in ended])
+    returns = np.mean(tree.flatten(each), axis=0)
+    of_agents = each if isinstance(each, dict) else {}
     return {
+        **{f"episode_return/{agent}": float(np.mean(of_agents[agent])) for agent in of_agents},
         "episode_return": float(np.mean(returns)),
         "episode_return_min": float(np.min(returns)),
         "episode_return_max": float(np.max(returns)),
