@@ -11,6 +11,10 @@ from framework.losses.entropy import gaussian_kl as gaussian_kl
 from framework.losses.entropy import mask_logits as mask_logits
 from framework.losses.entropy import multi_discrete_entropy as multi_discrete_entropy
 from framework.losses.entropy import squashed_gaussian_entropy as squashed_gaussian_entropy
+from framework.losses.meta import episode_times as episode_times
+from framework.losses.meta import inner_step as inner_step
+from framework.losses.meta import likelihood_ratio_loss as likelihood_ratio_loss
+from framework.losses.meta import linear_baseline as linear_baseline
 from framework.losses.policy import Surrogate as Surrogate
 from framework.losses.policy import adapt_kl_coefficient as adapt_kl_coefficient
 from framework.losses.policy import clipped_surrogate as clipped_surrogate
