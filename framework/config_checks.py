@@ -10,6 +10,7 @@ A field that is None passes every check. Of a tuple or list, each element is che
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import math
 import numbers
@@ -71,6 +72,21 @@ def device(config: Any, *fields: str) -> None:
     import torch
 
     _check(config, fields, torch.device, "the name of a torch device, such as 'cpu' or 'cuda:0'")
+
+
+def names(where: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises ValueError if a name is not among `known`. The text has the nearest one that is."""
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{where} has no field {name!r}; it has {', '.join(known)}.{nearest(name, known)}"
+            )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message, ` Did you mean 'name'?`; empty if no known name is near."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 @functools.cache

@@ -25,10 +25,11 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
-from framework.types import Nest, StepResult
+from framework.types import Gradients, Nest, StepResult
+from framework.types import Progress as Progress
 
 if TYPE_CHECKING:
     import dm_env
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from framework.adders import Adder
     from framework.datasets import Dataset
     from framework.learners.distributed import LearnerGroup
+    from framework.programs.session import Session
     from framework.replay import ReplaySample, Table
     from framework.replay.contracts import Client
     from framework.specs import EnvironmentSpec
@@ -67,18 +69,6 @@ class Actor(abc.ABC):
     @abc.abstractmethod
     def update(self, wait: bool = False) -> None:
         """Pulls newer parameters if there are any. With `wait`, blocks until the source answers."""
-
-
-class Progress(NamedTuple):
-    """The progress of learning when the parameters of a policy were published.
-
-    Attributes:
-      version: number of learner steps that produced the parameters.
-      env_steps: env steps of the program at that time. Exploration schedules are functions of this.
-    """
-
-    version: int = 0
-    env_steps: int = 0
 
 
 class Policy(abc.ABC):
@@ -154,6 +144,14 @@ class Learner(Saveable):
         The tensors are the learner's own, on its device. Copy them before the next `step`.
         """
 
+    def gradients(self, batch: ReplaySample) -> Gradients:
+        """The gradients of the loss on `batch`, for the `apply` of another learner."""
+        raise NotImplementedError(f"{type(self).__name__} cannot compute gradients without applying them.")
+
+    def apply(self, gradients: Gradients) -> StepResult:
+        """One update with the gradients of another learner's batch."""
+        raise NotImplementedError(f"{type(self).__name__} cannot apply the gradients of another learner.")
+
     def distribute(self, group: LearnerGroup) -> None:
         """Joins the other processes of a `framework.learners.LearnerGroup`, for all later steps."""
         raise NotImplementedError(
@@ -185,34 +183,61 @@ class Graph(Protocol):
     In the arguments of a node, a handle becomes a client of its node. A method returns None where the agent
     or the settings of the program leave the node out.
 
+    A method may be called several times, each time with another `name`: the label of the nodes and of their
+    rows of metrics, and the name of their part of a checkpoint. `agent` makes the parts of these nodes; None
+    is the agent of the program, whose wrappers all environments have.
+
     Attributes:
-      counter: the node that counts `env_steps` and `learner_steps`.
+      spec: the `EnvironmentSpec` of one env.
+      counter: the node that counts `env_steps` and `learner_steps` (`NAME_steps` of a learner `NAME`).
       monitor: the node that takes rows of metrics: `monitor.write(label, row)`.
       checkpointer: the node that keeps states, `put(name, state)` and `get(name)`, and writes them with the
         checkpoints of the run; None without a directory.
     """
 
+    spec: EnvironmentSpec
     counter: launch.Handle
     monitor: launch.Handle
     checkpointer: launch.Handle | None
 
-    def add_replay(self) -> launch.Handle | None:
+    def add_replay(self, *, agent: Agent | None = None, name: str = "replay") -> launch.Handle | None:
         """Adds a replay server with the agent's tables."""
         ...
 
-    def add_learner(self, replay: launch.Handle | None) -> launch.Handle | None:
+    def add_learner(
+        self, replay: launch.Handle | None, *, agent: Agent | None = None, name: str = "learner"
+    ) -> launch.Handle | None:
         """Adds the learner, and the other learners of its group."""
         ...
 
-    def add_inference(self, variables: launch.Handle | None) -> launch.Handle | None:
+    def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
+        """Returns the node that serves the parameters of `learner`."""
+        ...
+
+    def add_inference(
+        self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "inference"
+    ) -> launch.Handle | None:
         """Adds the node that acts for all actors; `add_actors` calls this."""
         ...
 
-    def add_actors(self, replay: launch.Handle | None, variables: launch.Handle | None) -> None:
+    def add_actors(
+        self,
+        replay: launch.Handle | None,
+        variables: launch.Handle | None,
+        *,
+        agent: Agent | None = None,
+        name: str = "actor",
+    ) -> None:
         """Adds the actors, which write to `replay` and take their parameters from `variables`."""
         ...
 
-    def add_evaluator(self, variables: launch.Handle | None) -> None:
+    def add_plan(self, replay: launch.Handle | None = None, *, agent: Agent | None = None) -> launch.Handle:
+        """Adds the workers and the learner of a `PlanAgent`; the workers write to `replay` if it is given."""
+        ...
+
+    def add_evaluator(
+        self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "evaluator"
+    ) -> None:
         """Adds the evaluator, which plays greedily with the parameters of `variables`."""
         ...
 
@@ -241,6 +266,7 @@ class Agent(abc.ABC):
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
+    made_by: str | None = None  # `module:function` that made the agent; None if its class did.
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:
@@ -269,9 +295,29 @@ class Agent(abc.ABC):
     def build(self, graph: Graph) -> None:
         """Adds the nodes of the program to `graph`. Override it to add, replace or leave out nodes."""
         replay = graph.add_replay()
-        learner = graph.add_learner(replay)
-        graph.add_actors(replay, learner)
-        graph.add_evaluator(learner)
+        variables = graph.add_variable_source(graph.add_learner(replay))
+        graph.add_actors(replay, variables)
+        graph.add_evaluator(variables)
+
+    def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> Session:
+        """This agent without a program, for an application that steps the environments itself.
+
+        ```python
+        session = agent.session(specs.from_spaces(env.observation_space, env.action_space))
+        action = session.act(observation)
+        session.observe(next_observation, reward, terminated, truncated)
+        metrics = session.learn()
+        ```
+
+        Args:
+          spec: the spec of one env.
+          num_envs: largest number of episodes that are open at the same time.
+          seed: seed of the initial parameters and of all random choices. The global generators of torch and
+            numpy are left as they are.
+        """
+        from framework.programs.session import Session
+
+        return Session(self.for_program(num_envs), spec, num_envs, seed)
 
     def for_program(self, num_envs: int, num_learners: int = 1, rank: int = 0) -> Self:
         """A copy with the sizes of the program. `make_program` and the learners call this.

@@ -146,36 +146,17 @@ def flattener(template: Nest) -> Callable[[Nest], list[Any]]:
 
     The function raises KeyError, TypeError or ValueError for a nest with other keys or another length.
     """
-    visit = _visitor(template)
+    if not isinstance(template, (Mapping, tuple, list)):
+        return lambda nest: [nest]
+    keys = sorted(template) if isinstance(template, Mapping) else range(len(template))
+    children = [(key, flattener(template[key])) for key in keys]
 
     def leaves_of(nest: Nest) -> list[Any]:
-        leaves: list[Any] = []
-        visit(nest, leaves)
-        return leaves
+        if len(nest) != len(children):
+            raise ValueError(f"nest: got {len(nest)} children, expected {list(keys)}")
+        return [leaf for key, flatten_child in children for leaf in flatten_child(nest[key])]
 
     return leaves_of
-
-
-def _visitor(template: Nest) -> Callable[[Nest, list[Any]], None]:
-    if isinstance(template, (tuple, list)):
-        visits = [_visitor(child) for child in template]
-
-        def visit_sequence(nest: Nest, leaves: list[Any]) -> None:
-            for visit, child in zip(visits, nest, strict=True):
-                visit(child, leaves)
-
-        return visit_sequence
-    if isinstance(template, Mapping):
-        keyed = [(key, _visitor(template[key])) for key in sorted(template)]
-
-        def visit_mapping(nest: Nest, leaves: list[Any]) -> None:
-            if len(nest) != len(keyed):
-                raise ValueError(f"nest: got {len(nest)} keys, expected {[key for key, _ in keyed]}")
-            for key, visit in keyed:
-                visit(nest[key], leaves)
-
-        return visit_mapping
-    return lambda nest, leaves: leaves.append(nest)
 
 
 def unflattener(template: Nest) -> Pack:

@@ -186,7 +186,7 @@ def leaves(spec: Nest) -> list[tuple[Path, Array]]:
 
 
 def path_name(field: str, path: Path) -> str:
-    """The name of a leaf in errors, such as `observation/camera/0`."""
+    """The name of a leaf in errors, and of its column in replay, such as `observation/camera/0`."""
     return "/".join([field, *(str(key) for key in path)])
 
 

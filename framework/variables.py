@@ -31,6 +31,7 @@ import torch
 
 import launch
 from framework import core
+from framework.replay.shm import back_with_memory
 
 # Child of the networks, entry of its state dict, value.
 Parameters = Mapping[str, Mapping[str, Any]]
@@ -87,7 +88,7 @@ class VariableBlock:
       path: a file in shared memory, see `shared_path`. An existing file is continued. None: private memory.
 
     Raises:
-      OSError: Shared memory is full.
+      StoreFullError: Shared memory is full.
     """
 
     def __init__(self, parameters: Parameters, path: str | None = None):
@@ -99,7 +100,8 @@ class VariableBlock:
                 entries[key] = _Entry(offset, tuple(tensor.shape), tensor.dtype)
                 offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         if path is not None:
-            _reserve(path, _HEADER_BYTES + 2 * offset)
+            os.close(os.open(path, os.O_CREAT, 0o600))
+            back_with_memory(path, 0, _HEADER_BYTES + 2 * offset)
         self._attach(layout, offset, path)
         self._header[_BEGUN] = self._header[_DONE]
 
@@ -191,11 +193,11 @@ class VariableBlock:
 
     def reduce_private(self) -> Any:
         """Pickles a block in private memory with its contents, as `__reduce__` does not."""
-        return _private, (self._layout, self._size, self._memory)
+        return _rebuild, (self._layout, self._size, None, self._memory)
 
     def __reduce__(self) -> Any:
         """Pickles as the path: another process maps the same block, or gets None if it cannot."""
-        return _reach, (self._layout, self._size, self._path)
+        return _rebuild, (self._layout, self._size, self._path, None)
 
 
 class VariableClient:
@@ -248,46 +250,44 @@ class VariableClient:
         Returns:
           Whether the parameters changed.
         """
+        before = self.version
         self._calls += 1
         due = wait or self._calls >= self._update_period
         if due and not self._is_connected:
             self._block = self._answer(self._source.futures.variable_block())
             self._is_connected = True
-        progress = None
         if self._block is None:
-            progress = self._exchange(due, wait)
+            self._exchange(due, wait)
         elif due:
             self._calls = 0
-            progress = self._block.read(self._targets, self.version)
-        if progress is None:
-            return False
-        self.version = progress.version
-        if self._policy is not None:
-            self._policy.progress = progress
-        return True
+            self._accept(self._block.read(self._targets, self.version))
+        return self.version != before
 
-    def _exchange(self, due: bool, wait: bool) -> core.Progress | None:
+    def _exchange(self, due: bool, wait: bool) -> None:
         """Takes the answer of the node if it has arrived, and sends the next request if it is due."""
-        progress = None
         if self._request is not None and (wait or self._request.done()):
-            progress = self._take(self.version)
+            self._take()
         if due and self._request is None:
             # With `wait`, request again even if an answer has just arrived: its request may be older than
             # this call.
             self._calls = 0
-            known = self.version if progress is None else progress.version
-            self._request = self._source.futures.get_variables(tuple(self._targets), newer_than=known)
+            names = tuple(self._targets)
+            self._request = self._source.futures.get_variables(names, newer_than=self.version)
             if wait or self._request.done():
-                progress = self._take(known) or progress
-        return progress
+                self._take()
 
-    def _take(self, known: int) -> core.Progress | None:
+    def _take(self) -> None:
         request, self._request = self._request, None
         variables: Variables | None = self._answer(request)
-        if variables is None or variables.version <= known:
-            return None
-        copy_variables(variables.values, self._targets)
-        return core.Progress(variables.version, variables.env_steps)
+        if variables is not None and variables.version > self.version:
+            copy_variables(variables.values, self._targets)
+            self._accept(core.Progress(variables.version, variables.env_steps))
+
+    def _accept(self, progress: core.Progress | None) -> None:
+        if progress is not None:
+            self.version = progress.version
+            if self._policy is not None:
+                self._policy.progress = progress
 
     def _answer(self, future: Any) -> Any:
         concurrent.futures.wait([future], self._timeout)
@@ -338,32 +338,13 @@ def _tensor(slot: torch.Tensor, entry: _Entry) -> torch.Tensor:
     return slot[entry.offset :][:num_bytes].view(entry.dtype).view(entry.shape)
 
 
-def _reserve(path: str, size: int) -> None:
-    """Makes the file, if it does not exist, with memory for `size` bytes."""
-    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        if not hasattr(os, "posix_fallocate"):  # macOS
-            return
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)  # A write to a full tmpfs would kill the process.
-        except OSError as error:
-            text = (
-                f"shared memory for parameters: got {error.strerror}, expected room for {size:,} bytes. "
-                "Enlarge it (docker run --shm-size; mount -o remount,size=)."
-            )
-            raise OSError(error.errno, text, path) from None
-
-
-def _reach(layout: Layout, size: int, path: str | None) -> VariableBlock | None:
-    if path is None:
+def _rebuild(
+    layout: Layout, size: int, path: str | None, memory: torch.Tensor | None
+) -> VariableBlock | None:
+    if path is None and memory is None:
         return None
     block = VariableBlock.__new__(VariableBlock)
     with contextlib.suppress(OSError):
-        block._attach(layout, size, path)
+        block._attach(layout, size, path, memory)
         return block
     return None
-
-
-def _private(layout: Layout, size: int, memory: torch.Tensor) -> VariableBlock:
-    block = VariableBlock.__new__(VariableBlock)
-    block._attach(layout, size, None, memory)
-    return block

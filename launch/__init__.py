@@ -10,88 +10,44 @@ result = lp.launch(program, engine="processes")
 ```
 """
 
-from launch.batching import batched_handler
-from launch.context import (
-    NodeContext,
-    get_node_context,
-    make_program_stopper,
-    register_stop_handler,
-    shared_memory_directory,
-    stop,
-    stop_event,
-    unregister_stop_handler,
-    wait_for_stop,
-)
-from launch.engines.base import Job, Resources
-from launch.errors import (
-    CallLost,
-    CallTimeout,
-    ClientClosed,
-    DeadlockError,
-    LaunchError,
-    NodeError,
-    ProgramStopped,
-    RemoteError,
-    RemoteTraceback,
-    StopTimeoutWarning,
-)
-from launch.handles import Client, Handle
-from launch.nodes import (
-    CacherNode,
-    CourierNode,
-    MultiProcessingColocation,
-    MultiThreadingColocation,
-    Node,
-    PyClassNode,
-    PyNode,
-    ReplayNode,
-    ReverbNode,
-)
-from launch.program import Program
-from launch.running import ProgramInterrupted, launch, start
+from launch.batching import batched_handler as batched_handler
+from launch.context import NodeContext as NodeContext
+from launch.context import get_node_context as get_node_context
+from launch.context import make_program_stopper as make_program_stopper
+from launch.context import register_stop_handler as register_stop_handler
+from launch.context import shared_memory_directory as shared_memory_directory
+from launch.context import stop as stop
+from launch.context import stop_event as stop_event
+from launch.context import unregister_stop_handler as unregister_stop_handler
+from launch.context import wait_for_stop as wait_for_stop
+from launch.engines.base import Job as Job
+from launch.engines.base import Resources as Resources
+from launch.errors import CallLost as CallLost
+from launch.errors import CallTimeout as CallTimeout
+from launch.errors import ClientClosed as ClientClosed
+from launch.errors import DeadlockError as DeadlockError
+from launch.errors import LaunchError as LaunchError
+from launch.errors import NodeError as NodeError
+from launch.errors import ProgramStopped as ProgramStopped
+from launch.errors import RemoteError as RemoteError
+from launch.errors import RemoteTraceback as RemoteTraceback
+from launch.errors import StopTimeoutWarning as StopTimeoutWarning
+from launch.handles import Client as Client
+from launch.handles import Handle as Handle
+from launch.nodes import CacherNode as CacherNode
+from launch.nodes import CourierNode as CourierNode
+from launch.nodes import MultiProcessingColocation as MultiProcessingColocation
+from launch.nodes import MultiThreadingColocation as MultiThreadingColocation
+from launch.nodes import Node as Node
+from launch.nodes import PyClassNode as PyClassNode
+from launch.nodes import PyNode as PyNode
+from launch.nodes import ReplayNode as ReplayNode
+from launch.nodes import ReverbNode as ReverbNode
+from launch.program import Program as Program
+from launch.running import ProgramInterrupted as ProgramInterrupted
+from launch.running import launch as launch
+from launch.running import start as start
 
 # Launchpad's names.
 CourierClient = Client
 CourierHandle = Handle
-
-__all__ = [
-    "CacherNode",
-    "CallLost",
-    "CallTimeout",
-    "Client",
-    "ClientClosed",
-    "CourierClient",
-    "CourierHandle",
-    "CourierNode",
-    "DeadlockError",
-    "Handle",
-    "Job",
-    "LaunchError",
-    "MultiProcessingColocation",
-    "MultiThreadingColocation",
-    "Node",
-    "NodeContext",
-    "NodeError",
-    "Program",
-    "ProgramInterrupted",
-    "ProgramStopped",
-    "PyClassNode",
-    "PyNode",
-    "RemoteError",
-    "RemoteTraceback",
-    "ReplayNode",
-    "Resources",
-    "ReverbNode",
-    "StopTimeoutWarning",
-    "batched_handler",
-    "get_node_context",
-    "launch",
-    "make_program_stopper",
-    "register_stop_handler",
-    "shared_memory_directory",
-    "start",
-    "stop",
-    "stop_event",
-    "unregister_stop_handler",
-    "wait_for_stop",
-]

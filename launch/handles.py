@@ -55,11 +55,6 @@ class Handle:
         )
 
 
-def dereference_nest(value: Any) -> Any:
-    """Returns `value` with a client in place of each handle; see `replace_handles`."""
-    return replace_handles(value, Handle.dereference)
-
-
 def replace_handles(value: Any, replace: Callable[[Handle], Any], _inside: tuple[int, ...] = ()) -> Any:
     """Returns `value` with `replace(handle)` in place of each handle.
 

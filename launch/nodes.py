@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from launch import context
 from launch.caching import Cacher
-from launch.handles import Handle, dereference_nest, replace_handles, timeout_seconds
+from launch.handles import Handle, replace_handles, timeout_seconds
 
 _ids = itertools.count(1)
 
@@ -54,12 +54,7 @@ class Node:
     def handles(self) -> list[Handle]:
         """Returns the handles in the arguments: the nodes that this node can call."""
         found: list[Handle] = []
-
-        def note(handle: Handle) -> Handle:
-            found.append(handle)
-            return handle
-
-        replace_handles((self._args, self._kwargs), note)
+        replace_handles((self._args, self._kwargs), found.append)
         return found
 
     def claim(self) -> None:
@@ -81,7 +76,8 @@ class Node:
 
     def call(self) -> Any:
         """Calls the constructor (or function) with its handles turned into clients."""
-        return self._fn(*dereference_nest(self._args), **dereference_nest(self._kwargs))
+        args, kwargs = replace_handles((self._args, self._kwargs), Handle.dereference)
+        return self._fn(*args, **kwargs)
 
     def disable_run(self) -> None:
         """Makes the node create and serve its object without calling `run()`, for tests that call it."""

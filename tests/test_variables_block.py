@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from framework.replay.errors import StoreFullError
 from framework.variables import VariableBlock
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -111,7 +112,7 @@ def test_full_shared_memory_says_how_much_is_missing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match=r"room for 32,\d+ bytes.*shm-size.*block"):
+    with pytest.raises(StoreFullError, match=r"32\d+ more bytes.*block.*shm-size"):
         VariableBlock(filled(0), str(tmp_path / "block"))
 
 

@@ -1,21 +1,12 @@
 """Experience to replay items: n-step transitions, sequences, whole episodes."""
 
-from framework.adders.base import QUEUE_TABLE, REPLAY_TABLE, Adder
-from framework.adders.episode import EpisodeAdder
-from framework.adders.nstep import NStepTransitionAdder
-from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
-from framework.adders.unroll import UnrollAdder
-from framework.adders.wrappers import ForkingAdder, IgnoreExtrasAdder
-
-__all__ = [
-    "QUEUE_TABLE",
-    "REPLAY_TABLE",
-    "Adder",
-    "EndOfEpisodeBehavior",
-    "EpisodeAdder",
-    "ForkingAdder",
-    "IgnoreExtrasAdder",
-    "NStepTransitionAdder",
-    "SequenceAdder",
-    "UnrollAdder",
-]
+from framework.adders.base import QUEUE_TABLE as QUEUE_TABLE
+from framework.adders.base import REPLAY_TABLE as REPLAY_TABLE
+from framework.adders.base import Adder as Adder
+from framework.adders.episode import EpisodeAdder as EpisodeAdder
+from framework.adders.nstep import NStepTransitionAdder as NStepTransitionAdder
+from framework.adders.sequence import EndOfEpisodeBehavior as EndOfEpisodeBehavior
+from framework.adders.sequence import SequenceAdder as SequenceAdder
+from framework.adders.unroll import UnrollAdder as UnrollAdder
+from framework.adders.wrappers import ForkingAdder as ForkingAdder
+from framework.adders.wrappers import IgnoreExtrasAdder as IgnoreExtrasAdder

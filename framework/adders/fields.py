@@ -8,6 +8,7 @@ import numpy as np
 import tree
 
 from framework import nest as nests
+from framework.specs import path_name
 from framework.types import Nest
 
 _SCALARS: dict[type, np.dtype] = {
@@ -29,11 +30,6 @@ def whole_number(name: str, value: Any, least: int) -> int:
     if value != int(value) or value < least:
         raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}.")
     return int(value)
-
-
-def column_name(field: str, path: tuple[Any, ...]) -> str:
-    """Returns the name of a leaf's column in replay and in errors, such as `observation/camera/0`."""
-    return "/".join([field, *(str(key) for key in path)])
 
 
 def result_dtype(dtype: np.dtype) -> np.dtype:
@@ -87,7 +83,7 @@ class Field:
         self.skip = 0 if keeps_history else history
         self._to_float = to_float
         flat = tree.flatten_with_path(example)
-        self.names = [column_name(name, path) for path, _ in flat]
+        self.names = [path_name(name, path) for path, _ in flat]
         self._lone = len(flat) == 1 and flat[0][0] == ()
         self._flatten = nests.flattener(example)
         self.arrays: list[np.ndarray] = []
@@ -98,13 +94,13 @@ class Field:
                 dtype = result_dtype(dtype)
             if dtype.kind not in _KINDS:
                 raise ValueError(
-                    f"{column_name(name, path)}: got {leaf!r} of dtype {dtype}, expected numbers. "
+                    f"{path_name(name, path)}: got {leaf!r} of dtype {dtype}, expected numbers. "
                     "Encode it as an array of numbers."
                 )
             shape = np.shape(leaf)
             if shape[: len(batch)] != batch:
                 raise ValueError(
-                    f"{column_name(name, path)}: got shape {shape}, expected a leading axis of "
+                    f"{path_name(name, path)}: got shape {shape}, expected a leading axis of "
                     f"{batch[0]} envs, as in the time step's step_type."
                 )
             length = block + history - self.skip

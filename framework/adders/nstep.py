@@ -11,8 +11,9 @@ from dm_env import specs as dm_specs
 
 from framework import nest as nests
 from framework.adders.block import NO_ROW, BlockAdder, PriorityFns
-from framework.adders.fields import Field, column_name, is_absent, result_dtype, whole_number
+from framework.adders.fields import Field, is_absent, result_dtype, whole_number
 from framework.adders.frames import Frames
+from framework.specs import path_name
 from framework.types import FIRST, LAST, Nest, Transition
 
 _TRANSITIONS = "transitions"
@@ -209,7 +210,7 @@ class Returns:
           g: the agent's discount.
         """
         paths = [path for path, _ in tree.flatten_with_path(template)]
-        self.names = [column_name(field, path) for field in ("reward", "discount") for path in paths]
+        self.names = [path_name(field, path) for field in ("reward", "discount") for path in paths]
         self._n = n_step
         self._rewards: list[np.ndarray] = []
         self._discounts: list[np.ndarray] = []

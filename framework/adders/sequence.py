@@ -13,7 +13,8 @@ from dm_env import specs as dm_specs
 
 from framework import nest as nests
 from framework.adders.block import BlockAdder, PriorityFns
-from framework.adders.fields import column_name, is_absent, result_dtype, whole_number
+from framework.adders.fields import is_absent, result_dtype, whole_number
+from framework.specs import path_name
 from framework.types import FIRST, LAST, Nest, Step
 
 FIRST_ROWS = "first_rows"
@@ -319,7 +320,7 @@ class SequenceAdder(RowAdder):
         super()._declare(action, timestep, extras)
         if keys:
             paths = [path for path, _ in tree.flatten_with_path(extras)]
-            self._of_first_row = frozenset(column_name("extras", path) for path in paths if path[0] in keys)
+            self._of_first_row = frozenset(path_name("extras", path) for path in paths if path[0] in keys)
 
     def _emit(self, t: int) -> None:
         length, period = self._length, self._period

@@ -8,13 +8,9 @@ learner.restore(reader.state("learner"))
 ```
 """
 
-from framework.checkpoints.checkpointer import (
-    Checkpointer,
-    CheckpointError,
-    CheckpointReader,
-    Part,
-    package_versions,
-)
-from framework.checkpoints.state import torch_part
-
-__all__ = ["CheckpointError", "CheckpointReader", "Checkpointer", "Part", "package_versions", "torch_part"]
+from framework.checkpoints.checkpointer import Checkpointer as Checkpointer
+from framework.checkpoints.checkpointer import CheckpointError as CheckpointError
+from framework.checkpoints.checkpointer import CheckpointReader as CheckpointReader
+from framework.checkpoints.checkpointer import Part as Part
+from framework.checkpoints.checkpointer import package_versions as package_versions
+from framework.checkpoints.state import torch_part as torch_part

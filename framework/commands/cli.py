@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
+from framework import config_checks
 from framework.commands.options import UsageError
 from framework.programs.run_folder import RunError
 
@@ -42,8 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     command = arguments[0]
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, 1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = config_checks.nearest(command, COMMANDS)
         _complain(f"Unknown command {command!r}; the commands are {', '.join(COMMANDS)}.{hint}")
         return 2
     if os.getcwd() not in sys.path:

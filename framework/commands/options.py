@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from framework import config_checks
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunError
 
@@ -29,6 +30,8 @@ class UsageError(CommandError):
 class TrainOptions:
     """The environment and the engine of `repertory train`."""
 
+    # YAML: names of flags and their values, such as the config.yaml of a run. Flags override it.
+    config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     # `repertory list` shows examples of all suites.
     environment: Annotated[str, tyro.conf.arg(metavar="SUITE:NAME")] = "gymnasium:CartPole-v1"
     # serial, threads, processes, ray or launchpad.
@@ -36,8 +39,8 @@ class TrainOptions:
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.
 
     def __post_init__(self) -> None:
-        if self.restarts < 0:
-            raise ValueError(f"restarts: got {self.restarts}, expected at least 0.")
+        config_checks.types(self)
+        config_checks.at_least(self, 0, "restarts")
 
 
 # The defaults of `repertory train`, before the preset and the flags.
@@ -50,18 +53,17 @@ def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
 
 
 def parse_train(
-    agent_config: Any, run: dict[str, Any], arguments: Sequence[str], prog: str, description: str
+    settings: Sequence[Any], arguments: Sequence[str], prog: str, description: str
 ) -> tuple[TrainOptions, RunConfig, Any]:
     """Parses one flat set of flags into the options, the run's config and the agent's config.
 
     Args:
-      agent_config: the agent's config with the defaults of its flags.
-      run: fields of `RunConfig` that replace its defaults.
+      settings: these three, with the defaults of their flags.
       arguments: the command line; invalid arguments print the reason and exit with 2.
       prog: the command, for the help.
       description: description of the command, for the help.
     """
-    groups = {"program": TrainOptions(), "run": RunConfig(**{**DEFAULTS, **run}), "agent": agent_config}
+    groups = dict(zip(("program", "run", "agent"), settings, strict=True))
     annotated: Any = Annotated  # These annotations are values.
     members: list[Any] = [
         (name, annotated[type(group), tyro.conf.OmitArgPrefixes], group) for name, group in groups.items()

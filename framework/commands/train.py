@@ -9,19 +9,28 @@ import datetime
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 import launch
+from framework import config_checks
 from framework.checkpoints import CheckpointError
 from framework.commands import building
-from framework.commands.options import CommandError, TrainOptions, UsageError, parse, parse_train
+from framework.commands.options import (
+    DEFAULTS,
+    CommandError,
+    TrainOptions,
+    UsageError,
+    parse,
+    parse_train,
+)
 from framework.commands.plot import draw_run
 from framework.loggers import ProgressDisplay
 from framework.loggers.files import explained
+from framework.programs import config_file
 from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
@@ -51,35 +60,31 @@ def main(arguments: Sequence[str]) -> int:
     name = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if any(argument.split("=")[0] == "--resume" for argument in arguments):
         return resume(arguments if name is None else arguments[1:], name)
-    if name is None:
-        if any(argument in ("-h", "--help") for argument in arguments):
-            print(
-                "usage: repertory train AGENT [flags]\n       repertory train --resume RUN [flags]\n\n"
-                f"agents: {', '.join(agent_names())}\n\n"
-                "`repertory train AGENT --help` shows the flags of a run and of the agent,\n"
-                "`repertory train --resume RUN --help` those of a resumed run."
-            )
-            return 0
-        raise UsageError(
-            f"train: which agent? repertory train AGENT, one of {', '.join(agent_names())}, or "
-            "module:Class; or repertory train --resume RUN."
+    from_file = any(argument.split("=")[0] == "--config" for argument in arguments)
+    if name is None and not from_file and any(argument in ("-h", "--help") for argument in arguments):
+        print(
+            "usage: repertory train AGENT [flags]\n       repertory train --config FILE [flags]\n"
+            "       repertory train --resume RUN [flags]\n\n"
+            f"agents: {', '.join(agent_names())}\n\n"
+            "`repertory train AGENT --help` shows the flags of a run and of the agent,\n"
+            "`repertory train --resume RUN --help` those of a resumed run."
         )
-    return start(name, arguments[1:])
+        return 0
+    return start(name, arguments if name is None else arguments[1:])
 
 
-def start(name: str, arguments: Sequence[str]) -> int:
-    """Trains the agent `name` in a new folder."""
+def start(name: str | None, arguments: Sequence[str]) -> int:
+    """Trains the agent `name`, or that of the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
     building.check_installed(options.engine, config)
-    make_agent: Any = entry.load()
-    agent = make_agent(agent_config)
+    agent = entry.make(None if isinstance(agent_config, _NoSettings) else agent_config)
     path = Path(config.directory or _default_path(entry.name, options.environment, config.seed))
     config = dataclasses.replace(config, directory=str(path))
     spec = building.environment_spec(agent, options.environment, config)
     building.check_agent(agent, spec)
     folder = RunFolder.describe(agent, options.environment, config, spec)
     folder = dataclasses.replace(folder, engine=options.engine, restarts=options.restarts)
-    if (path / "config.json").exists():
+    if (path / "config.yaml").exists():
         raise CommandError(f"{path} holds a run already. {_advice(folder)} another folder with --directory.")
     program = building.build_program(agent, options.environment, config)
     folder.save()  # The first file. What fails before this leaves no folder.
@@ -87,30 +92,79 @@ def start(name: str, arguments: Sequence[str]) -> int:
         return run(folder, program)
 
 
-def parse_new(name: str, arguments: Sequence[str]) -> tuple[AgentEntry, TrainOptions, RunConfig, Any]:
-    """Returns the agent's entry, the options, the run's config and the agent's; presets give defaults."""
-    entry = find(name)
-    # The preset depends on the environment, and the help of the other flags on the preset.
+@dataclasses.dataclass(frozen=True)
+class _NoSettings:
+    """The config of an agent that has none."""
+
+
+def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, TrainOptions, RunConfig, Any]:
+    """Returns the agent's entry, the options, the run's config and the agent's.
+
+    Flags override the file of `--config`, which overrides the preset, which overrides the defaults.
+    """
+    # The file says which agent, the environment which preset, and both give the defaults of the other flags.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--environment", nargs="?", default=TrainOptions.environment)
-    environment = parser.parse_known_args(arguments)[0].environment
+    parser.add_argument("--config", nargs="?")
+    parser.add_argument("--environment", nargs="?")
+    early = parser.parse_known_args(arguments)[0]
+    given = _read(early.config)
+    entry = find(_agent_name(name, given.pop("agent", None), early.config))
+    environment = early.environment or given.get("environment", TrainOptions.environment)
     preset = presets_of(entry.load()).get(environment, Preset())
+    agent_config, agent_preset = entry.make_config(), preset.agent
+    if agent_config is None:
+        agent_config, agent_preset = _NoSettings(), {}
+    parts: list[tuple[Any, Mapping[str, Any]]] = [
+        (TrainOptions(), {}),
+        (RunConfig(), {**DEFAULTS, **preset.run}),
+        (agent_config, agent_preset),
+    ]
+    names = [[field.name for field in dataclasses.fields(base)] for base, _ in parts]
+    where, made = str(early.config), []
+    try:
+        config_checks.names(where, given, [name for own in names for name in own if name != "config"])
+        for (base, values), own in zip(parts, names, strict=True):
+            in_file = {name: given[name] for name in own if name in given}
+            made.append(config_file.from_plain(base, {**values, **in_file}, where))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     parsed = parse_train(
-        entry.make_config(**preset.agent),
-        dict(preset.run),
-        arguments,
-        prog=f"repertory train {entry.name}",
-        description=f"{entry.summary()}.",
+        made, arguments, prog=f"repertory train {entry.name}", description=f"{entry.summary()}."
     )
     return entry, *parsed
+
+
+def _read(path: str | None) -> dict[str, Any]:
+    """Returns the settings in the file of `--config`."""
+    if path is None:
+        return {}
+    try:
+        given = config_file.read(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise CommandError(f"--config {path}: {error.strerror}.") from error
+    given.pop(config_file.RECORDED, None)
+    return given
+
+
+def _agent_name(name: str | None, in_file: str | None, path: str | None) -> str:
+    if name is None and in_file is None:
+        raise UsageError(
+            f"train: which agent? repertory train AGENT, one of {', '.join(agent_names())}, or "
+            "module:object; or repertory train --config FILE; or repertory train --resume RUN."
+        )
+    if name is not None and in_file is not None and find(name) != find(in_file):
+        raise UsageError(f"{path} is for the agent {in_file!r}, not for {name!r}. Leave one of them out.")
+    return name or str(in_file)
 
 
 def find(name: str) -> AgentEntry:
     """Returns the agent of a command line; raises `UsageError` if there is none."""
     try:
         entry = find_agent(name)
-        entry.load()
-    except ValueError as error:
+        entry.make()
+    except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
     return entry
 

@@ -11,11 +11,6 @@ The dataset gathers rows directly into its batches, in pinned memory if the devi
 a thread where the program has threads.
 """
 
-from framework.datasets.dataset import Dataset
-from framework.replay import ReplaySample, SampleInfo
-
-__all__ = [
-    "Dataset",
-    "ReplaySample",
-    "SampleInfo",
-]
+from framework.datasets.dataset import Dataset as Dataset
+from framework.replay import ReplaySample as ReplaySample
+from framework.replay import SampleInfo as SampleInfo

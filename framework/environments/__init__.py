@@ -4,6 +4,7 @@ from framework.environments import wrappers
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, EnvironmentFault
 from framework.environments.checks import Violation, check_environment
 from framework.environments.factory import make
+from framework.environments.tasks import TaskEnvironment
 from framework.environments.wrappers import (
     ActionRepeat,
     ClipAction,
@@ -31,6 +32,7 @@ __all__ = [
     "RescaleAction",
     "SinglePrecision",
     "StepLimit",
+    "TaskEnvironment",
     "Violation",
     "check_environment",
     "make",

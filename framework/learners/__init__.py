@@ -1,18 +1,11 @@
 """Learners, which update parameters from batches."""
 
-from framework.learners.distributed import LearnerGroup
-from framework.learners.minibatches import MinibatchLearner, Prepared
-from framework.learners.schedules import linear, linear_decay
-from framework.learners.sgd import Adam, LossContext, LossOutput, SGDLearner
-
-__all__ = [
-    "Adam",
-    "LearnerGroup",
-    "LossContext",
-    "LossOutput",
-    "MinibatchLearner",
-    "Prepared",
-    "SGDLearner",
-    "linear",
-    "linear_decay",
-]
+from framework.learners.distributed import LearnerGroup as LearnerGroup
+from framework.learners.minibatches import MinibatchLearner as MinibatchLearner
+from framework.learners.minibatches import Prepared as Prepared
+from framework.learners.schedules import linear as linear
+from framework.learners.schedules import linear_decay as linear_decay
+from framework.learners.sgd import Adam as Adam
+from framework.learners.sgd import LossContext as LossContext
+from framework.learners.sgd import LossOutput as LossOutput
+from framework.learners.sgd import SGDLearner as SGDLearner

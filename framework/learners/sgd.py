@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import tree
 from torch import nn
 
 from framework import core
 from framework.learners.distributed import LearnerGroup
 from framework.replay.types import ReplaySample
-from framework.types import StepResult
+from framework.types import Gradients, StepResult
 
 # Up to this number of elements, one copy of all gradients is faster than one operation per gradient.
 _SMALL = 1 << 16
@@ -108,8 +109,7 @@ class SGDLearner(core.Learner):
       target_update_rate: step size of an update: 1 copies (DQN), less averages (Polyak; SAC's 0.005).
       device: "cpu", "cuda", "cuda:1" …
       seed: seed of `context.generator`.
-      autocast_dtype: mixed precision of the loss: `torch.bfloat16`, or `torch.float16` (GPU only, with a
-        gradient scaler). None computes in the parameters' precision.
+      autocast_dtype: mixed precision of the loss: `torch.bfloat16`. None: the precision of the parameters.
       compile_loss: compiles the loss function with `torch.compile`. The first steps are slow.
       check_period: steps between checks for non-finite values on a GPU.
       partial_gradients: whether the loss leaves out some parameters at some steps; for several learners.
@@ -146,10 +146,8 @@ class SGDLearner(core.Learner):
         if max_gradient_norm is not None and not max_gradient_norm > 0:
             raise ValueError(f"max_gradient_norm: got {max_gradient_norm}, expected more than 0, or None.")
         self.device = torch.device(device)
-        if autocast_dtype is torch.float16 and self.device.type != "cuda":
-            raise ValueError(
-                f"autocast_dtype: got float16, expected bfloat16 on {self.device}. Use it, or a GPU."
-            )
+        if autocast_dtype not in (None, torch.bfloat16):
+            raise ValueError(f"autocast_dtype: got {autocast_dtype}, expected torch.bfloat16 or None.")
         self.networks = networks.to(self.device)
         children = dict(networks.named_children())
         unknown = sorted(set(target_names) - set(children))
@@ -171,7 +169,6 @@ class SGDLearner(core.Learner):
         self._precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if autocast_dtype is not None:
             self._precision = functools.partial(torch.autocast, self.device.type, dtype=autocast_dtype)
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=autocast_dtype is torch.float16)
         self._loss_fn = torch.compile(loss_fn) if compile_loss else loss_fn
         self._partial_gradients = partial_gradients
         self._check_period = check_period
@@ -187,13 +184,40 @@ class SGDLearner(core.Learner):
         Metrics are those of the loss function, `loss`, `gradient_norm` (before clipping) and `learning_rate`.
         They stay on the device, so that a step does not synchronize. Priorities are copied to the CPU.
         """
+        self._set_learning_rate()
+        return self._finish_step(*self._minimize(batch, self._context()))
+
+    def gradients(self, batch: ReplaySample) -> Gradients:
+        """The gradients of the loss on `batch`. Changes no parameters."""
+        output = self._backward(batch, self._context())
+        values = [() if p.grad is None else p.grad for p in self._parameters]
+        metrics = {name: value.detach() for name, value in output.metrics.items()}
+        return Gradients(values, output.loss.detach(), metrics, torch.tensor(self.steps))
+
+    def apply(self, gradients: Gradients) -> StepResult:
+        """One optimizer step with the gradients of another learner's batch, on this learner's device.
+
+        Metrics are those of `step`, and `gradient_age`: the learner steps since the gradients' parameters.
+        """
+        for parameter, value in zip(self._parameters, gradients.values, strict=True):
+            parameter.grad = value if isinstance(value, torch.Tensor) else None
+        self._set_learning_rate()
+        age = self.steps - gradients.learner_steps
+        output = LossOutput(gradients.loss, {**gradients.metrics, "gradient_age": age})
+        return self._finish_step(output, self._descend(output))
+
+    def _set_learning_rate(self) -> None:
         if self._schedule is not None:
             factor = self._schedule(self.env_steps)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
+
+    def _context(self) -> LossContext:
         steps, env_steps = torch.tensor(self.steps), torch.tensor(self.env_steps)
-        context = LossContext(self.targets, steps, env_steps, self._generator, group=self._group)
-        output, norm = self._minimize(batch, context)
+        return LossContext(self.targets, steps, env_steps, self._generator, group=self._group)
+
+    def _finish_step(self, output: LossOutput, norm: torch.Tensor) -> StepResult:
+        """Counts the step, moves the target networks, and returns the result."""
         self.steps += 1
         if self._target and self.steps % self._target_update_period == 0:
             with torch.no_grad():
@@ -212,12 +236,20 @@ class SGDLearner(core.Learner):
 
     def _minimize(self, batch: Any, context: LossContext) -> tuple[LossOutput, torch.Tensor]:
         """One optimizer step on `batch`: what the loss gave, and the norm of the gradient before clipping."""
+        output = self._backward(batch, context)
+        return output, self._descend(output)
+
+    def _backward(self, batch: Any, context: LossContext) -> LossOutput:
+        """Computes the loss and its gradients."""
         with self._precision():
             output = self._loss_fn(self.networks, batch, context)
         for parameter in self._parameters:
             parameter.grad = None  # As optimizer.zero_grad, without its hooks for profilers.
-        self._scaler.scale(output.loss).backward()
-        self._scaler.unscale_(self.optimizer)
+        output.loss.backward()
+        return output
+
+    def _descend(self, output: LossOutput) -> torch.Tensor:
+        """One optimizer step with the gradients. Returns their norm before clipping."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # As nn.utils.get_total_norm, for tensors on one device.
         if not gradients:
@@ -227,7 +259,6 @@ class SGDLearner(core.Learner):
         else:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         limit = self._max_gradient_norm
-        # A scaler skips steps whose gradients overflowed, and tries again with a smaller scale.
         if self.device.type == "cpu":
             length = norm.item()
             if not math.isfinite(length + output.loss.item()):
@@ -238,16 +269,14 @@ class SGDLearner(core.Learner):
                 # A tensor, because torch would convert a Python number to a tensor for each gradient.
                 torch._foreach_mul_(gradients, torch.tensor(limit / (length + 1e-6)))
         else:
-            value = output.loss if self._scaler.is_enabled() else output.loss + norm
-            self._unchecked.append((self.steps, value.detach()))
+            self._unchecked.append((self.steps, (output.loss + norm).detach()))
             if len(self._unchecked) >= self._check_period:
                 self._check()
             if limit is not None and gradients:
                 # As nn.utils.clip_grads_with_norm_, for tensors on one device.
                 torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        return output, norm
+        self.optimizer.step()
+        return norm
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
         """The tensors of each child of the networks. Raises FloatingPointError after a non-finite step."""
@@ -259,22 +288,22 @@ class SGDLearner(core.Learner):
         """The complete state of the learner, as tensors on the CPU and plain Python values."""
         if self._unchecked:
             self._check()
-        state = {
+        state: dict[str, Any] = {
             "networks": self.networks.state_dict(),
             "targets": self.targets.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self._scaler.state_dict(),
             "generator": self._generator.get_state(),
             "steps": self.steps,
             "env_steps": self.env_steps,
         }
-        return _to_cpu(state)
+        return tree.map_structure(
+            lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf, state
+        )
 
     def restore(self, state: dict[str, Any]) -> None:
         self.networks.load_state_dict(state["networks"])
         self.targets.load_state_dict(state["targets"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self._scaler.load_state_dict(state["scaler"])
         self._generator.set_state(state["generator"].cpu())
         self.steps, self.env_steps = int(state["steps"]), int(state["env_steps"])
         self._unchecked.clear()
@@ -307,17 +336,6 @@ class SGDLearner(core.Learner):
         )
 
 
-def _to_cpu(value: Any) -> Any:
-    """Copies nested dicts and lists with all tensors on the CPU."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _to_cpu(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_cpu(entry) for entry in value)
-    return value
-
-
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam(..., fused=True)` with less overhead and equal results (Kingma and Ba, 2015).
 
@@ -347,8 +365,6 @@ class Adam(torch.optim.Adam):
         weight_decay: float = 0.0,
     ):
         super().__init__(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
-        # A gradient scaler then skips steps itself instead of leaving that to the kernel.
-        self._step_supports_amp_scaling = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         _plain(torch.optim.Optimizer.add_param_group)(self, param_group)

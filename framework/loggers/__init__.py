@@ -6,30 +6,15 @@ with JSONLLogger("run/metrics.jsonl") as log:
 ```
 """
 
-from framework.loggers.base import (
-    TIME_PREFIX,
-    Dispatcher,
-    InMemoryLogger,
-    Logger,
-    TerminalLogger,
-    to_scalars,
-    without_times,
-)
-from framework.loggers.files import CSVLogger, JSONLLogger, read_jsonl
-from framework.loggers.progress import ProgressDisplay
-from framework.loggers.tensorboard import TensorBoardLogger
-
-__all__ = [
-    "TIME_PREFIX",
-    "CSVLogger",
-    "Dispatcher",
-    "InMemoryLogger",
-    "JSONLLogger",
-    "Logger",
-    "ProgressDisplay",
-    "TensorBoardLogger",
-    "TerminalLogger",
-    "read_jsonl",
-    "to_scalars",
-    "without_times",
-]
+from framework.loggers.base import TIME_PREFIX as TIME_PREFIX
+from framework.loggers.base import Dispatcher as Dispatcher
+from framework.loggers.base import InMemoryLogger as InMemoryLogger
+from framework.loggers.base import Logger as Logger
+from framework.loggers.base import TerminalLogger as TerminalLogger
+from framework.loggers.base import to_scalars as to_scalars
+from framework.loggers.base import without_times as without_times
+from framework.loggers.files import CSVLogger as CSVLogger
+from framework.loggers.files import JSONLLogger as JSONLLogger
+from framework.loggers.files import read_jsonl as read_jsonl
+from framework.loggers.progress import ProgressDisplay as ProgressDisplay
+from framework.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger

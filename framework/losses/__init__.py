@@ -4,81 +4,42 @@ Sequences are batch-major `[N, T]` rows with a mask; `framework.losses.returns` 
 episode is treated, wherever in a sequence it lies.
 """
 
-from framework.losses.entropy import (
-    categorical_entropy,
-    categorical_kl,
-    gaussian_entropy,
-    gaussian_kl,
-    mask_logits,
-    multi_discrete_entropy,
-    squashed_gaussian_entropy,
-)
-from framework.losses.policy import (
-    Surrogate,
-    adapt_kl_coefficient,
-    clipped_surrogate,
-    clipped_value_loss,
-    kl_penalty_surrogate,
-    masked_mean,
-    normalize_advantages,
-    policy_gradient_loss,
-    value_loss,
-)
-from framework.losses.q_learning import double_q_errors, huber, importance_weights, q_learning_errors
-from framework.losses.returns import (
-    VTrace,
-    generalized_advantages,
-    lambda_returns,
-    n_step_returns,
-    peng_q_lambda,
-    retrace,
-    transition_mask,
-    vtrace,
-    watkins_q_lambda,
-)
-from framework.losses.sac import (
-    discrete_soft_value,
-    sac_actor_loss,
-    sac_critic_loss,
-    sac_discrete_actor_loss,
-    sac_temperature_loss,
-    soft_value,
-)
-
-__all__ = [
-    "Surrogate",
-    "VTrace",
-    "adapt_kl_coefficient",
-    "categorical_entropy",
-    "categorical_kl",
-    "clipped_surrogate",
-    "clipped_value_loss",
-    "discrete_soft_value",
-    "double_q_errors",
-    "gaussian_entropy",
-    "gaussian_kl",
-    "generalized_advantages",
-    "huber",
-    "importance_weights",
-    "kl_penalty_surrogate",
-    "lambda_returns",
-    "mask_logits",
-    "masked_mean",
-    "multi_discrete_entropy",
-    "n_step_returns",
-    "normalize_advantages",
-    "peng_q_lambda",
-    "policy_gradient_loss",
-    "q_learning_errors",
-    "retrace",
-    "sac_actor_loss",
-    "sac_critic_loss",
-    "sac_discrete_actor_loss",
-    "sac_temperature_loss",
-    "soft_value",
-    "squashed_gaussian_entropy",
-    "transition_mask",
-    "value_loss",
-    "vtrace",
-    "watkins_q_lambda",
-]
+from framework.losses.entropy import categorical_entropy as categorical_entropy
+from framework.losses.entropy import categorical_kl as categorical_kl
+from framework.losses.entropy import gaussian_entropy as gaussian_entropy
+from framework.losses.entropy import gaussian_kl as gaussian_kl
+from framework.losses.entropy import mask_logits as mask_logits
+from framework.losses.entropy import multi_discrete_entropy as multi_discrete_entropy
+from framework.losses.entropy import squashed_gaussian_entropy as squashed_gaussian_entropy
+from framework.losses.meta import episode_times as episode_times
+from framework.losses.meta import inner_step as inner_step
+from framework.losses.meta import likelihood_ratio_loss as likelihood_ratio_loss
+from framework.losses.meta import linear_baseline as linear_baseline
+from framework.losses.policy import Surrogate as Surrogate
+from framework.losses.policy import adapt_kl_coefficient as adapt_kl_coefficient
+from framework.losses.policy import clipped_surrogate as clipped_surrogate
+from framework.losses.policy import clipped_value_loss as clipped_value_loss
+from framework.losses.policy import kl_penalty_surrogate as kl_penalty_surrogate
+from framework.losses.policy import masked_mean as masked_mean
+from framework.losses.policy import normalize_advantages as normalize_advantages
+from framework.losses.policy import policy_gradient_loss as policy_gradient_loss
+from framework.losses.policy import value_loss as value_loss
+from framework.losses.q_learning import double_q_errors as double_q_errors
+from framework.losses.q_learning import huber as huber
+from framework.losses.q_learning import importance_weights as importance_weights
+from framework.losses.q_learning import q_learning_errors as q_learning_errors
+from framework.losses.returns import VTrace as VTrace
+from framework.losses.returns import generalized_advantages as generalized_advantages
+from framework.losses.returns import lambda_returns as lambda_returns
+from framework.losses.returns import n_step_returns as n_step_returns
+from framework.losses.returns import peng_q_lambda as peng_q_lambda
+from framework.losses.returns import retrace as retrace
+from framework.losses.returns import transition_mask as transition_mask
+from framework.losses.returns import vtrace as vtrace
+from framework.losses.returns import watkins_q_lambda as watkins_q_lambda
+from framework.losses.sac import discrete_soft_value as discrete_soft_value
+from framework.losses.sac import sac_actor_loss as sac_actor_loss
+from framework.losses.sac import sac_critic_loss as sac_critic_loss
+from framework.losses.sac import sac_discrete_actor_loss as sac_discrete_actor_loss
+from framework.losses.sac import sac_temperature_loss as sac_temperature_loss
+from framework.losses.sac import soft_value as soft_value

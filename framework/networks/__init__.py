@@ -3,58 +3,27 @@
 Importing this package imports torch; `import framework` does not.
 """
 
-from framework.networks.distributions import (
-    Categorical,
-    DiagonalGaussian,
-    MultiCategorical,
-    SquashedGaussian,
-)
-from framework.networks.heads import (
-    Actions,
-    CategoricalHead,
-    Critics,
-    GaussianHead,
-    MultiCategoricalHead,
-    QNetwork,
-    SquashedGaussianHead,
-    as_numpy,
-    as_tensors,
-    make_policy_head,
-)
-from framework.networks.normalization import Moments, ObservationNormalizer, RewardScale
-from framework.networks.torsos import (
-    ACTIVATIONS,
-    MLP,
-    NatureConv,
-    ObservationEncoder,
-    RecurrentCore,
-    ResidualConv,
-    ShallowConv,
-)
-
-__all__ = [
-    "ACTIVATIONS",
-    "MLP",
-    "Actions",
-    "Categorical",
-    "CategoricalHead",
-    "Critics",
-    "DiagonalGaussian",
-    "GaussianHead",
-    "Moments",
-    "MultiCategorical",
-    "MultiCategoricalHead",
-    "NatureConv",
-    "ObservationEncoder",
-    "ObservationNormalizer",
-    "QNetwork",
-    "RecurrentCore",
-    "ResidualConv",
-    "RewardScale",
-    "ShallowConv",
-    "SquashedGaussian",
-    "SquashedGaussianHead",
-    "as_numpy",
-    "as_tensors",
-    "make_policy_head",
-]
+from framework.networks.distributions import Categorical as Categorical
+from framework.networks.distributions import DiagonalGaussian as DiagonalGaussian
+from framework.networks.distributions import MultiCategorical as MultiCategorical
+from framework.networks.distributions import SquashedGaussian as SquashedGaussian
+from framework.networks.heads import Actions as Actions
+from framework.networks.heads import CategoricalHead as CategoricalHead
+from framework.networks.heads import Critics as Critics
+from framework.networks.heads import GaussianHead as GaussianHead
+from framework.networks.heads import MultiCategoricalHead as MultiCategoricalHead
+from framework.networks.heads import QNetwork as QNetwork
+from framework.networks.heads import SquashedGaussianHead as SquashedGaussianHead
+from framework.networks.heads import as_numpy as as_numpy
+from framework.networks.heads import as_tensors as as_tensors
+from framework.networks.heads import make_policy_head as make_policy_head
+from framework.networks.normalization import Moments as Moments
+from framework.networks.normalization import ObservationNormalizer as ObservationNormalizer
+from framework.networks.normalization import RewardScale as RewardScale
+from framework.networks.torsos import ACTIVATIONS as ACTIVATIONS
+from framework.networks.torsos import MLP as MLP
+from framework.networks.torsos import NatureConv as NatureConv
+from framework.networks.torsos import ObservationEncoder as ObservationEncoder
+from framework.networks.torsos import RecurrentCore as RecurrentCore
+from framework.networks.torsos import ResidualConv as ResidualConv
+from framework.networks.torsos import ShallowConv as ShallowConv

@@ -95,6 +95,7 @@ class MLP(nn.Module):
 class _Images(nn.Module):
     """Converts images of any layout to float `[M, C, H, W]` and restores the leading axes of the features."""
 
+    layers: nn.Sequential  # `[M, C, H, W]` float to `[M, output_size]`
     output_size: int
 
     def __init__(self, shape: Sequence[int]):
@@ -124,11 +125,7 @@ class _Images(nn.Module):
             images = images.to(torch.get_autocast_dtype(device) if mixed else torch.float32).div_(255.0)
         else:
             images = images.float()
-        return self.features(images).reshape(*leading, self.output_size)
-
-    def features(self, images: torch.Tensor) -> torch.Tensor:
-        """`[M, C, H, W]` float to `[M, output_size]`."""
-        raise NotImplementedError
+        return self.layers(images).reshape(*leading, self.output_size)
 
 
 class _Stack(_Images):
@@ -163,9 +160,6 @@ class _Stack(_Images):
         orthogonal_(linear, _RELU_GAIN)
         self.layers = nn.Sequential(*layers, nn.Flatten(1), linear, nn.ReLU())
         self.output_size = hidden_size
-
-    def features(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(images)
 
 
 class NatureConv(_Stack):
@@ -205,9 +199,6 @@ class ResidualConv(_Images):
         linear = nn.Linear(channels * height * width, hidden_size)
         self.layers = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(1), linear, nn.ReLU())
         self.output_size = hidden_size
-
-    def features(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(images)
 
 
 class _ResidualBlock(nn.Module):

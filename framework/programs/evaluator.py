@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from framework.actors import EnvironmentLoop, PolicyActor
-from framework.programs.worker import ProgramWorker, Setup, prepare_process, summarize
+from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded, summarize
 from framework.variables import VariableClient
 
 
@@ -22,8 +22,10 @@ class Evaluator(ProgramWorker):
       learner: the variable source.
       counter: counts the env steps of the program.
       monitor: takes the rows of metrics and ends the program.
-      checkpointer: keeps the policy's parameters of the best evaluation, as part `best`, and the step of the
-        last one. None keeps nothing.
+      checkpointer: keeps the policy's parameters of the best evaluation, as part `best` (`NAME-best` of an
+        evaluator with another name), and the step of the last one. None keeps nothing.
+      name: label of its rows.
+      steps_name: the count of the learner's steps.
     """
 
     def __init__(
@@ -34,14 +36,19 @@ class Evaluator(ProgramWorker):
         counter: Any,
         monitor: Any,
         checkpointer: Any = None,
+        name: str = "evaluator",
+        steps_name: str = "learner_steps",
         seed: int = 0,
     ):
         prepare_process(seed)
-        self._config = setup.config
+        self._config, self._evaluators = setup.config, setup.evaluators
+        self._name, self._steps_name = name, steps_name
+        self._best_part = "best" if name == "evaluator" else f"{name}-best"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         num_episodes = setup.config.num_evaluation_episodes
         self._environment = setup.make_environment(num_episodes, seed)
-        self._networks = networks = setup.agent.make_networks(setup.spec)
+        with seeded(seed):
+            self._networks = networks = setup.agent.make_networks(setup.spec)
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
@@ -49,7 +56,7 @@ class Evaluator(ProgramWorker):
         self._best = float("-inf")  # The highest mean return so far.
         self._evaluated = 0  # Env step of the last evaluation.
         if checkpointer is not None:
-            best, last = checkpointer.get("best"), checkpointer.get("evaluator")
+            best, last = checkpointer.get(self._best_part), checkpointer.get(name)
             self._best = self._best if best is None else float(best["row"]["episode_return"])
             self._evaluated = 0 if last is None else last["env_steps"]
 
@@ -73,23 +80,26 @@ class Evaluator(ProgramWorker):
         played = self._loop.run_episodes(self._config.num_evaluation_episodes)
         row = {
             "env_steps": counts.get("env_steps", 0),
-            "learner_steps": counts.get("learner_steps", 0),
+            "learner_steps": counts.get(self._steps_name, 0),
             "episodes": len(played["episode_length"]),
             **summarize([played]),
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
-        self._monitor.write("evaluator", row)
+        self._monitor.write(self._name, row, evaluation=True)
         if self._checkpointer is not None:
             if self._variables is not None and row["episode_return"] >= self._best:
                 self._best = row["episode_return"]
-                self._checkpointer.put("best", {"row": row, "networks": self._acting_parameters()})
-            self._checkpointer.put("evaluator", {"env_steps": row["env_steps"]})
+                self._checkpointer.put(self._best_part, {"row": row, "networks": self._acting_parameters()})
+            self._checkpointer.put(self._name, {"env_steps": row["env_steps"]})
         self._evaluated = row["env_steps"]
         target, limit = self._config.target_return, self._config.max_env_steps
         reached = target is not None and row["episode_return"] >= target
         if reached or (limit is not None and row["env_steps"] >= limit):
             self._finished = True
-            self._monitor.finish("target_return" if reached else "max_env_steps", row)
+            if reached:
+                self._monitor.finish("target_return", row)
+            else:
+                self._monitor.finish_evaluation(self._name, row, self._evaluators)
         return row
 
     def _acting_parameters(self) -> dict[str, torch.Tensor]:

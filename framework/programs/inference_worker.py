@@ -7,7 +7,7 @@ from typing import Any
 
 import launch
 from framework.actors.inference_server import InferenceServer
-from framework.programs.worker import Setup, prepare_process
+from framework.programs.worker import Setup, prepare_process, seeded
 from framework.variables import VariableClient
 
 _SAVE_EVERY = 1000  # Batches between two saves of the random state.
@@ -22,6 +22,7 @@ class InferenceWorker(InferenceServer):
       learner: the variable source. None for an agent without parameters.
       monitor: takes the rows of metrics.
       checkpointer: keeps the state of the policy's random choices. None keeps nothing.
+      name: label of its rows.
       seed: seed of the policy's random choices.
     """
 
@@ -32,11 +33,13 @@ class InferenceWorker(InferenceServer):
         learner: Any,
         monitor: Any,
         checkpointer: Any = None,
+        name: str = "inference",
         seed: int = 0,
     ):
         prepare_process(seed)
         agent, spec, config = setup.agent, setup.spec, setup.config
-        networks = agent.make_networks(spec).to(config.inference_device)
+        with seeded(seed):
+            networks = agent.make_networks(spec).to(config.inference_device)
         policy = agent.make_policy(networks)
         engine = launch.get_node_context().engine
         variables = None
@@ -56,10 +59,10 @@ class InferenceWorker(InferenceServer):
             on_batch=self._count,
         )
         policy.seed(seed)  # As an actor with its own policy does.
-        self._monitor, self._checkpointer = monitor, checkpointer
+        self._monitor, self._checkpointer, self._name = monitor, checkpointer, name
         self._log_period = config.log_period
         self._rows = self._batches = 0
-        state = checkpointer.get("inference") if checkpointer is not None else None
+        state = checkpointer.get(name) if checkpointer is not None else None
         if state is not None:
             self._rows, self._batches = int(state["rows"]), int(state["batches"])
             self.restore(state)
@@ -75,7 +78,7 @@ class InferenceWorker(InferenceServer):
         if self._rows > self._logged[0]:
             self._log()
         if self._checkpointer is not None:
-            self._checkpointer.put("inference", self.save())
+            self._checkpointer.put(self._name, self.save())
 
     def _count(self, rows: int) -> None:
         self._rows += rows
@@ -83,7 +86,7 @@ class InferenceWorker(InferenceServer):
         if self._rows - self._logged[0] >= self._log_period:
             self._log()
         if self._checkpointer is not None and self._batches % _SAVE_EVERY == 0:
-            self._checkpointer.put("inference", self.save())
+            self._checkpointer.put(self._name, self.save())
 
     def _log(self) -> None:
         now = time.perf_counter()
@@ -96,4 +99,4 @@ class InferenceWorker(InferenceServer):
             "time/acting_s": self.take_seconds(),
         }
         self._logged = (self._rows, self._batches, now)
-        self._monitor.write("inference", row)
+        self._monitor.write(self._name, row)

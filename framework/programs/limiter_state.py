@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-from framework.replay import TableInfo
+from framework.replay.contracts import Client
 
 # Reverb's limiters without a bound use the largest float64.
 _BOUNDLESS = 10**15
 
 
-def describe_room(replay: Any) -> str:
-    """The number of items that each table takes before a sample."""
-
-    def room(info: TableInfo) -> str:
+def describe_tables(replay: Client) -> str:
+    """The items that each table holds, takes before a sample, and gives before an insert."""
+    texts = []
+    for info in replay.server_info(timeout=1).values():
         limiter = info.rate_limiter_info
-        by_ratio = (limiter.max_diff - _diff(info)) / limiter.samples_per_insert
-        free = limiter.min_size_to_sample - info.current_size
-        return f"takes {_count(max(free, by_ratio))} more before a sample"
-
-    return _of_each_table(replay, room)
-
-
-def describe_stock(replay: Any) -> str:
-    """The number of samples that each table gives before an insert."""
-
-    def stock(info: TableInfo) -> str:
-        limiter = info.rate_limiter_info
-        enough = info.current_size >= limiter.min_size_to_sample
-        return f"gives {_count(_diff(info) - limiter.min_diff if enough else 0)} samples before an insert"
-
-    return _of_each_table(replay, stock)
-
-
-def _of_each_table(replay: Any, describe: Callable[[TableInfo], str]) -> str:
-    tables = replay.server_info(timeout=1).values()
-    return "; ".join(
-        f"table {info.name!r} holds {info.current_size} items and {describe(info)}" for info in tables
-    )
-
-
-def _diff(info: TableInfo) -> float:
-    limiter = info.rate_limiter_info
-    inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
-    return inserted * limiter.samples_per_insert - sampled
+        inserted, sampled = limiter.insert_stats.completed, limiter.sample_stats.completed
+        diff = inserted * limiter.samples_per_insert - sampled
+        missing = limiter.min_size_to_sample - info.current_size
+        room = max(missing, (limiter.max_diff - diff) / limiter.samples_per_insert)
+        stock = diff - limiter.min_diff if missing <= 0 else 0
+        texts.append(
+            f"table {info.name!r} holds {info.current_size} items, takes {_count(room)} more before a sample "
+            f"and gives {_count(stock)} samples before an insert"
+        )
+    return "; ".join(texts)
 
 
 def _count(number: float) -> str:

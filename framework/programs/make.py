@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import launch
-from framework import core, environments, specs
+from framework import core, environments, flow, specs
 from framework.environments import BatchedEnvironment
 from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
+from framework.programs.callbacks import Callback, OnWrite
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
+from framework.programs.plan_agent import PlanAgent
+from framework.programs.plan_worker import PlanWorker
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
 from framework.programs.services import (
@@ -27,10 +30,11 @@ from framework.programs.services import (
     replay_checkpointer,
 )
 from framework.programs.snapshot import Snapshot
-from framework.programs.worker import Setup, derive_seed
-from framework.replay import Table
+from framework.programs.worker import Setup, derive_seed, make_tables
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
+# Names of services and of parts of a checkpoint.
+_RESERVED = ("counter", "monitor", "checkpointer", "best", "program")
 
 
 def make_program(
@@ -39,6 +43,7 @@ def make_program(
     config: RunConfig | None = None,
     *,
     logger_factory: Callable[[], Logger | None] | None = None,
+    callbacks: Sequence[Callback] = (),
     on_write: Callable[[dict[str, Any]], None] | None = None,
     name: str | None = None,
 ) -> launch.Program:
@@ -58,8 +63,9 @@ def make_program(
       environment_factory: a name for `environments.make`, or a callable that returns an environment.
       config: the settings of the program. None is `RunConfig()`.
       logger_factory: returns the logger of all rows. None writes to the directory of `config`.
-      on_write: called with the monitor's snapshot after every row, in the monitor's process. An exception
-        from it ends the program, and `launch.launch` raises it.
+      callbacks: called after rows, evaluations and checkpoints, in the monitor's process. An exception of
+        one ends the program, and `launch.launch` raises it.
+      on_write: a callback as a function: called with the monitor's snapshot after every row.
       name: name of the program. None is the agent's class name.
 
     Raises:
@@ -74,7 +80,8 @@ def make_program(
         run.check_same()
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
     setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
-    graph = Graph(setup, run, logger_factory, on_write)
+    callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
+    graph = Graph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
     return graph.make_program(name or type(agent).__name__.lower())
 
@@ -86,7 +93,7 @@ class Graph(core.Graph):
       setup: what every worker is made from.
       run: the folder of the run, if it has one.
       logger_factory: see `make_program`.
-      on_write: see `make_program`.
+      callbacks: see `make_program`.
 
     Attributes:
       config: the settings of the program.
@@ -98,83 +105,167 @@ class Graph(core.Graph):
         setup: Setup,
         run: RunFolder | None = None,
         logger_factory: Callable[[], Logger | None] | None = None,
-        on_write: Callable[[dict[str, Any]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         self.config, self.spec = setup.config, setup.spec
-        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, on_write, logger_factory)
+        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
+        self._names = {*_RESERVED}
         self._replays: list[tuple[str, launch.Node]] = []
         self._services: list[tuple[str, launch.Node]] = []
         self._workers: list[tuple[str, launch.Node]] = []
+        self._learners: dict[launch.Handle | None, str] = {}  # The learner's name by its variable source.
         self.counter = self._add(self._services, "counter", make_counter, self.config)
         make_rows = logger_factory or functools.partial(make_logger, self.config)
         self.monitor = self._add(
-            self._services, "monitor", _make_monitor, run, make_rows, on_write, counter=self.counter
+            self._services, "monitor", _make_monitor, run, make_rows, callbacks, counter=self.counter
         )
         self.checkpointer = None
         if run is not None:
             self.checkpointer = self._add(self._services, "checkpointer", RunCheckpointer, self.config)
 
-    def add_replay(self) -> launch.Handle | None:
-        if not self._setup.agent.make_tables(self.spec):
+    def add_replay(self, *, agent: core.Agent | None = None, name: str = "replay") -> launch.Handle | None:
+        setup = self._setup_of(agent)
+        self._claim(name)
+        if not setup.agent.make_tables(self.spec):
             return None
-        make_tables = functools.partial(_make_tables, self._setup, self._seed_of("replay"))
+        tables_fn = functools.partial(make_tables, setup, self._seed_of(name))
         checkpointer_fn = None
         if self.config.directory is not None:
-            checkpointer_fn = functools.partial(replay_checkpointer, self.config)
+            checkpointer_fn = functools.partial(replay_checkpointer, self.config, name)
         backend = _REPLAY_MODULES[self.config.replay_backend]
-        node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
-        self._replays.append(("replay", node))
+        node = launch.ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
+        self._replays.append((name, node))
         return node.create_handle()
 
-    def add_learner(self, replay: launch.Handle | None) -> launch.Handle | None:
+    def add_learner(
+        self, replay: launch.Handle | None, *, agent: core.Agent | None = None, name: str = "learner"
+    ) -> launch.Handle | None:
+        self._claim(name)
         if replay is None:
             return None
-        seed = self._seed_of("learner")
-        learner = self._add_worker("learner", LearnerWorker, replay=replay, seed=seed, **self._handles)
+        learner = self._add_worker(name, LearnerWorker, agent, replay=replay, name=name, **self._handles)
+        self._learners[learner] = name
         for rank in range(1, self.config.num_learners):
-            seed = self._seed_of(f"learner-{rank}")
-            self._add_worker("learner", LearnerReplica, rank=rank, seed=seed, replay=replay, first=learner)
+            seed = self._seed_of(f"{name}-{rank}")
+            self._add_worker(name, LearnerReplica, agent, rank=rank, seed=seed, replay=replay, first=learner)
         return learner
 
-    def add_inference(self, variables: launch.Handle | None) -> launch.Handle | None:
+    def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
+        return learner
+
+    def add_inference(
+        self, variables: launch.Handle | None, *, agent: core.Agent | None = None, name: str = "inference"
+    ) -> launch.Handle | None:
+        self._claim(name)
         if not self.config.inference.endswith("server"):
             return None
         return self._add_worker(
-            "inference",
+            name,
             InferenceWorker,
+            agent,
             learner=variables,
             monitor=self.monitor,
             checkpointer=self.checkpointer,
-            seed=self._seed_of("actor-0"),  # The same random choices as one actor with the policy.
+            name=name,
+            # The same random choices as one actor with the policy.
+            seed=self._seed_of("actor-0" if name == "inference" else name),
             repeat=False,
         )
 
-    def add_actors(self, replay: launch.Handle | None, variables: launch.Handle | None) -> None:
-        sources = {"replay": replay, "learner": variables, "inference": self.add_inference(variables)}
+    def add_actors(
+        self,
+        replay: launch.Handle | None,
+        variables: launch.Handle | None,
+        *,
+        agent: core.Agent | None = None,
+        name: str = "actor",
+    ) -> None:
+        self._claim(name)
+        inference = self.add_inference(
+            variables, agent=agent, name="inference" if name == "actor" else f"{name}.inference"
+        )
         for index in range(self.config.num_actors):
-            seed = self._seed_of(f"actor-{index}")
-            self._add_worker("actor", ActorWorker, index=index, seed=seed, **sources, **self._handles)
+            self._add_worker(
+                name,
+                ActorWorker,
+                agent,
+                name=name,
+                index=index,
+                seed=self._seed_of(f"{name}-{index}"),
+                replay=replay,
+                learner=variables,
+                inference=inference,
+                **self._handles,
+            )
 
-    def add_evaluator(self, variables: launch.Handle | None) -> None:
-        if self.config.evaluate_period is not None:
-            seed = self._seed_of("evaluator")
-            self._add_worker("evaluator", Evaluator, learner=variables, seed=seed, **self._handles)
+    def add_plan(
+        self, replay: launch.Handle | None = None, *, agent: core.Agent | None = None
+    ) -> launch.Handle:
+        setup = self._setup_of(agent)
+        if not isinstance(setup.agent, PlanAgent):
+            raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected a PlanAgent.")
+        if self.config.inference != "local":
+            raise ValueError(f"inference: got {self.config.inference!r}, expected 'local' for a plan.")
+        self._claim("learner")
+        self._claim("actor")
+        node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
+        self._workers.append(("learner", node))
+        learner = node.create_handle()
+        self._learners[learner] = "learner"
+        own = setup.agent.for_worker(self.config.envs_per_actor) if replay is None else setup.agent
+        of_workers = dataclasses.replace(setup, agent=own)
+        workers = []
+        for index in range(self.config.num_actors):
+            worker = flow.worker_node(
+                setup.agent.worker_class,
+                of_workers,
+                index=index,
+                seed=self._seed_of(f"actor-{index}"),
+                replay=replay,
+                learner=learner,
+                **self._handles,
+            )
+            self._workers.append(("actor", worker))
+            workers.append(worker.create_handle())
+        seed = self._seed_of("learner")
+        node.configure(setup, workers=workers, replay=replay, seed=seed, **self._handles)
+        return learner
+
+    def add_evaluator(
+        self,
+        variables: launch.Handle | None,
+        *,
+        agent: core.Agent | None = None,
+        name: str = "evaluator",
+    ) -> None:
+        self._claim(name)
+        if self.config.evaluate_period is None:
+            return
+        self._setup.evaluators.append(name)
+        steps_name = f"{self._learners.get(variables, 'learner')}_steps"
+        self._add_worker(
+            name, Evaluator, agent, learner=variables, name=name, steps_name=steps_name, **self._handles
+        )
 
     def add_node(self, name: str, node: launch.Node) -> launch.Handle:
+        if name in self._names:
+            raise ValueError(f"name: got {name!r}, which the graph has or reserves. Give another name.")
         self._workers.append((name, node))
         return node.create_handle()
 
     def make_program(self, name: str) -> launch.Program:
         """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
-        if all(label != "evaluator" for label, _ in self._workers):
-            # Without an evaluation at the end, the actors end the program.
-            self._setup.config = dataclasses.replace(self.config, evaluate_period=None)
         program = launch.Program(name)
         program.snapshot = self._snapshot
-        replay = self._replays[0][1].create_handle() if self._replays else None
         for label, node in (*self._replays, *self._services, *self._workers):
             if label == "checkpointer":
-                node.configure(self.config, counter=self.counter, replay=replay)
+                node.configure(
+                    self.config,
+                    counter=self.counter,
+                    monitor=self.monitor,
+                    replays={part: replay.create_handle() for part, replay in self._replays},
+                    learners=[*self._learners.values()],
+                )
             program.add_node(node, label=label)
         return program
 
@@ -182,8 +273,23 @@ class Graph(core.Graph):
     def _handles(self) -> dict[str, launch.Handle | None]:
         return {"counter": self.counter, "monitor": self.monitor, "checkpointer": self.checkpointer}
 
-    def _add_worker(self, label: str, constructor: Callable[..., Any], **kwargs: Any) -> launch.Handle:
-        return self._add(self._workers, label, constructor, self._setup, **kwargs)
+    def _setup_of(self, agent: core.Agent | None) -> Setup:
+        if agent is None:
+            return self._setup
+        agent = agent.for_program(self.config.num_envs, self.config.num_learners)
+        return dataclasses.replace(self._setup, agent=agent)
+
+    def _claim(self, name: str) -> None:
+        """Checks that `name` is new: it is the name of a group, of rows and of parts of a checkpoint."""
+        if name in self._names or any(name == label for label, _ in self._workers):
+            raise ValueError(f"name: got {name!r}, which the graph has or reserves. Give another name.")
+        self._names.add(name)
+
+    def _add_worker(
+        self, label: str, constructor: Callable[..., Any], agent: core.Agent | None = None, **kwargs: Any
+    ) -> launch.Handle:
+        kwargs.setdefault("seed", self._seed_of(label))
+        return self._add(self._workers, label, constructor, self._setup_of(agent), **kwargs)
 
     def _add(
         self,
@@ -249,16 +355,11 @@ def make_logger(config: RunConfig) -> Logger | None:
     return Dispatcher(made)
 
 
-def _make_tables(setup: Setup, seed: int) -> list[Table]:
-    tables = setup.agent.make_tables(setup.spec)
-    for table in tables:
-        table.set_seed(derive_seed(seed, table.name))
-    return tables
-
-
-def _make_monitor(run: RunFolder | None, logger_factory: Any, on_write: Any, *, counter: Any) -> Monitor:
+def _make_monitor(
+    run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
+) -> Monitor:
     resumed = False
     if run is not None:
         run.record()
         resumed = newest_checkpoint(run.config) is not None
-    return Monitor(logger_factory(), on_write=on_write, counter=counter, resumed=resumed)
+    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed=resumed)

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import threading
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,15 @@ import framework
 import launch
 from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
+from framework.environments.suites import SUITES
 from framework.loggers.files import explained
-from framework.programs.registry import describe_agent, find_agent, load_object, target_of
+from framework.objects import target_of
+from framework.programs import config_file
+from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
 
-FORMAT = 2
+FORMAT = 3
 _UNRECORDED = "not recorded"
-_FACTORY = "factory:"  # Before module:function, where the environment is not a name.
 
 
 class RunError(Exception):
@@ -37,7 +38,7 @@ class RunError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """The files of one run. A program with a directory writes `config.json` when it starts.
+    """The files of one run. A program with a directory writes `config.yaml` when it starts.
 
     ```python
     folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
@@ -48,9 +49,9 @@ class RunFolder:
     ```
 
     Attributes:
-      agent: the agent's name, or `module:Class`.
-      agent_config: the fields of its config; None if it has no config.
-      environment: its name, or `factory:module:function`; None if the factory cannot be imported again.
+      agent: the agent's name, or `module:object`.
+      agent_config: the fields of its config; empty if it has no config.
+      environment: its name, or `module:function`; None if the factory cannot be imported again.
       config: the settings of the program.
       environment_spec: the specs of the environment as text, to detect a changed environment.
       engine: the engine that runs the program.
@@ -58,7 +59,7 @@ class RunFolder:
     """
 
     agent: str
-    agent_config: Mapping[str, Any] | None
+    agent_config: Mapping[str, Any]
     environment: str | None
     config: RunConfig
     environment_spec: str
@@ -98,35 +99,42 @@ class RunFolder:
         name, fields = describe_agent(agent)
         plain = json.loads(json.dumps(fields, default=_plain))
         if not isinstance(environment, str):
-            target = target_of(environment)
-            environment = "" if target is None else f"{_FACTORY}{target}"
+            target = target_of(environment) or ""
+            environment = "" if target.partition(":")[0] in SUITES else target
         # Equal for equal environments.
         described = f"observations: {spec.observations!r}; actions: {spec.actions!r}"
         return cls(name, plain, environment or None, config, described)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """Reads a run's `config.json`. Raises RunError if the file is missing or invalid."""
-        file = Path(path) / "config.json"
+        """Reads a run's `config.yaml`. Raises RunError if the file is missing or invalid."""
+        file = Path(path) / "config.yaml"
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = config_file.read(file)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise RunError(
-                f"{path} is not a run: it has no config.json. Give the directory of a program that has run."
+                f"{path} is not a run: it has no config.yaml. Give the directory of a program that has run."
             ) from error
         except (OSError, ValueError) as error:
-            raise RunError(f"{file} cannot be read: {error}.") from error
+            raise RunError(f"{file} cannot be read: {error}") from error
         try:
-            if content["format"] != FORMAT:
+            recorded = content.pop(config_file.RECORDED)
+            if recorded["format"] != FORMAT:
                 raise RunError(
-                    f"{file} has format {content['format']}; this version reads format {FORMAT}. "
+                    f"{file} has format {recorded['format']}; this version reads format {FORMAT}. "
                     "Use the version that wrote it (see versions in the file)."
                 )
-            values = {field.name: content[field.name] for field in dataclasses.fields(cls)}
+            own = {name: content.pop(name) for name in ("agent", "environment", "engine", "restarts")}
+            fields = [field.name for field in dataclasses.fields(RunConfig) if field.name in content]
+            settings = {name: content.pop(name) for name in fields}
+            settings["directory"] = os.fspath(path)
+            config = config_file.from_plain(RunConfig(), settings, str(file))
+            spec = recorded["environment_spec"]
         except KeyError as error:
             raise RunError(f"{file} has no entry {error}; it was altered.") from error
-        config = from_plain(RunConfig, {**values["config"], "directory": os.fspath(path)}, str(file))
-        return cls(**{**values, "config": config})
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        return cls(agent_config=content, config=config, environment_spec=spec, **own)
 
     def restore(self, which: str | int | os.PathLike[str] | None = None) -> CheckpointReader:
         """Opens a checkpoint, as `Checkpointer.restore` does. Raises RunError with the run's own advice."""
@@ -145,9 +153,9 @@ class RunFolder:
             raise RunError(str(error)) from error
 
     def record(self, engine: str | None = None) -> None:
-        """Writes `config.json` with the node's engine unless it is equal. Keeps the recorded restarts."""
+        """Writes `config.yaml` with the node's engine unless it is equal. Keeps the recorded restarts."""
         new, engine = self, engine or launch.get_node_context().engine
-        if (self.path / "config.json").exists():
+        if (self.path / "config.yaml").exists():
             known = RunFolder.open(self.path)
             new = dataclasses.replace(self, engine=engine, restarts=known.restarts)
             if json.dumps(dataclasses.asdict(new)) == json.dumps(dataclasses.asdict(known)):
@@ -155,7 +163,7 @@ class RunFolder:
         dataclasses.replace(new, engine=engine).save()
 
     def save(self) -> None:
-        """Makes the folder and writes `config.json`. Raises RunError if it cannot be written.
+        """Makes the folder and writes `config.yaml`. Raises RunError if it cannot be written.
 
         The command, time and versions of the first start stay; those of later starts follow in `resumed`.
         """
@@ -165,19 +173,27 @@ class RunFolder:
             "versions": package_versions(),
             "git_commit": git_commits(),
         }
-        file = self.path / "config.json"
+        file = self.path / "config.yaml"
         if file.exists():
-            before = json.loads(file.read_text(encoding="utf-8"))
+            before = config_file.read(file)[config_file.RECORDED]
             start = {**{name: before[name] for name in start}, "resumed": [*before.get("resumed", []), start]}
+        settings = dataclasses.asdict(self.config)
+        del settings["directory"]  # The folder may be moved.
+        content = {
+            **{name: getattr(self, name) for name in ("agent", "environment", "engine", "restarts")},
+            **settings,
+            **self.agent_config,
+            config_file.RECORDED: {"format": FORMAT, "environment_spec": self.environment_spec, **start},
+        }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_json("config.json", {"format": FORMAT, **dataclasses.asdict(self), **start})
+            config_file.write(file, json.loads(json.dumps(content, default=_plain)))
         except OSError as error:
             raise RunError(str(explained(error, file).strerror)) from error
 
     def check_same(self) -> None:
         """Raises RunError if the folder holds a run of another agent or in another environment."""
-        if not (self.path / "config.json").exists():
+        if not (self.path / "config.yaml").exists():
             return
         known = RunFolder.open(self.path)
         if known.agent != self.agent:
@@ -188,52 +204,42 @@ class RunFolder:
             raise RunError(
                 f"{self.path}: the environment {self.environment!r} is not the one that the run was trained "
                 f"in. It was:\n  {known.environment_spec}\nand now is:\n  {self.environment_spec}\n"
-                "Install the version of it that config.json names, or start a new run."
+                "Install the version of it that config.yaml names, or start a new run."
             )
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes one file of the folder. Replaces an old file atomically."""
-        beside = self.path / f".{name}.new"
-        try:
-            beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            os.replace(beside, self.path / name)
-        finally:
-            beside.unlink(missing_ok=True)
+        config_file.replace(self.path / name, json.dumps(content, indent=1) + "\n")
 
     def make_agent(self) -> core.Agent:
         """The agent as configured in the run. Raises RunError if its class cannot be found."""
         try:
             entry = find_agent(self.agent)
-            agent: Any = entry.load()
-            if self.agent_config is None:
-                return agent()
-            config_class = type(entry.make_config())
+            config = entry.make_config()
+            if not self.agent_config:
+                return entry.make()
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.path}: {error}") from error
         for name, value in self.agent_config.items():
             if isinstance(value, dict) and _UNRECORDED in value:
                 raise RunError(
-                    f"{self.path}: {name} of {self.agent!r} was {value[_UNRECORDED]}, which config.json "
+                    f"{self.path}: {name} of {self.agent!r} was {value[_UNRECORDED]}, which config.yaml "
                     "cannot hold. Use numbers, strings, None, and tuples of them in the agent's config."
                 )
-        return agent(from_plain(config_class, self.agent_config, str(self.path / "config.json")))
+        try:
+            config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        return entry.make(config)
 
-    def environment_factory(self) -> str | Callable[..., Any]:
-        """The argument of `environments.make`. Raises RunError if the factory cannot be imported."""
+    def environment_factory(self) -> str:
+        """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
         if self.environment is None:
             raise RunError(
                 f"{self.path}: its environment was a function without a name that can be imported. Give "
                 "make_program the environment's name, or a function of a module."
             )
-        if not self.environment.startswith(_FACTORY):
-            return self.environment
-        try:
-            factory = load_object(self.environment.removeprefix(_FACTORY))
-        except (ImportError, AttributeError) as error:
-            raise RunError(f"{self.path}: {self.environment!r} cannot be imported: {error}") from error
-        if not callable(factory):
-            raise RunError(f"{self.path}: {self.environment!r} is no longer a function.")
-        return factory
+        return self.environment
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -282,26 +288,6 @@ class RunFolder:
 def _plain(value: Any) -> Any:
     """Converts a numpy number to a Python number, and a value that JSON cannot hold to its name."""
     return value.item() if isinstance(value, np.generic) else {_UNRECORDED: repr(value)}
-
-
-def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:
-    """A dataclass from JSON. Raises RunError for an unknown field or an invalid value."""
-    hints = typing.get_type_hints(cls)
-    unknown = sorted(set(content) - set(hints))
-    if unknown:
-        raise RunError(
-            f"{where}: {cls.__name__} has no field {', '.join(map(repr, unknown))}; it has "
-            f"{', '.join(hints)}. Correct the file, or use the version that wrote it."
-        )
-    values = {}
-    for name, value in content.items():
-        kinds = (hints[name], *typing.get_args(hints[name]))  # JSON has no tuples
-        is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
-        values[name] = tuple(value) if isinstance(value, list) and is_tuple else value
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise RunError(f"{where}: {error} Correct the file.") from error
 
 
 def git_commits() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -9,7 +10,7 @@ import shutil
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ import launch
 from framework.checkpoints import Checkpointer, CheckpointReader, Part, torch_part
 from framework.core import Saveable
 from framework.loggers import Logger
+from framework.programs.callbacks import Callback
 from framework.programs.run_config import RunConfig
 from framework.replay.checkpointers import DefaultCheckpointer
 
 _STEPS = "env_steps"  # The count to which `Counter.grant` adds spent steps.
-_REPLAY = "replay"  # The part of a checkpoint that the replay server writes.
-PROGRAM = "program"  # The part that `Snapshot` writes.
-_NOT_STATES = (_REPLAY, PROGRAM)
+PROGRAM = "program"  # The part of a checkpoint that `Snapshot` writes.
 _LOG = logging.getLogger(__name__)
 
 
@@ -146,8 +146,7 @@ class Monitor:
 
     Args:
       logger: takes the rows. None keeps them in memory only.
-      on_write: called with `snapshot()` after every row, in the node's process. An exception from it ends
-        the program, and `launch.launch` raises it.
+      callbacks: called after rows, evaluations and checkpoints.
       counter: the counter, whose counts are part of the snapshot.
       resumed: whether the run continues with new episodes. The first row of each label then says so.
     """
@@ -156,29 +155,37 @@ class Monitor:
         self,
         logger: Logger | None = None,
         *,
-        on_write: Callable[[dict[str, Any]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
         counter: Any = None,
         resumed: bool = False,
     ):
         self._resumed = resumed
-        self.logger, self.on_write, self._counter = logger, on_write, counter
+        self.logger, self.callbacks, self._counter = logger, callbacks, counter
         self._lock = threading.Lock()
+        self._calling = threading.Lock()  # Held during the calls of callbacks.
         self._latest: dict[str, dict[str, Any]] = {}
         self._started = time.monotonic()
         self._result: dict[str, Any] | None = None
+        self._evaluated: dict[str, dict[str, Any]] = {}  # The last row of each evaluator that has finished.
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `Snapshot`: the clock of another process starts elsewhere, and `on_write` is the caller's."""
-        return {**vars(self), "on_write": None, "_started": time.monotonic() - self._started}
+        """For `Snapshot`: the clock of another process starts elsewhere, and callbacks are the caller's."""
+        return {**vars(self), "callbacks": (), "_started": time.monotonic() - self._started}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _started=time.monotonic() - state["_started"])
 
-    def write(self, label: str, row: dict[str, Any]) -> None:
-        """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`."""
+    def write(self, label: str, row: dict[str, Any], evaluation: bool = False) -> None:
+        """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`.
+
+        Args:
+          label: name of what writes.
+          row: the row.
+          evaluation: whether it is the result of an evaluation.
+        """
         with self._lock:
             if label == "learner":
-                actors = [other for name, other in self._latest.items() if name.startswith("actor")]
+                actors = [other for name, other in self._latest.items() if name.startswith("actor-")]
                 versions = [other["variables_version"] for other in actors if "variables_version" in other]
                 if versions:
                     row = {**row, "acting_staleness": float(row["version"] - sum(versions) / len(versions))}
@@ -187,16 +194,28 @@ class Monitor:
             self._latest[label] = {**self._latest.get(label, {}), **row}
             if self.logger is not None:
                 self.logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
-        if self.on_write is None:
+        if not self.callbacks:
             return
-        try:
-            self.on_write(self.snapshot())
-        except Exception as error:
-            if launch.get_node_context().engine not in ("serial", "threads"):
-                _LOG.exception(
-                    "on_write raised an error, which ends the program."
-                )  # Pickling drops its trace.
-            launch.stop(error)
+        snapshot = self.snapshot()
+        self._call(lambda callback: callback.on_row(label, row, snapshot))
+        if evaluation:
+            self._call(lambda callback: callback.on_evaluation(label, row))
+
+    def checkpointed(self, path: str) -> None:
+        """Takes the folder of a new checkpoint."""
+        self._call(lambda callback: callback.on_checkpoint(path))
+
+    def _call(self, event: Callable[[Callback], None]) -> None:
+        """Calls all callbacks. An error of one ends the program."""
+        with self._calling:
+            try:
+                for callback in self.callbacks:
+                    event(callback)
+            except Exception as error:
+                if launch.get_node_context().engine not in ("serial", "threads"):
+                    # Pickling drops its trace.
+                    _LOG.exception("A callback raised an error, which ends the program.")
+                launch.stop(error)
 
     def snapshot(self) -> dict[str, Any]:
         """The newest rows: `{"labels": {label: row}, "counts": …, "seconds": …, "result": …}`."""
@@ -216,6 +235,18 @@ class Monitor:
                 self._result = {"reason": reason, **numbers}
         launch.stop(self._result)
 
+    def finish_evaluation(self, name: str, row: dict[str, Any], evaluators: Sequence[str]) -> None:
+        """Ends the program when all `evaluators` have played their last evaluation.
+
+        The result has the numbers of the first of them, and the rows of the others under their names.
+        """
+        with self._lock:
+            self._evaluated[name] = row
+            if any(each not in self._evaluated for each in evaluators):
+                return
+            numbers = [dict(self._evaluated[each]) for each in evaluators or (name,)]
+        self.finish("max_env_steps", {**numbers[0], **dict(zip(evaluators[1:], numbers[1:], strict=True))})
+
     def close(self) -> None:
         """Flushes and closes the logger."""
         if self.logger is not None:
@@ -226,18 +257,30 @@ class RunCheckpointer:
     """Keeps the newest state of every part of a run and writes all parts as one checkpoint.
 
     Workers `put` their state between steps and when they stop. The checkpointer asks the counter and the
-    replay server when it writes. It closes after the workers and before replay, and then writes the last
+    replay servers when it writes. It closes after the workers and before replay, and then writes the last
     checkpoint of a run, however the run ends.
 
     Args:
       config: the run's settings. Checkpoints go to `checkpoints/` in its directory.
       counter: the counter, whose counts are part of every checkpoint. `env_steps` names the checkpoint.
-      replay: a replay client, whose server writes its own part. None for an agent without replay.
+      monitor: takes the folder of each checkpoint.
+      replays: replay clients by part. Each server writes its own part.
+      learners: names of the learners, which `commit` periodic checkpoints.
     """
 
-    def __init__(self, config: RunConfig, *, counter: Any, replay: Any = None):
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        counter: Any,
+        monitor: Any = None,
+        replays: Mapping[str, Any] | None = None,
+        learners: Sequence[str] = (),
+    ):
         self._checkpointer = run_checkpoints(config)
-        self._counter, self._replay = counter, replay
+        self._counter, self._monitor = counter, monitor
+        self._replays, self._learners = dict(replays or {}), frozenset(learners)
+        self._due: set[str] = set()  # Learners that have put their state for the next periodic checkpoint.
         self._lock = threading.Lock()  # Guards the states; not held while a checkpoint is written.
         self._writing = threading.Lock()
         self._puts = self._saved_puts = 0
@@ -245,7 +288,8 @@ class RunCheckpointer:
         reader = self._checkpointer.newest_intact()
         self._states: dict[str, Any] = {}
         if reader is not None:
-            self._states = {name: reader.state(name) for name in reader.names if name not in _NOT_STATES}
+            files = [name for name in reader.names if name != PROGRAM and reader.part(name).is_file()]
+            self._states = {name: reader.state(name) for name in files}
 
     def get(self, part: str) -> Any:
         """The newest state of `part`, from this run or from the checkpoint that it resumes; None without."""
@@ -264,22 +308,32 @@ class RunCheckpointer:
             self._bytes[part] = data
             self._puts += 1
 
-    def commit(self, reason: str) -> str | None:
-        """Writes a checkpoint of all parts now and returns its folder; None if nothing has changed."""
+    def commit(self, reason: str, learner: str | None = None) -> str | None:
+        """Writes a checkpoint of all parts now and returns its folder; None if nothing has changed.
+
+        A call of one of several learners writes when the others have called too, so that their states are of
+        about the same time, or when that learner calls for the second time.
+        """
         with self._writing:
             with self._lock:
+                if learner is not None and learner not in self._due:
+                    self._due.add(learner)
+                    if self._learners - self._due:
+                        return None
+                self._due.clear()
                 states, puts = dict(self._states), self._puts
                 parts, self._bytes = self._bytes, {}
             if puts == self._saved_puts:
                 return None
             states["counter"] = self._counter.save()
             parts.update((name, torch_part(state)) for name, state in states.items())
-            if self._replay is not None:
-                written = str(self._replay.checkpoint())
-                parts[_REPLAY] = lambda path: shutil.move(written, path)
+            for name, replay in self._replays.items():
+                parts[name] = functools.partial(shutil.move, str(replay.checkpoint()))
             steps = int(self._counter.get_counts().get(_STEPS, 0))
             path = self._checkpointer.save(steps, parts, {"reason": reason})
             self._saved_puts = puts
+            if self._monitor is not None:
+                self._monitor.checkpointed(os.fspath(path))
             return os.fspath(path)
 
     def close(self) -> None:
@@ -302,18 +356,18 @@ def make_counter(config: RunConfig) -> Counter:
     return counter
 
 
-def replay_checkpointer(config: RunConfig) -> DefaultCheckpointer:
-    """The checkpointer of the run's replay server.
+def replay_checkpointer(config: RunConfig, name: str = "replay") -> DefaultCheckpointer:
+    """The checkpointer of the run's replay server that writes the part `name`.
 
     It writes a folder beside the run's checkpoints, and `RunCheckpointer` moves the folder into a checkpoint.
     It restores the replay part of the newest intact checkpoint, so that all parts of a run come from the same
     checkpoint.
     """
     assert config.directory is not None
-    aside = Path(config.directory) / "checkpoints" / ".replay"
+    aside = Path(config.directory) / "checkpoints" / f".{name}"
     shutil.rmtree(aside, ignore_errors=True)  # From a killed server; part of no checkpoint.
     reader = newest_checkpoint(config)
-    part = reader.part(_REPLAY) if reader is not None and _REPLAY in reader.names else None
+    part = reader.part(name) if reader is not None and name in reader.names else None
     return DefaultCheckpointer(aside, fallback_checkpoint_path=part)
 
 

@@ -20,14 +20,11 @@ import json
 import logging
 import math
 import os
-import pickle
 import random
 import secrets
 import socket
 import threading
-import types
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +32,13 @@ import numpy as np
 
 import launch
 from framework.checkpoints import package_versions
-from framework.environments.states import StatePickler
 from framework.loggers import Logger
+from framework.programs.callbacks import Callback
 from framework.programs.learner_worker import keep_freed_memory
+from framework.programs.pickling import ObjectPickler, pickle_module
 from framework.programs.run_config import RunConfig
 from framework.programs.services import PROGRAM, newest_checkpoint
 from framework.programs.worker import prepare_process
-from framework.replay.local.client import EmbeddedClient
-from framework.replay.rows.store import Allocator, Stream
 from framework.variables import VariableBlock
 from launch import context
 from launch.engines.in_process import LocalRuntime, Place
@@ -52,8 +48,8 @@ if TYPE_CHECKING:
     from framework.programs.run_folder import RunFolder
 
 _LOG = logging.getLogger(__name__)
-_LIMITS = ("max_env_steps", "max_learner_steps", "target_return")  # May differ when a run resumes.
-_LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+# May differ when a run resumes: its limits, and its folder, which may have been moved.
+_MAY_DIFFER = ("max_env_steps", "max_learner_steps", "target_return", "directory")
 
 
 class Snapshot:
@@ -61,14 +57,17 @@ class Snapshot:
 
     Args:
       run: the run's folder.
-      on_write: the argument of the new `Monitor`.
+      callbacks: those of the new `Monitor`.
       logger_factory: makes the logger of the new `Monitor`. None continues the files of the saved one.
     """
 
     def __init__(
-        self, run: RunFolder, on_write: Any = None, logger_factory: Callable[[], Logger | None] | None = None
+        self,
+        run: RunFolder,
+        callbacks: Sequence[Callback] = (),
+        logger_factory: Callable[[], Logger | None] | None = None,
     ):
-        self._run, self._config, self._on_write = run, run.config, on_write
+        self._run, self._config, self._callbacks = run, run.config, callbacks
         self._logger_factory = logger_factory
 
     def save(self, state: ProgramState) -> None:
@@ -85,7 +84,7 @@ class Snapshot:
         try:
             if self._logger_factory is not None:
                 monitor.logger = None  # It may be impossible to pickle, and the next run makes its own.
-            torch.save((generators, state), file, pickle_module=_pickle_module())
+            torch.save((generators, state), file, pickle_module=pickle_module(_Pickler))
             about = json.dumps({**self._about(), **_progress(state)}).encode() + b"\n"
             signature = _signature(about, file.getbuffer())
         except Exception as error:
@@ -135,10 +134,10 @@ class Snapshot:
         keep_freed_memory()
         _current.config = self._config
         pickled = io.BytesIO(file.read())
-        generators, state = torch.load(pickled, pickle_module=_pickle_module(), weights_only=False)
+        generators, state = torch.load(pickled, pickle_module=pickle_module(_Pickler), weights_only=False)
         state.objects["counter-0"].max_steps = limit
         monitor = state.objects["monitor-0"]
-        monitor.on_write = self._on_write
+        monitor.callbacks = self._callbacks
         if self._logger_factory is not None:
             monitor.logger = self._logger_factory()
         self._run.record("serial")
@@ -151,7 +150,7 @@ class Snapshot:
         """What has to be equal when the run resumes."""
         return {
             "versions": package_versions(),
-            "config": {key: value for key, value in vars(self._config).items() if key not in _LIMITS},
+            "config": {key: value for key, value in vars(self._config).items() if key not in _MAY_DIFFER},
             "agent": self._run.agent_config,
             "environment": self._run.environment,
             "own_logger": self._logger_factory is not None,
@@ -178,23 +177,11 @@ class _Current(threading.local):
 _current = _Current()
 
 
-class _Pickler(StatePickler):
-    """See the module. An array that shares memory is pickled with the array that owns the memory."""
-
-    def __init__(self, file: io.BytesIO, protocol: int | None = None):
-        super().__init__(file, protocol)
-        self._num_rows: dict[int, int] = {}  # By the id of a column: rows that were ever used.
+class _Pickler(ObjectPickler):
+    """Also leaves out what belongs to the process: the engine, clients of nodes, the run's settings."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if kind in _LOCKS:
-            return _LOCKS[kind], ()
-        if kind is weakref.ref and obj() is not None:
-            return weakref.ref, (obj(),)
-        if kind is weakref.WeakMethod and obj() is not None:
-            return weakref.WeakMethod, (obj(),)
-        if kind is weakref.finalize:
-            return _nothing, ()  # The object's memory is this process's, and ends with it.
         if kind is socket.socket:
             return socket.socket, (obj.family, obj.type)  # Nothing waits at its other end.
         if kind is LocalRuntime:
@@ -207,26 +194,9 @@ class _Pickler(StatePickler):
             return launch.stop_event, ()
         if kind is VariableBlock:
             return obj.reduce_private()
-        if kind in (EmbeddedClient, launch.Client):  # Whose reductions are for other processes.
+        if kind is launch.Client:  # Whose reduction is for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
-        if kind is Stream:
-            self._num_rows.update((id(array), obj.num_leased) for array in obj.arrays())
-        if kind is np.ndarray and obj.base is not None:
-            return self._reduce_view(obj)
         return super().reducer_override(obj)
-
-    def _reduce_view(self, array: np.ndarray) -> Any:
-        if id(array) in self._num_rows:  # Of virtual memory, of which few rows are used.
-            return _column, (array.shape, array.dtype, array[: self._num_rows[id(array)]].copy())
-        owner: Any = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        if owner is not array:
-            offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-            return np.ndarray, (array.shape, array.dtype, owner, offset, array.strides)
-        if type(owner.base).__module__ == "torch":
-            return _array_of, (owner.base,)
-        return NotImplemented
 
 
 def _place(label: str) -> Place:
@@ -237,28 +207,6 @@ def _place(label: str) -> Place:
 
 def _config() -> RunConfig:
     return _current.config
-
-
-def _nothing() -> None:
-    return None
-
-
-def _column(shape: tuple[int, ...], dtype: np.dtype, rows: np.ndarray) -> np.ndarray:
-    column = Allocator().allocate("", "", shape, dtype)
-    column[: len(rows)] = rows
-    return column
-
-
-def _array_of(tensor: Any) -> np.ndarray:
-    array: np.ndarray = tensor.numpy()
-    return array
-
-
-def _pickle_module() -> types.ModuleType:
-    """What `torch.save` and `torch.load` take: they add the storages of tensors, shared or not."""
-    module = types.ModuleType("snapshot_pickle")
-    vars(module).update(Pickler=_Pickler, Unpickler=pickle.Unpickler, load=pickle.load)
-    return module
 
 
 def _signature(*data: Any) -> bytes:

@@ -92,23 +92,7 @@ class SharedMemory(Allocator):
         """
         if column and end > begin:
             self._check()
-            path = self._paths[stream, column]
-            with open(path, "r+b") as file:
-                if not hasattr(os, "posix_fallocate"):  # macOS: only writing shows that the disk is full
-                    os.pwrite(file.fileno(), b"\0" * (end - begin), begin)
-                    return
-                try:
-                    os.posix_fallocate(file.fileno(), begin, end - begin)
-                except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-                        raise
-                    status = os.statvfs(self.directory)
-                    raise StoreFullError(
-                        f"shared memory is full: {end - begin} more bytes are needed and "
-                        f"{status.f_bavail * status.f_frsize} are free in {os.path.dirname(self.directory)}. "
-                        "Enlarge it (docker run --shm-size, mount -o remount,size=), make the tables smaller "
-                        "(max_size) or set max_bytes."
-                    ) from None
+            back_with_memory(self._paths[stream, column], begin, end)
 
     def free(self, stream: str, column: str) -> None:
         """Removes the file of a column, if there is one."""
@@ -186,6 +170,29 @@ def attach(path: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
     if found < size:
         raise ValueError(f"{path}: got {found} bytes, expected {size} for {shape} of {dtype}.")
     return _map(path, shape, dtype)
+
+
+def back_with_memory(path: str, begin: int, end: int) -> None:
+    """Backs bytes `[begin, end)` of a file with memory: a write to a full tmpfs would kill the process.
+
+    Raises:
+      StoreFullError: The machine's shared memory is full. The message says how much is needed and free.
+    """
+    with open(path, "r+b") as file:
+        if not hasattr(os, "posix_fallocate"):  # macOS: only writing shows that the disk is full
+            os.pwrite(file.fileno(), b"\0" * (end - begin), begin)
+            return
+        try:
+            os.posix_fallocate(file.fileno(), begin, end - begin)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise
+            status = os.statvfs(path)
+            raise StoreFullError(
+                f"shared memory is full: {end - begin} more bytes are needed and "
+                f"{status.f_bavail * status.f_frsize} are free for {path}. Enlarge it (docker run "
+                "--shm-size, mount -o remount,size=), make the tables smaller (max_size) or set max_bytes."
+            ) from None
 
 
 def _remove(directory: str, owner: int, pid: int) -> None:

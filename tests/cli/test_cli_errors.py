@@ -1,7 +1,6 @@
 """Bad input: one clear error that names the thing and the fix, a non-zero exit code, nothing lost."""
 
 import importlib.util
-import json
 import os
 import resource
 import signal
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 
-from framework.programs import registry, run_folder
+from framework.programs import config_file, registry, run_folder
 
 TRAIN = ("train", "random_actions")
 
@@ -65,20 +64,20 @@ def test_wrong_command_lines(repertory, tmp_path, monkeypatch, arguments, code, 
 @pytest.mark.parametrize("command", ["eval", "video", "plot", "status", "stop"])
 def test_a_folder_that_is_no_run(repertory, tmp_path, command):
     code, _, err = repertory(command, tmp_path)
-    assert code == 1 and str(tmp_path) in err and "no config.json" in err
+    assert code == 1 and str(tmp_path) in err and "no config.yaml" in err
 
 
 def test_resume_of_what_is_no_run(repertory, tmp_path):
     code, _, err = repertory("train", "--resume", tmp_path / "gone")
-    assert code == 1 and "no config.json" in err
+    assert code == 1 and "no config.yaml" in err
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(repertory, make_run):
     folder = make_run(steps=[10])
-    before = (folder.path / "config.json").read_bytes()
+    before = (folder.path / "config.yaml").read_bytes()
     code, _, err = repertory(*TRAIN, "--directory", folder.path)
     assert code == 1 and f"--resume {folder.path}" in err
-    assert (folder.path / "config.json").read_bytes() == before
+    assert (folder.path / "config.yaml").read_bytes() == before
 
 
 def test_a_run_without_a_checkpoint_leads_nowhere_and_says_so(repertory, make_run):
@@ -159,17 +158,18 @@ def test_dm_reverb_that_is_missing(repertory, tmp_path, monkeypatch):
 class TestResume:
     def test_with_a_different_environment(self, repertory, make_run):
         folder = make_run(steps=[10])
-        before = (folder.path / "config.json").read_bytes()
+        before = (folder.path / "config.yaml").read_bytes()
         code, _, err = repertory("train", "--resume", folder.path, "--environment", "gymnasium:Acrobot-v1")
         assert code == 2
         assert "'gymnasium:CartPole-v1'" in err and "'gymnasium:Acrobot-v1'" in err and "new run" in err
-        assert (folder.path / "config.json").read_bytes() == before
+        assert (folder.path / "config.yaml").read_bytes() == before
 
     def test_when_the_environment_has_changed(self, repertory, make_run):
         folder = make_run(steps=[10])
-        config = json.loads((folder.path / "config.json").read_text())
-        config["environment_spec"] = config["environment_spec"].replace("(4,)", "(5,)")
-        (folder.path / "config.json").write_text(json.dumps(config))
+        config = config_file.read(folder.path / "config.yaml")
+        spec = config["recorded"]["environment_spec"]
+        config["recorded"]["environment_spec"] = spec.replace("(4,)", "(5,)")
+        config_file.write(folder.path / "config.yaml", config)
         code, _, err = repertory("train", "--resume", folder.path)
         assert code == 1 and "(5,)" in err and "(4,)" in err
 
@@ -221,21 +221,25 @@ class TestResume:
 
     def test_with_an_unknown_config_key(self, repertory, make_run):
         folder = make_run(steps=[10])
-        config = json.loads((folder.path / "config.json").read_text())
-        config["agent_config"]["lerning_rate"] = 1
-        (folder.path / "config.json").write_text(json.dumps(config))
+        config = config_file.read(folder.path / "config.yaml")
+        config_file.write(folder.path / "config.yaml", {**config, "lerning_rate": 1})
         code, _, err = repertory("train", "--resume", folder.path)
-        assert code == 1 and "'lerning_rate'" in err and "batch_size" in err and "config.json" in err
+        assert code == 1 and "'lerning_rate'" in err and "batch_size" in err and "config.yaml" in err
 
 
 @pytest.mark.parametrize(
     "content, text",
-    [("{", "cannot be read"), ("{}", "no entry 'format'"), ('{"format": 99}', "format 99")],
-    ids=["cut", "empty", "newer"],
+    [
+        ("{", "cannot be read"),
+        ("[]", "expected lines of the form NAME: VALUE"),
+        ("{}", "no entry 'recorded'"),
+        ("recorded: {format: 99}", "format 99"),
+    ],
+    ids=["cut", "list", "empty", "newer"],
 )
 def test_a_damaged_config(repertory, make_run, content, text):
     folder = make_run(steps=[10])
-    (folder.path / "config.json").write_text(content)
+    (folder.path / "config.yaml").write_text(content)
     code, _, err = repertory("train", "--resume", folder.path)
     assert code == 1 and text in err
 

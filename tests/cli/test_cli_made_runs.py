@@ -1,7 +1,6 @@
 """The folder of a program made in Python is a run for every command."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +10,7 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from agents.random_actions import RandomActions, RandomActionsConfig
 from framework.environments.testing import FakeEnvironment
-from framework.programs import RunConfig, make_program
+from framework.programs import RunConfig, config_file, make_program
 from framework.programs.run_folder import RunError, RunFolder
 
 SMALL = DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(16,))
@@ -28,7 +27,7 @@ def config_of(path, **changes):
 
 def run(path, agent=None, environment="gymnasium:CartPole-v1", **changes):
     program = make_program(agent or DQN(SMALL), environment, config_of(path, **changes))
-    assert not (path / "config.json").exists()  # written when it runs
+    assert not (path / "config.yaml").exists()  # written when it runs
     launch.launch(program, engine="serial")
 
 
@@ -44,18 +43,22 @@ def test_every_command_takes_it(repertory, tmp_path):
     assert repertory("stop", path)[0] == 1
     code, out, err = repertory("train", "--resume", path, "--engine", "serial", "--max-env-steps", "400")
     assert code == 0 and "400 env steps is spent" in out, err
-    content = json.loads((path / "config.json").read_text())
-    assert content["engine"] == "serial" and content["config"]["max_env_steps"] == 400
+    content = config_file.read(path / "config.yaml")
+    assert content["engine"] == "serial" and content["max_env_steps"] == 400
 
 
 @pytest.mark.parametrize(
-    "agent, environment", [(Own(SMALL), "gymnasium:CartPole-v1"), (DQN(SMALL), FakeEnvironment)]
+    "agent, environment, name",
+    [
+        (Own(SMALL), "gymnasium:CartPole-v1", "gymnasium:CartPole-v1"),
+        (DQN(SMALL), FakeEnvironment, "framework.environments.testing:FakeEnvironment"),
+    ],
 )
-def test_what_it_was_made_of_is_found_again(tmp_path, agent, environment):
+def test_what_it_was_made_of_is_found_again(tmp_path, agent, environment, name):
     run(tmp_path / "run", agent, environment)
     folder = RunFolder.open(tmp_path / "run")
     assert type(folder.make_agent()) is type(agent) and folder.make_agent().config == SMALL
-    assert folder.environment_factory() == environment
+    assert folder.environment_factory() == name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +93,9 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
         make_program(Own(SMALL), "gymnasium:CartPole-v1", config_of(path))
     with pytest.raises(RunError, match="is not the one that the run was trained"):
         make_program(DQN(SMALL), "gymnasium:Acrobot-v1", config_of(path))
-    before = (path / "config.json").read_bytes()
+    before = (path / "config.yaml").read_bytes()
     launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", config_of(path)), engine="serial")
-    assert (path / "config.json").read_bytes() == before
+    assert (path / "config.yaml").read_bytes() == before
     changed = dataclasses.replace(config_of(path), max_env_steps=350)
     launch.launch(make_program(DQN(SMALL), "gymnasium:CartPole-v1", changed), engine="serial")
     assert RunFolder.open(path).config.max_env_steps == 350

@@ -60,7 +60,7 @@ def test_what_a_run_leaves(trained):
     path, out = trained
     assert "The budget of 600 env steps is spent" in out
     assert "The target return of 475 was not reached." in out
-    for name in ("config.json", "metrics.jsonl", "metrics.csv", "checkpoints", "curve.png", "result.json"):
+    for name in ("config.yaml", "metrics.jsonl", "metrics.csv", "checkpoints", "curve.png", "result.json"):
         assert (path / name).exists(), name
     assert json.loads((path / "result.json").read_text())["env_steps"] == 600
     assert RunFolder.open(path).checkpointer.restore().step == 600

@@ -55,6 +55,7 @@ _SUITES = {
     "atari": ("atari:Pong", {"max_frames": 240}),
     "atari, lives": ("atari:Breakout", {"life_loss_terminates": True}),
     "atari, every frame": ("atari:Seaquest", {"frame_skip": 1, "sticky_actions": 0.9, "max_frames": 60}),
+    "navigation": ("tasks:Navigation2D", {"max_steps": 25}),
     "memory": ("testing:Memory", {}),
     "fake": ("testing:Fake", {}),
     "echo": ("testing:Echo", {}),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import launch as lp
-from launch.handles import dereference_nest
+from launch.handles import Handle, replace_handles
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(lp.__file__)))
 PATIENCE = 30.0
@@ -169,7 +169,7 @@ def test_handle_is_not_the_node():
 def test_nests_without_handles_are_left_alone():
     Pair = namedtuple("Pair", "one two")
     for value in ([1, [2]], (1,), {"a": {1, 2}}, Pair(1, [2]), np.arange(3)):
-        assert dereference_nest(value) is value
+        assert replace_handles(value, Handle.dereference) is value
 
 
 def test_handle_of_a_node_that_was_not_added():

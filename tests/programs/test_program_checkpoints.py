@@ -100,13 +100,13 @@ def test_a_checkpoint_that_replay_cannot_write_says_which_file_and_what_is_intac
         def get_counts(self):
             return {"env_steps": 500}
 
-    checkpointer = RunCheckpointer(config, counter=Counter(), replay=FullReplay())
+    checkpointer = RunCheckpointer(config, counter=Counter(), replays={"replay": FullReplay()})
     assert checkpointer.commit("nothing is new") is None
     checkpointer.put("learner", {"steps": 1})
     with pytest.raises(CheckpointError, match="could not write stream-0-0"):
         checkpointer.commit("periodic")
     assert sorted((tmp_path / "checkpoints").iterdir()) == before
-    checkpointer._replay = None  # there is room again: what could not be written before is still new
+    checkpointer._replays = {}  # there is room again: what could not be written before is still new
     assert checkpointer.commit("periodic") is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from agents.dqn import DQN, DQNConfig
 from framework import core
 from framework.checkpoints import Checkpointer
 from framework.programs import RunConfig, make_program
+from framework.programs.services import Counter, RunCheckpointer
 
 CARTPOLE = "gymnasium:CartPole-v1"
 CONFIG = DQNConfig(min_replay_size=100, batch_size=16)
@@ -119,7 +121,7 @@ def test_a_node_of_ones_own_continues(tmp_path):
 
 
 def test_an_error_in_a_node_of_ones_own_ends_the_program():
-    class Broken(Watched):
+    class Broken(DQN):
         def build(self, graph):
             super().build(graph)
             graph.add_node("broken", launch.CourierNode(_fail))
@@ -130,3 +132,81 @@ def test_an_error_in_a_node_of_ones_own_ends_the_program():
 
 def _fail():
     raise ValueError("broken on purpose")
+
+
+class Two(DQN):
+    """Two learners with different discounts on two replays, each with its actors and its evaluator."""
+
+    def build(self, graph):
+        short = DQN(dataclasses.replace(self.config, discount=0.5))
+        for suffix, agent in (("", None), ("_short", short)):
+            replay = graph.add_replay(agent=agent, name="replay" + suffix)
+            learner = graph.add_learner(replay, agent=agent, name="learner" + suffix)
+            variables = graph.add_variable_source(learner)
+            graph.add_actors(replay, variables, agent=agent, name="actor" + suffix)
+            graph.add_evaluator(variables, agent=agent, name="evaluator" + suffix)
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_two_learners_are_logged_saved_and_restored_apart(tmp_path, engine):
+    directory = str(tmp_path / "run")
+    settings = {"evaluate_period": 300, "num_evaluation_episodes": 2, "directory": directory}
+    for limit in (600, 900):
+        config = RunConfig(envs_per_actor=2, max_env_steps=limit, learner_log_period=10, **settings)
+        result = launch.launch(make_program(Two(CONFIG), CARTPOLE, config), engine=engine)
+        assert result["reason"] == "max_env_steps"
+        assert result["env_steps"] == result["evaluator_short"]["env_steps"] == limit
+        saved = Checkpointer(tmp_path / "run" / "checkpoints").restore()
+        parts = ["replay", "learner", "actor-0", "evaluator", "best"]
+        for part in (*parts, "replay_short", "learner_short", "actor_short-0", "evaluator_short-best"):
+            assert part in saved.names
+        counts = saved.state("counter")["counts"]
+        for name in ("learner", "learner_short"):
+            assert saved.state(name)["steps"] == counts[f"{name}_steps"]
+            # In processes, the actors that start first may take all steps.
+            assert engine != "serial" or counts[f"{name}_steps"] > 0
+        moves = [saved.state(f"actor{suffix}-0")["steps"] for suffix in ("", "_short")]
+        assert sum(moves) == limit and (engine != "serial" or min(moves) > 0)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for name in ("learner", "learner_short"):
+        steps = [row["steps"] for row in rows if row["label"] == name]
+        assert steps == sorted(set(steps))
+        sizes = [row["replay/inserted"] for row in rows if row["label"] == name]
+        assert engine != "serial" or 0 < sizes[-1] < 900  # of its own replay
+
+
+def test_a_periodic_checkpoint_has_the_states_of_all_learners(tmp_path):
+    checkpointer = RunCheckpointer(
+        RunConfig(directory=str(tmp_path)), counter=Counter(), learners=["long", "short"]
+    )
+    checkpointer.put("long", {"steps": 1})
+    assert checkpointer.commit("periodic", "long") is None
+    checkpointer.put("short", {"steps": 1})
+    assert checkpointer.commit("periodic", "short") is not None
+    for steps, written in ((2, False), (3, True)):  # The other one has no data.
+        checkpointer.put("long", {"steps": steps})
+        assert (checkpointer.commit("periodic", "long") is not None) == written
+
+
+@pytest.mark.parametrize("method", ["add_replay", "add_learner", "add_evaluator", "add_actors"])
+def test_a_name_is_used_once(method):
+    class Twice(DQN):
+        def build(self, graph):
+            super().build(graph)
+            arguments = [None] * {"add_replay": 0, "add_actors": 2}.get(method, 1)
+            getattr(graph, method)(*arguments)
+
+    with pytest.raises(ValueError, match="Give another name"):
+        make_program(Twice(CONFIG), CARTPOLE, RunConfig())
+
+
+@pytest.mark.parametrize("name", ["learner", "counter"])
+def test_a_node_of_ones_own_has_a_name_of_its_own(name):
+    class Same(DQN):
+        def build(self, graph):
+            super().build(graph)
+            graph.add_node(name, launch.CourierNode(_fail))
+
+    with pytest.raises(ValueError, match=f"name: got '{name}'"):
+        make_program(Same(CONFIG), CARTPOLE, RunConfig())

@@ -10,7 +10,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from framework import replay
 from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
-from framework.programs.limiter_state import describe_room, describe_stock
+from framework.programs.limiter_state import describe_tables
 
 
 class Narrow(IMPALA):
@@ -31,8 +31,8 @@ def test_a_queue_that_never_holds_a_batch_is_one_clear_error():
         launch.launch(program, engine="serial")
     text = str(raised.value)
     assert "actor-0" in text and "a step of its 9 envs" in text and "Use fewer envs" in text
-    assert "table 'queue' holds 3 items and takes 0 more" in text
-    assert "holds 3 items and gives 3 samples" in text
+    assert "table 'queue' holds 3 items, takes 0 more" in text
+    assert "and gives 3 samples" in text
 
 
 ratio = replay.rate_limiters.SampleToInsertRatio
@@ -61,8 +61,8 @@ def test_room_and_stock_are_what_the_limiter_lets_through(name):
         client.insert([np.array(value)], {"t": 1.0})
     for _ in range(samples):
         client.sample_batch("t", 1, timeout=0)
-    assert room in describe_room(client) and f"'t' holds {items} items" in describe_room(client)
-    assert stock in describe_stock(client)
+    text = describe_tables(client)
+    assert room in text and stock in text and f"'t' holds {items} items" in text
     if "any" not in room:
         most = int(room.split()[1])
         assert table.can_insert(most) and not table.can_insert(most + 1)

@@ -1,0 +1,85 @@
+"""Files of settings: YAML whose keys are the flags of `repertory train`.
+
+```yaml
+agent: dqn
+environment: gymnasium:CartPole-v1
+learning_rate: 3e-4        # of the agent's config
+num_actors: 4              # of RunConfig
+```
+
+Every run has such a file, `config.yaml`. Its entry `recorded` holds what is no setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from framework import config_checks
+
+T = TypeVar("T")
+RECORDED = "recorded"
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads numbers such as 3e-4, which YAML 1.1 takes for text, as numbers."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+\Z"), list("-+0123456789")
+)
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings in a file, by name; `-` in a name is `_`.
+
+    Raises:
+      OSError: The file cannot be read.
+      ValueError: It is not YAML, or not a mapping.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        content = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: got text that is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: got {type(content).__name__}, expected lines of the form NAME: VALUE.")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Writes settings in their order. Replaces an old file atomically."""
+    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
+    replace(path, f"# Repeat the run: repertory train --config THIS_FILE [flags, which override it]\n{text}")
+
+
+def replace(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file beside `path` and renames it."""
+    beside = Path(path).with_name(f".{Path(path).name}.new")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def from_plain(base: T, content: Mapping[str, Any], where: str) -> T:
+    """The dataclass `base` with other values. Raises ValueError for an unknown field or an invalid value."""
+    hints = typing.get_type_hints(type(base))
+    config_checks.names(f"{where}: {type(base).__name__}", content, list(hints))
+    values = {}
+    for name, value in content.items():
+        kinds = (hints[name], *typing.get_args(hints[name]))  # A file has lists instead of tuples.
+        is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
+        values[name] = tuple(value) if isinstance(value, list) and is_tuple else value
+    try:
+        return dataclasses.replace(base, **values)  # type: ignore[type-var]
+    except ValueError as error:
+        raise ValueError(f"{where}: {error} Correct the file.") from error

@@ -1,0 +1,201 @@
+"""Sessions: agents that an application drives itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dm_env import specs as dm_specs
+
+from agents.dqn import DQN, DQNConfig
+from agents.impala import IMPALA, IMPALAConfig
+from agents.ppo import PPO, PPOConfig
+from agents.random_actions import CountingLearner, RandomActions, RandomActionsConfig
+from agents.sac import SAC, SACConfig
+from framework import specs
+from framework.replay.errors import WouldBlockError
+
+SPEC = specs.EnvironmentSpec(
+    observations=dm_specs.Array((2,), np.float32),
+    actions=dm_specs.DiscreteArray(3),
+    rewards=dm_specs.Array((), np.float32),
+    discounts=dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
+)
+LEARNS = {"min_replay_size": 16, "batch_size": 8, "insert_burst": 16}
+AGENTS = {
+    "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
+    "ppo": lambda: PPO(PPOConfig(unroll_length=4, recurrent="lstm", normalize_observations=True, epochs=2)),
+    "impala": lambda: IMPALA(IMPALAConfig(unroll_length=4, lstm_size=8, batch_size=4)),
+    "sac": lambda: SAC(SACConfig(samples_per_insert=8.0, hidden_sizes=(16,), **LEARNS)),
+}
+
+
+class Game:
+    """Two numbers of an env: its name and the time. Lasts as many steps as `length`, then begins again."""
+
+    def __init__(self, name: float, length: int):
+        self.name, self.length, self.time = name, length, 0
+
+    def observation(self):
+        return np.array([self.name, self.time], np.float32)
+
+    def step(self):
+        """Next observation, reward, terminated, truncated. Every second game is truncated."""
+        self.time += 1
+        over = self.time == self.length
+        answer = self.observation(), 10 * self.name + self.time, over and self.name % 2 == 0, over
+        if over:
+            self.time = 0
+        return answer
+
+
+class Recorder(CountingLearner):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def step(self, batch):
+        self.seen.append(batch.data)
+        return super().step(batch)
+
+
+class Recorded(RandomActions):
+    def make_learner(self, networks, spec):
+        self.learner = Recorder()
+        return self.learner
+
+    def for_program(self, num_envs, num_learners=1, rank=0):
+        return self
+
+
+def play(session, games, turns):
+    """The actions of `turns`, which are lists of ids, and the metrics of the learner steps made."""
+    actions, metrics = [], []
+    for ids in turns:
+        actions += session.act([games[env].observation() for env in ids], ids).tolist()
+        observation, reward, terminated, truncated = zip(*(games[env].step() for env in ids), strict=True)
+        session.observe(observation, reward, terminated, truncated, ids)
+        metrics.append(session.learn())
+    return actions, [row for row in metrics if row]
+
+
+def random_turns(seed, names, count):
+    random = np.random.default_rng(seed)
+    return [
+        [names[i] for i in random.permutation(len(names))[: random.integers(1, len(names) + 1)]]
+        for _ in range(count)
+    ]
+
+
+def test_each_env_has_its_own_episodes_in_any_order():
+    agent = Recorded(RandomActionsConfig(batch_size=4))
+    session = agent.session(SPEC, num_envs=3)
+    games = {"a": Game(1, 3), "b": Game(2, 4), ("c", 3): Game(3, 1)}
+    turns = random_turns(0, list(games), 60)
+    actions, metrics = play(session, games, turns)
+    assert session.env_steps == len(actions) == sum(map(len, turns)) > 100
+    assert session.learner_steps == agent.learner.steps == metrics[-1]["learner_steps"] > 20
+    lengths, terminal = {1: 3, 2: 4, 3: 1}, {2}
+    ended = set()
+    for data in agent.learner.seen:
+        for before, reward, discount, after in zip(
+            data.observation, data.reward, data.discount, data.next_observation, strict=True
+        ):
+            (name, time), last = before, before[1] + 1 == lengths[before[0]]
+            np.testing.assert_array_equal(after, [name, time + 1])
+            assert reward == 10 * name + time + 1
+            assert discount == (0.0 if last and name in terminal else 1.0)
+            ended |= {name} if last else set()
+    assert ended == {1, 2, 3}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_restored_session_continues_to_the_last_digit(name):
+    names = ["a", "b", "c"]
+
+    def games():
+        return {env: Game(i, 3 + 2 * i) for i, env in enumerate(names)}
+
+    before, after = random_turns(1, names, 30), random_turns(2, names, 30)
+    first, played = AGENTS[name]().session(SPEC, num_envs=3, seed=1), games()
+    play(first, played, before)
+    second, again = AGENTS[name]().session(SPEC, num_envs=3, seed=2), games()
+    play(second, again, before[:5])  # A state that is replaced.
+    for env in names:
+        again[env].time = played[env].time
+    second.restore(first.save())
+    steps = first.learner_steps
+    expected = play(first, played, after)
+    assert play(second, again, after) == expected
+    assert len(expected[1]) > 3 and second.learner_steps == first.learner_steps > steps > 0
+
+
+def test_the_replay_ratio_holds():
+    session = AGENTS["sac"]().session(SPEC, num_envs=2)
+    play(session, {"a": Game(0, 50), "b": Game(1, 50)}, [["a", "b"]] * 100)
+    # 8 samples per item; 16 items ahead at most, and a batch.
+    assert abs(8 * session.learner_steps - 8 * 200) <= 16 * 8 + 8
+
+
+def test_an_action_is_the_same_whatever_else_acts():
+    """Memory and exploration belong to the env, not to its row."""
+    alone, together = (AGENTS["ppo"]().session(SPEC, num_envs=2) for _ in range(2))
+    for session, turns in ((alone, [["a"]] * 3), (together, [["a"], ["a", "b"], ["b", "a"]])):
+        play(session, {"a": Game(1, 9), "b": Game(2, 9)}, turns)
+    (row,) = (next(iter(alone._state))[:1],)
+    np.testing.assert_allclose(next(iter(together._state))[:1], row, atol=1e-6)
+
+
+def test_learning_leaves_the_global_generators():
+    import torch
+
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    play(AGENTS["dqn"]().session(SPEC), {"a": Game(0, 4)}, [["a"]] * 30)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_an_env_that_is_gone_leaves_its_place():
+    session = AGENTS["dqn"]().session(SPEC, num_envs=1)
+    session.act([[0, 0]], ["a"])
+    with pytest.raises(ValueError, match=r"num_envs: got 1 new .*end_episodes"):
+        session.act([[0, 0]], ["b"])
+    session.end_episodes(["a"])
+    session.act([[0, 0]], ["b"])
+
+
+def acted():
+    session = AGENTS["dqn"]().session(SPEC, num_envs=2)
+    session.act([[0, 0], [1, 0]])
+    return session
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: acted().act([[0, 0]]), "env 0 has an action that was not observed"),
+        (lambda: acted().act([[0, 0]], [2]), "num_envs: got 1 new"),
+        (lambda: acted().act([[0, 0]] * 2, [2, 2]), "each once"),
+        (lambda: acted().observe([[0, 0]], [0], False, env_ids=[5]), "env 5 has no action"),
+        (lambda: acted().observe([[0, 0]], [0, 1], False), r"reward: got shape \(2,\), expected \(1,\)"),
+        (lambda: acted().observe([[0, 0, 0]], [0], False), r"observation: got shape \(1, 3\)"),
+        (lambda: AGENTS["dqn"]().session(SPEC, num_envs=0), "num_envs: got 0"),
+        (lambda: AGENTS["dqn"]().session(SPEC).restore(acted().save()), "num_envs 2, expected 1"),
+        (
+            lambda: IMPALA(IMPALAConfig(previous_action_and_reward=True)).session(SPEC),
+            "environment wrappers: got",
+        ),
+    ],
+)
+def test_wrong_calls_are_errors_that_say_what_to_do(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_experience_without_learning_is_an_error_in_the_end():
+    session, game = AGENTS["ppo"]().session(SPEC), Game(0, 5)
+    with pytest.raises(WouldBlockError, match=r"Call learn\(\) after observe"):
+        for _ in range(1_000):
+            session.act([game.observation()])
+            observation, reward, terminated, truncated = game.step()
+            session.observe([observation], [reward], terminated, truncated)
