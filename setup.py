@@ -89,6 +89,7 @@ setup(
             "flow_ppo=agents.flow_ppo:FlowPPO",
             "impala=agents.impala:IMPALA",
             "ppo=agents.ppo:PPO",
+            "ppo_dqn=agents.ppo_dqn:PPODQN",
             "random_actions=agents.random_actions:RandomActions",
             "sac=agents.sac:SAC",
         ],
