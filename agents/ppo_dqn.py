@@ -1,7 +1,8 @@
 """PPO and DQN trained together, each for some agents of one multi-agent environment, as a plan.
 
 The envs of a worker have all agents. The unrolls of PPO's agents come back to the plan, and the transitions
-of DQN's agents go to replay. Two branches of the plan learn side by side, as in RLlib Flow (Liang et al., 2021).
+of DQN's agents go to replay. Two branches of the plan learn side by side, as in RLlib Flow (Liang et al.,
+2021).
 """
 
 from __future__ import annotations
