@@ -78,8 +78,16 @@ class LearnerWorker(ProgramWorker):
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
         return self._block
 
-    def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
-        """See `VariableBlock.get_variables`; for clients that cannot map the block."""
+    def get_variables(
+        self, names: Sequence[str] = (), newer_than: int = -1, timeout: float = 0.0
+    ) -> Variables | None:
+        """See `VariableBlock.get_variables`; for clients that cannot map the block.
+
+        Waits up to `timeout` seconds for a version that is newer.
+        """
+        if timeout > 0:
+            with self._published:
+                self._published.wait_for(lambda: self._block.version > newer_than, timeout)
         return self._block.get_variables(names, newer_than)
 
     def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:

@@ -200,10 +200,10 @@ class ServedClient(ReverbApi, Channel, Client):
         """Returns whether `n` items can be inserted now without waiting."""
         return bool(self._call_table(table, "can_insert", n))
 
-    def weight(self, table: str) -> tuple[float, int]:
+    def weight(self, table: str) -> tuple[float, int, int]:
         """See `EmbeddedClient.weight`."""
-        total, count = self._call_table(table, "weight")
-        return total, count
+        total, count, allowed = self._call_table(table, "weight")
+        return total, count, allowed
 
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
