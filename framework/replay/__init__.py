@@ -4,7 +4,7 @@ A program written for dm-reverb runs with `from framework import replay as rever
 TensorFlow's objects.
 """
 
-from framework import nest as nests
+from framework.nest import register_structure as register_structure
 from framework.replay import checkpointers as checkpointers
 from framework.replay import errors as errors
 from framework.replay import platform as platform
@@ -38,5 +38,4 @@ from framework.replay.types import SampleInfo as SampleInfo
 from framework.replay.types import TableInfo as TableInfo
 from framework.replay.types import TensorSpec as TensorSpec
 
-register_structure = nests.register
 item_selectors = selectors  # Reverb's name of the module
