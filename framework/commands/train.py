@@ -8,7 +8,6 @@ import dataclasses
 import datetime
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +34,7 @@ from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
+from launch.running import stopped_by_signals
 from launch.view import NodesView
 
 _POLL_S = 0.5  # Seconds between two updates of the display.
@@ -270,7 +270,7 @@ def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
     shown: dict[str, Any] = {"counts": {}, "labels": {}}
     with (
         launch.start(program, folder.engine, directory=folder.path, restarts=restarts) as job,
-        _stopping(job) as received,
+        stopped_by_signals(job) as received,
         ProgressDisplay(limit, target, below=NodesView(job.status)) as display,
     ):
         try:
@@ -308,27 +308,6 @@ def _at_the_end(snapshot: dict[str, Any], result: Any) -> dict[str, Any] | None:
     if "episode_return" in result:
         labels["evaluator"] = result
     return {**snapshot, "counts": counts, "labels": labels}
-
-
-@contextlib.contextmanager
-def _stopping(job: Any) -> Iterator[list[int]]:
-    """Makes the first signal stop the job cleanly and a second one kill it; the list holds both."""
-    received: list[int] = []
-
-    def handler(number: int, frame: Any) -> None:
-        received.append(number)
-        # On a separate thread, because the interrupted code may hold a lock that the stop needs.
-        threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # As nohup sets it.
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def describe_result(result: dict[str, Any], config: RunConfig) -> str:
