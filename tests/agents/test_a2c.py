@@ -1,4 +1,4 @@
-"""A2C and A3C: the loss against values worked by hand, gradients of workers, and every field of the config."""
+"""A2C and A3C: the loss against values worked by hand, gradients of workers, every field of the config."""
 
 import dataclasses
 import functools
