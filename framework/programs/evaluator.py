@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from framework.actors import EnvironmentLoop, PolicyActor
-from framework.programs.worker import ProgramWorker, Setup, prepare_process, summarize
+from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded, summarize
 from framework.variables import VariableClient
 
 
@@ -47,7 +47,8 @@ class Evaluator(ProgramWorker):
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         num_episodes = setup.config.num_evaluation_episodes
         self._environment = setup.make_environment(num_episodes, seed)
-        self._networks = networks = setup.agent.make_networks(setup.spec)
+        with seeded(seed):
+            self._networks = networks = setup.agent.make_networks(setup.spec)
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
@@ -84,7 +85,7 @@ class Evaluator(ProgramWorker):
             **summarize([played]),
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
-        self._monitor.write(self._name, row)
+        self._monitor.write(self._name, row, evaluation=True)
         if self._checkpointer is not None:
             if self._variables is not None and row["episode_return"] >= self._best:
                 self._best = row["episode_return"]

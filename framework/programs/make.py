@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import launch
-from framework import core, environments, specs
+from framework import core, environments, flow, specs
 from framework.environments import BatchedEnvironment
 from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
+from framework.programs.callbacks import Callback, OnWrite
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
+from framework.programs.plan_agent import PlanAgent
+from framework.programs.plan_worker import PlanWorker
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
 from framework.programs.services import (
@@ -30,9 +33,8 @@ from framework.programs.services import (
 )
 from framework.programs.snapshot import Snapshot
 from framework.programs.variable_source import VariableSource
-from framework.programs.worker import Setup, derive_seed
-from framework.replay import ShardedClient, Table
-from framework.replay.sharded import shard_of
+from framework.programs.worker import Setup, derive_seed, make_tables
+from framework.replay import ShardedClient
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Names of services and of parts of a checkpoint.
@@ -45,6 +47,7 @@ def make_program(
     config: RunConfig | None = None,
     *,
     logger_factory: Callable[[], Logger | None] | None = None,
+    callbacks: Sequence[Callback] = (),
     on_write: Callable[[dict[str, Any]], None] | None = None,
     name: str | None = None,
 ) -> launch.Program:
@@ -64,8 +67,9 @@ def make_program(
       environment_factory: a name for `environments.make`, or a callable that returns an environment.
       config: the settings of the program. None is `RunConfig()`.
       logger_factory: returns the logger of all rows. None writes to the directory of `config`.
-      on_write: called with the monitor's snapshot after every row, in the monitor's process. An exception
-        from it ends the program, and `launch.launch` raises it.
+      callbacks: called after rows, evaluations and checkpoints, in the monitor's process. An exception of
+        one ends the program, and `launch.launch` raises it.
+      on_write: a callback as a function: called with the monitor's snapshot after every row.
       name: name of the program. None is the agent's class name.
 
     Raises:
@@ -80,7 +84,8 @@ def make_program(
         run.check_same()
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
     setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
-    graph = Graph(setup, run, logger_factory, on_write)
+    callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
+    graph = Graph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
     return graph.make_program(name or type(agent).__name__.lower())
 
@@ -92,7 +97,7 @@ class Graph(core.Graph):
       setup: what every worker is made from.
       run: the folder of the run, if it has one.
       logger_factory: see `make_program`.
-      on_write: see `make_program`.
+      callbacks: see `make_program`.
 
     Attributes:
       config: the settings of the program.
@@ -104,10 +109,10 @@ class Graph(core.Graph):
         setup: Setup,
         run: RunFolder | None = None,
         logger_factory: Callable[[], Logger | None] | None = None,
-        on_write: Callable[[dict[str, Any]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         self.config, self.spec = setup.config, setup.spec
-        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, on_write, logger_factory)
+        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
         self._names = {*_RESERVED}
         self._replays: list[tuple[str, str, launch.Node]] = []  # With the part of a checkpoint.
         self._services: list[tuple[str, launch.Node]] = []
@@ -117,7 +122,7 @@ class Graph(core.Graph):
         self.counter = self._add(self._services, "counter", make_counter, self.config)
         make_rows = logger_factory or functools.partial(make_logger, self.config)
         self.monitor = self._add(
-            self._services, "monitor", _make_monitor, run, make_rows, on_write, counter=self.counter
+            self._services, "monitor", _make_monitor, run, make_rows, callbacks, counter=self.counter
         )
         self.checkpointer = None
         if run is not None:
@@ -139,11 +144,11 @@ class Graph(core.Graph):
         backend = _REPLAY_MODULES[self.config.replay_backend]
         handles = []
         for index, part in enumerate(replay_parts(name, shards)):
-            make_tables = functools.partial(_make_tables, setup, self._seed_of(part), shards)
+            tables_fn = functools.partial(make_tables, setup, self._seed_of(part), shards)
             checkpointer_fn = None
             if self.config.directory is not None:
                 checkpointer_fn = functools.partial(replay_checkpointer, self.config, name, index, shards)
-            node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
+            node = launch.ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
             self._replays.append((name, part, node))
             handles.append(node.create_handle())
         if shards == 1:
@@ -220,6 +225,39 @@ class Graph(core.Graph):
                 **self._handles,
             )
 
+    def add_plan(
+        self, replay: launch.Handle | None = None, *, agent: core.Agent | None = None
+    ) -> launch.Handle:
+        setup = self._setup_of(agent)
+        if not isinstance(setup.agent, PlanAgent):
+            raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected a PlanAgent.")
+        if self.config.inference != "local":
+            raise ValueError(f"inference: got {self.config.inference!r}, expected 'local' for a plan.")
+        self._claim("learner")
+        self._claim("actor")
+        node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
+        self._workers.append(("learner", node))
+        learner = node.create_handle()
+        self._learners[learner] = "learner"
+        own = setup.agent.for_worker(self.config.envs_per_actor) if replay is None else setup.agent
+        of_workers = dataclasses.replace(setup, agent=own)
+        workers = []
+        for index in range(self.config.num_actors):
+            worker = flow.worker_node(
+                setup.agent.worker_class,
+                of_workers,
+                index=index,
+                seed=self._seed_of(f"actor-{index}"),
+                replay=replay,
+                learner=learner,
+                **self._handles,
+            )
+            self._workers.append(("actor", worker))
+            workers.append(worker.create_handle())
+        seed = self._seed_of("learner")
+        node.configure(setup, workers=workers, replay=replay, seed=seed, **self._handles)
+        return learner
+
     def add_evaluator(
         self,
         variables: launch.Handle | None,
@@ -253,6 +291,7 @@ class Graph(core.Graph):
                 node.configure(
                     self.config,
                     counter=self.counter,
+                    monitor=self.monitor,
                     replays={part: replay.create_handle() for _, part, replay in self._replays},
                     learners=sorted({learner for learner, _ in self._learners.values()}),
                 )
@@ -364,18 +403,11 @@ def _connect_one(handles: Sequence[launch.Handle]) -> Any:
     return handles[zlib.crc32(label.encode()) % len(handles)].dereference()
 
 
-def _make_tables(setup: Setup, seed: int, shards: int) -> list[Table]:
-    tables = setup.agent.make_tables(setup.spec)
-    if shards > 1:
-        tables = [shard_of(table, shards) for table in tables]
-    for table in tables:
-        table.set_seed(derive_seed(seed, table.name))
-    return tables
-
-
-def _make_monitor(run: RunFolder | None, logger_factory: Any, on_write: Any, *, counter: Any) -> Monitor:
+def _make_monitor(
+    run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
+) -> Monitor:
     resumed = False
     if run is not None:
         run.record()
         resumed = newest_checkpoint(run.config) is not None
-    return Monitor(logger_factory(), on_write=on_write, counter=counter, resumed=resumed)
+    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed=resumed)

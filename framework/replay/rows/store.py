@@ -21,7 +21,8 @@ import fnmatch
 import itertools
 import mmap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,6 @@ class Allocator:
     def allocate(self, stream: str, column: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Returns a zeroed array of `shape` (rows first), whose pages need not be backed by memory yet."""
         size = max(1, int(np.prod(shape)) * dtype.itemsize)
-        if not hasattr(mmap, "MAP_PRIVATE"):
-            return np.zeros(shape, dtype)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         try:
             memory = mmap.mmap(-1, size, flags=flags)
@@ -100,6 +99,7 @@ class Stream:
     Attributes:
       columns: arrays `[capacity, ...]` by name; `CompressedColumn` where `RowStore` compresses.
       specs: shape of one row and dtype of each column.
+      num_leased: rows that were ever in use: those before this number.
       row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
     """
 
@@ -115,19 +115,14 @@ class Stream:
         self._counts = store.allocator.allocate(name, "", (capacity,), np.dtype(np.int32))
         self._free = np.empty(1024, np.int64)  # a stack
         self._num_free = 0
-        self._next = 0  # rows from here on were never leased
+        self.num_leased = 0
         self._reserved = 0
         self.row_bytes = 4
 
     @property
     def num_rows(self) -> int:
         """Rows in use."""
-        return self._next - self._num_free
-
-    @property
-    def num_leased(self) -> int:
-        """Rows that were ever in use: those before this number."""
-        return self._next
+        return self.num_leased - self._num_free
 
     def arrays(self) -> list[np.ndarray]:
         """Returns the arrays `[capacity, ...]` of the columns that are not compressed, and of the counts."""
@@ -188,10 +183,10 @@ class Stream:
             begin, fresh = self._num_free - reused, n - reused
             rows = self._free[begin : self._num_free].copy()
             if fresh:
-                if self._next + fresh > self._reserved:
-                    self._reserve(self._next + fresh)
-                rows = np.concatenate([rows, np.arange(self._next, self._next + fresh)])
-                self._next += fresh
+                if self.num_leased + fresh > self._reserved:
+                    self._reserve(self.num_leased + fresh)
+                rows = np.concatenate([rows, np.arange(self.num_leased, self.num_leased + fresh)])
+                self.num_leased += fresh
             self._num_free = begin
             self._counts[rows] = _ONE
         return rows
@@ -296,6 +291,7 @@ class RowStore:
         self.num_bytes = 0
         #: Writers that were dropped without `close`; see `end_dropped_writers`.
         self.dropped_writers: collections.deque[Any] = collections.deque()
+        self._writers: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
         self._claims = threading.RLock()  # around the locks of the streams
         self._lock = threading.Lock()  # of `num_bytes`, within them
 
@@ -340,6 +336,25 @@ class RowStore:
                 if not found.specs or columns.items() <= found.specs.items():
                     break
             return found, found.declare(columns)
+
+    def add_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Adds the method with which a writer of this process inserts what it holds back, before a read."""
+        with self._lock:
+            self._writers = (*self._writers, reference)
+
+    def remove_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Inverts `add_writer`."""
+        with self._lock:
+            self._writers = tuple(each for each in self._writers if each is not reference)
+
+    def show_writers(self) -> None:
+        """Has the writers of this process insert what they hold back, before a table is read."""
+        if self.dropped_writers:
+            self.end_dropped_writers()
+        for reference in self._writers:
+            show = reference()
+            if show is not None:
+                show()
 
     def end_dropped_writers(self) -> None:
         """Ends the writers that were dropped without `close`; those whose items wait for room stay."""
