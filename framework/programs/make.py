@@ -238,7 +238,7 @@ class Graph(core.Graph):
         node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
         self._workers.append(("learner", node))
         learner = node.create_handle()
-        self._learners[learner] = "learner"
+        self._learners[learner] = "learner", agent
         own = setup.agent.for_worker(self.config.envs_per_actor) if replay is None else setup.agent
         of_workers = dataclasses.replace(setup, agent=own)
         workers = []
@@ -248,7 +248,7 @@ class Graph(core.Graph):
                 of_workers,
                 index=index,
                 seed=self._seed_of(f"actor-{index}"),
-                replay=replay,
+                replay=_member(replay, index),
                 learner=learner,
                 **self._handles,
             )
