@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from framework.adders import Adder
     from framework.datasets import Dataset
+    from framework.environments.base import BatchedEnvironment
     from framework.learners.distributed import LearnerGroup
     from framework.programs.session import Session
     from framework.replay import ReplaySample, Table
@@ -167,6 +168,17 @@ class Worker(abc.ABC):
         stopped = launch.stop_event()
         while not stopped.is_set():
             self.step()
+
+
+class Loop(Protocol):
+    """Plays episodes; see `framework.actors.EnvironmentLoop`."""
+
+    environment: BatchedEnvironment
+    actor: Actor
+
+    def run_episodes(self, num_episodes: int) -> dict[str, Any]:
+        """Plays whole episodes from a reset and returns their metrics."""
+        ...
 
 
 class Graph(Protocol):
@@ -329,6 +341,19 @@ class Agent(abc.ABC):
             f"num_learners: got {self.num_learners}, expected 1. {type(self).__name__} cannot learn in "
             "several processes."
         )
+
+    def play(self, loop: Loop, num_episodes: int) -> dict[str, Any]:
+        """Plays the episodes of an evaluation; the evaluator and `repertory eval` call this.
+
+        Args:
+          loop: the loop of a greedy actor that stores nothing.
+          num_episodes: number of episodes.
+
+        Returns:
+          `episode_return`, `episode_length` and `env`, `[k]` for k episodes, and arrays of other names, whose
+          means are logged too; see `EnvironmentLoop.run_episodes`.
+        """
+        return loop.run_episodes(num_episodes)
 
     def environment_wrappers(self) -> Sequence[Any]:
         """The wrappers of this agent's environments, innermost first; see `environments.make`."""

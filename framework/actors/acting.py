@@ -137,6 +137,8 @@ class EnvironmentLoop:
     when they end.
 
     Attributes:
+      environment: the environment.
+      actor: the actor.
       num_steps: transitions of all envs since the construction of the loop.
       seconds: seconds spent in `reset`, `select_action`, `step` and `observe` since the last row. Without
         rows, the caller may set them to 0.
@@ -162,8 +164,8 @@ class EnvironmentLoop:
           observers: add metrics of each episode.
           should_update: whether to call `actor.update()` once per batched step.
         """
-        self._environment = environment
-        self._actor = actor
+        self.environment = environment
+        self.actor = actor
         self._counter = counter
         self._logger = logger
         self._observers = tuple(observers)
@@ -198,9 +200,9 @@ class EnvironmentLoop:
         before = self._reset() if self._timestep is None else self._timestep
         self._timestep = None  # If the code below fails, the next step begins with a reset.
         start = clock()
-        action = self._actor.select_action(before.observation)
+        action = self.actor.select_action(before.observation)
         chosen = clock()
-        timestep = self._environment.step(action)
+        timestep = self.environment.step(action)
         stepped = clock()
         moved = timestep.step_type != FIRST
         num_steps = int(np.count_nonzero(moved))
@@ -208,11 +210,11 @@ class EnvironmentLoop:
         if cut and max_steps is not None:
             timestep, moved = _cut(timestep, moved, max_steps)
             num_steps = max_steps
-        self._actor.observe(action, timestep)
+        self.actor.observe(action, timestep)
         for observer in self._observers:
-            observer.observe(self._environment, timestep, action)
+            observer.observe(self.environment, timestep, action)
         if self._should_update:
-            self._actor.update()
+            self.actor.update()
         seconds["select_action"] += chosen - start
         seconds["step"] += stepped - chosen
         seconds["observe"] += clock() - stepped
@@ -269,7 +271,7 @@ class EnvironmentLoop:
         short episodes. Episodes that an env plays beyond its share, while others finish theirs, are neither
         returned nor logged. The next use of the loop starts from a reset.
         """
-        num_envs = self._environment.num_envs
+        num_envs = self.environment.num_envs
         share = np.full(num_envs, num_episodes // num_envs)
         share[: num_episodes % num_envs] += 1
         none = np.zeros(0, np.int64)
@@ -291,11 +293,11 @@ class EnvironmentLoop:
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()
-        timestep = self._environment.reset()
+        timestep = self.environment.reset()
         made = time.perf_counter()
-        self._actor.observe_first(timestep)
+        self.actor.observe_first(timestep)
         for observer in self._observers:
-            observer.observe_first(self._environment, timestep)
+            observer.observe_first(self.environment, timestep)
         self.seconds["reset"] += made - start
         self.seconds["observe"] += time.perf_counter() - made
         for total in self._returns:
