@@ -182,7 +182,6 @@ class Loop(Protocol):
     """Plays episodes; see `framework.actors.EnvironmentLoop`."""
 
     environment: BatchedEnvironment
-    actor: Actor
 
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
         """Plays whole episodes from a reset and returns their metrics."""
@@ -354,11 +353,12 @@ class Agent(abc.ABC):
             "several processes."
         )
 
-    def play(self, loop: Loop, num_episodes: int) -> dict[str, Any]:
+    def play(self, loop: Loop, policy: Policy, num_episodes: int) -> dict[str, Any]:
         """Plays the episodes of an evaluation; the evaluator and `repertory eval` call this.
 
         Args:
-          loop: the loop of a greedy actor that stores nothing.
+          loop: drives an actor that stores nothing.
+          policy: the greedy policy of that actor.
           num_episodes: number of episodes.
 
         Returns:

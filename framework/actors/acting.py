@@ -138,7 +138,6 @@ class EnvironmentLoop:
 
     Attributes:
       environment: the environment.
-      actor: the actor.
       num_steps: transitions of all envs since the construction of the loop.
       seconds: seconds spent in `reset`, `select_action`, `step` and `observe` since the last row. Without
         rows, the caller may set them to 0.
@@ -165,7 +164,7 @@ class EnvironmentLoop:
           should_update: whether to call `actor.update()` once per batched step.
         """
         self.environment = environment
-        self.actor = actor
+        self._actor = actor
         self._counter = counter
         self._logger = logger
         self._observers = tuple(observers)
@@ -200,7 +199,7 @@ class EnvironmentLoop:
         before = self._reset() if self._timestep is None else self._timestep
         self._timestep = None  # If the code below fails, the next step begins with a reset.
         start = clock()
-        action = self.actor.select_action(before.observation)
+        action = self._actor.select_action(before.observation)
         chosen = clock()
         timestep = self.environment.step(action)
         stepped = clock()
@@ -210,11 +209,11 @@ class EnvironmentLoop:
         if cut and max_steps is not None:
             timestep, moved = _cut(timestep, moved, max_steps)
             num_steps = max_steps
-        self.actor.observe(action, timestep)
+        self._actor.observe(action, timestep)
         for observer in self._observers:
             observer.observe(self.environment, timestep, action)
         if self._should_update:
-            self.actor.update()
+            self._actor.update()
         seconds["select_action"] += chosen - start
         seconds["step"] += stepped - chosen
         seconds["observe"] += clock() - stepped
@@ -295,7 +294,7 @@ class EnvironmentLoop:
         start = time.perf_counter()
         timestep = self.environment.reset()
         made = time.perf_counter()
-        self.actor.observe_first(timestep)
+        self._actor.observe_first(timestep)
         for observer in self._observers:
             observer.observe_first(self.environment, timestep)
         self.seconds["reset"] += made - start

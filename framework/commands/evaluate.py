@@ -51,8 +51,9 @@ def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[
 
     environment = policy.make_environment(envs, seed)
     try:
-        loop = EnvironmentLoop(environment, policy.make_actor(envs, seed), should_update=False)
-        played = policy.agent.play(loop, episodes)
+        actor = policy.make_actor(envs, seed)
+        loop = EnvironmentLoop(environment, actor, should_update=False)
+        played = policy.agent.play(loop, actor.policy, episodes)
     finally:
         environment.close()
     returns = [float(value) for value in played["episode_return"]]

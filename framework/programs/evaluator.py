@@ -77,7 +77,7 @@ class Evaluator(ProgramWorker):
         """Plays the episodes now, writes a row, and ends the program at its goal or its last step."""
         counts = self._counter.get_counts()
         self._actor.update(wait=True)
-        played = self._agent.play(self._loop, self._config.num_evaluation_episodes)
+        played = self._agent.play(self._loop, self._actor.policy, self._config.num_evaluation_episodes)
         row = {
             "env_steps": counts.get("env_steps", 0),
             "learner_steps": counts.get(self._steps_name, 0),
