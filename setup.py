@@ -12,10 +12,12 @@ MINATAR = ["minatar>=1.0.15"]
 PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
 # EnvPool's wheels for Python 3.10 are of 2022, for NumPy 1. It is not among TEST: it takes 0.7 GB.
 ENVPOOL = ['envpool>=1; python_version >= "3.11"']
+EXAMPLES = ["optuna>=4"]
 TEST = [
     *ATARI,
     *DM_CONTROL,
     *MINATAR,
+    *EXAMPLES,
     *PETTINGZOO,
     "pytest>=8",
     "pytest-cov",
@@ -60,6 +62,7 @@ setup(
     extras_require={
         "test": TEST,
         "docs": DOCS,
+        "examples": EXAMPLES,
         "atari": ATARI,
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "dm-control": DM_CONTROL,

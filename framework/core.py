@@ -277,6 +277,7 @@ class Agent(abc.ABC):
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
+    made_by: str | None = None  # `module:function` that made the agent; None if its class did.
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:

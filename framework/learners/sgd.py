@@ -14,6 +14,7 @@ import tree
 from torch import nn
 
 from framework import core
+from framework.config_checks import whole_number
 from framework.learners.distributed import LearnerGroup
 from framework.replay.types import ReplaySample
 from framework.types import Gradients, StepResult
@@ -137,8 +138,6 @@ class SGDLearner(core.Learner):
         check_period: int = 100,
         partial_gradients: bool = False,
     ):
-        if target_update_period < 1:
-            raise ValueError(f"target_update_period: got {target_update_period}, expected at least 1 step.")
         if not 0.0 < target_update_rate <= 1.0:
             raise ValueError(
                 f"target_update_rate: got {target_update_rate}, expected more than 0, at most 1."
@@ -159,7 +158,8 @@ class SGDLearner(core.Learner):
         self._online: list[torch.Tensor] = list(followed.parameters())
         self._target: list[torch.Tensor] = list(self.targets.parameters())
         self._buffers = list(zip(self.targets.buffers(), followed.buffers(), strict=True))
-        self._target_update_period, self._target_update_rate = target_update_period, target_update_rate
+        self._target_update_period = whole_number("target_update_period", target_update_period, 1)
+        self._target_update_rate = target_update_rate
 
         self._parameters = [p for p in networks.parameters() if p.requires_grad]
         self._small = sum(p.numel() for p in self._parameters) <= _SMALL

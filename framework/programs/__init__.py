@@ -1,5 +1,6 @@
 """Program graphs of agents, the workers and services in their nodes, and the folder of a run."""
 
+from framework.programs.callbacks import Callback as Callback
 from framework.programs.loading import LoadedPolicy as LoadedPolicy
 from framework.programs.loading import load_policy as load_policy
 from framework.programs.make import Graph as Graph

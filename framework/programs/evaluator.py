@@ -85,7 +85,7 @@ class Evaluator(ProgramWorker):
             **summarize([played]),
             "variables_version": self._variables.version if self._variables is not None else 0,
         }
-        self._monitor.write(self._name, row)
+        self._monitor.write(self._name, row, evaluation=True)
         if self._checkpointer is not None:
             if self._variables is not None and row["episode_return"] >= self._best:
                 self._best = row["episode_return"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import launch
@@ -13,6 +13,7 @@ from framework import core, environments, flow, specs
 from framework.environments import BatchedEnvironment
 from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
+from framework.programs.callbacks import Callback, OnWrite
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
@@ -42,6 +43,7 @@ def make_program(
     config: RunConfig | None = None,
     *,
     logger_factory: Callable[[], Logger | None] | None = None,
+    callbacks: Sequence[Callback] = (),
     on_write: Callable[[dict[str, Any]], None] | None = None,
     name: str | None = None,
 ) -> launch.Program:
@@ -61,8 +63,9 @@ def make_program(
       environment_factory: a name for `environments.make`, or a callable that returns an environment.
       config: the settings of the program. None is `RunConfig()`.
       logger_factory: returns the logger of all rows. None writes to the directory of `config`.
-      on_write: called with the monitor's snapshot after every row, in the monitor's process. An exception
-        from it ends the program, and `launch.launch` raises it.
+      callbacks: called after rows, evaluations and checkpoints, in the monitor's process. An exception of
+        one ends the program, and `launch.launch` raises it.
+      on_write: a callback as a function: called with the monitor's snapshot after every row.
       name: name of the program. None is the agent's class name.
 
     Raises:
@@ -77,7 +80,8 @@ def make_program(
         run.check_same()
     make_envs = functools.partial(make_environment, agent, environment_factory, config)
     setup = Setup(agent.for_program(config.num_envs, config.num_learners), make_envs, spec, config)
-    graph = Graph(setup, run, logger_factory, on_write)
+    callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
+    graph = Graph(setup, run, logger_factory, callbacks)
     setup.agent.build(graph)
     return graph.make_program(name or type(agent).__name__.lower())
 
@@ -89,7 +93,7 @@ class Graph(core.Graph):
       setup: what every worker is made from.
       run: the folder of the run, if it has one.
       logger_factory: see `make_program`.
-      on_write: see `make_program`.
+      callbacks: see `make_program`.
 
     Attributes:
       config: the settings of the program.
@@ -101,10 +105,10 @@ class Graph(core.Graph):
         setup: Setup,
         run: RunFolder | None = None,
         logger_factory: Callable[[], Logger | None] | None = None,
-        on_write: Callable[[dict[str, Any]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         self.config, self.spec = setup.config, setup.spec
-        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, on_write, logger_factory)
+        self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
         self._names = {*_RESERVED}
         self._replays: list[tuple[str, launch.Node]] = []
         self._services: list[tuple[str, launch.Node]] = []
@@ -113,7 +117,7 @@ class Graph(core.Graph):
         self.counter = self._add(self._services, "counter", make_counter, self.config)
         make_rows = logger_factory or functools.partial(make_logger, self.config)
         self.monitor = self._add(
-            self._services, "monitor", _make_monitor, run, make_rows, on_write, counter=self.counter
+            self._services, "monitor", _make_monitor, run, make_rows, callbacks, counter=self.counter
         )
         self.checkpointer = None
         if run is not None:
@@ -258,6 +262,7 @@ class Graph(core.Graph):
                 node.configure(
                     self.config,
                     counter=self.counter,
+                    monitor=self.monitor,
                     replays={part: replay.create_handle() for part, replay in self._replays},
                     learners=[*self._learners.values()],
                 )
@@ -350,9 +355,11 @@ def make_logger(config: RunConfig) -> Logger | None:
     return Dispatcher(made)
 
 
-def _make_monitor(run: RunFolder | None, logger_factory: Any, on_write: Any, *, counter: Any) -> Monitor:
+def _make_monitor(
+    run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
+) -> Monitor:
     resumed = False
     if run is not None:
         run.record()
         resumed = newest_checkpoint(run.config) is not None
-    return Monitor(logger_factory(), on_write=on_write, counter=counter, resumed=resumed)
+    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed=resumed)

@@ -21,14 +21,15 @@ import framework
 import launch
 from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
+from framework.environments.suites import SUITES
 from framework.loggers.files import explained
+from framework.objects import target_of
 from framework.programs import config_file
-from framework.programs.registry import describe_agent, find_agent, load_object, target_of
+from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
 
 FORMAT = 3
 _UNRECORDED = "not recorded"
-_FACTORY = "factory:"  # Before module:function, where the environment is not a name.
 
 
 class RunError(Exception):
@@ -48,9 +49,9 @@ class RunFolder:
     ```
 
     Attributes:
-      agent: the agent's name, or `module:Class`.
+      agent: the agent's name, or `module:object`.
       agent_config: the fields of its config; empty if it has no config.
-      environment: its name, or `factory:module:function`; None if the factory cannot be imported again.
+      environment: its name, or `module:function`; None if the factory cannot be imported again.
       config: the settings of the program.
       environment_spec: the specs of the environment as text, to detect a changed environment.
       engine: the engine that runs the program.
@@ -98,8 +99,8 @@ class RunFolder:
         name, fields = describe_agent(agent)
         plain = json.loads(json.dumps(fields, default=_plain))
         if not isinstance(environment, str):
-            target = target_of(environment)
-            environment = "" if target is None else f"{_FACTORY}{target}"
+            target = target_of(environment) or ""
+            environment = "" if target.partition(":")[0] in SUITES else target
         # Equal for equal environments.
         described = f"observations: {spec.observations!r}; actions: {spec.actions!r}"
         return cls(name, plain, environment or None, config, described)
@@ -127,7 +128,7 @@ class RunFolder:
             fields = [field.name for field in dataclasses.fields(RunConfig) if field.name in content]
             settings = {name: content.pop(name) for name in fields}
             settings["directory"] = os.fspath(path)
-            config = config_file.from_plain(RunConfig, settings, str(file))
+            config = config_file.from_plain(RunConfig(), settings, str(file))
             spec = recorded["environment_spec"]
         except KeyError as error:
             raise RunError(f"{file} has no entry {error}; it was altered.") from error
@@ -214,10 +215,9 @@ class RunFolder:
         """The agent as configured in the run. Raises RunError if its class cannot be found."""
         try:
             entry = find_agent(self.agent)
-            agent: Any = entry.load()
+            config = entry.make_config()
             if not self.agent_config:
-                return agent()
-            config_class = type(entry.make_config())
+                return entry.make()
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.path}: {error}") from error
         for name, value in self.agent_config.items():
@@ -227,27 +227,19 @@ class RunFolder:
                     "cannot hold. Use numbers, strings, None, and tuples of them in the agent's config."
                 )
         try:
-            config = config_file.from_plain(config_class, self.agent_config, f"{self.path}/config.yaml")
+            config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
         except ValueError as error:
             raise RunError(str(error)) from error
-        return agent(config)
+        return entry.make(config)
 
-    def environment_factory(self) -> str | Callable[..., Any]:
-        """The argument of `environments.make`. Raises RunError if the factory cannot be imported."""
+    def environment_factory(self) -> str:
+        """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
         if self.environment is None:
             raise RunError(
                 f"{self.path}: its environment was a function without a name that can be imported. Give "
                 "make_program the environment's name, or a function of a module."
             )
-        if not self.environment.startswith(_FACTORY):
-            return self.environment
-        try:
-            factory = load_object(self.environment.removeprefix(_FACTORY))
-        except (ImportError, AttributeError) as error:
-            raise RunError(f"{self.path}: {self.environment!r} cannot be imported: {error}") from error
-        if not callable(factory):
-            raise RunError(f"{self.path}: {self.environment!r} is no longer a function.")
-        return factory
+        return self.environment
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ import launch
 from framework.checkpoints import Checkpointer, CheckpointReader, Part, torch_part
 from framework.core import Saveable
 from framework.loggers import Logger
+from framework.programs.callbacks import Callback
 from framework.programs.run_config import RunConfig
 from framework.replay.checkpointers import DefaultCheckpointer
 
@@ -145,8 +146,7 @@ class Monitor:
 
     Args:
       logger: takes the rows. None keeps them in memory only.
-      on_write: called with `snapshot()` after every row, in the node's process. An exception from it ends
-        the program, and `launch.launch` raises it.
+      callbacks: called after rows, evaluations and checkpoints.
       counter: the counter, whose counts are part of the snapshot.
       resumed: whether the run continues with new episodes. The first row of each label then says so.
     """
@@ -155,27 +155,34 @@ class Monitor:
         self,
         logger: Logger | None = None,
         *,
-        on_write: Callable[[dict[str, Any]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
         counter: Any = None,
         resumed: bool = False,
     ):
         self._resumed = resumed
-        self.logger, self.on_write, self._counter = logger, on_write, counter
+        self.logger, self.callbacks, self._counter = logger, callbacks, counter
         self._lock = threading.Lock()
+        self._calling = threading.Lock()  # Held during the calls of callbacks.
         self._latest: dict[str, dict[str, Any]] = {}
         self._started = time.monotonic()
         self._result: dict[str, Any] | None = None
         self._evaluated: dict[str, dict[str, Any]] = {}  # The last row of each evaluator that has finished.
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `Snapshot`: the clock of another process starts elsewhere, and `on_write` is the caller's."""
-        return {**vars(self), "on_write": None, "_started": time.monotonic() - self._started}
+        """For `Snapshot`: the clock of another process starts elsewhere, and callbacks are the caller's."""
+        return {**vars(self), "callbacks": (), "_started": time.monotonic() - self._started}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _started=time.monotonic() - state["_started"])
 
-    def write(self, label: str, row: dict[str, Any]) -> None:
-        """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`."""
+    def write(self, label: str, row: dict[str, Any], evaluation: bool = False) -> None:
+        """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`.
+
+        Args:
+          label: name of what writes.
+          row: the row.
+          evaluation: whether it is the result of an evaluation.
+        """
         with self._lock:
             if label == "learner":
                 actors = [other for name, other in self._latest.items() if name.startswith("actor-")]
@@ -187,16 +194,28 @@ class Monitor:
             self._latest[label] = {**self._latest.get(label, {}), **row}
             if self.logger is not None:
                 self.logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})
-        if self.on_write is None:
+        if not self.callbacks:
             return
-        try:
-            self.on_write(self.snapshot())
-        except Exception as error:
-            if launch.get_node_context().engine not in ("serial", "threads"):
-                _LOG.exception(
-                    "on_write raised an error, which ends the program."
-                )  # Pickling drops its trace.
-            launch.stop(error)
+        snapshot = self.snapshot()
+        self._call(lambda callback: callback.on_row(label, row, snapshot))
+        if evaluation:
+            self._call(lambda callback: callback.on_evaluation(label, row))
+
+    def checkpointed(self, path: str) -> None:
+        """Takes the folder of a new checkpoint."""
+        self._call(lambda callback: callback.on_checkpoint(path))
+
+    def _call(self, event: Callable[[Callback], None]) -> None:
+        """Calls all callbacks. An error of one ends the program."""
+        with self._calling:
+            try:
+                for callback in self.callbacks:
+                    event(callback)
+            except Exception as error:
+                if launch.get_node_context().engine not in ("serial", "threads"):
+                    # Pickling drops its trace.
+                    _LOG.exception("A callback raised an error, which ends the program.")
+                launch.stop(error)
 
     def snapshot(self) -> dict[str, Any]:
         """The newest rows: `{"labels": {label: row}, "counts": …, "seconds": …, "result": …}`."""
@@ -244,6 +263,7 @@ class RunCheckpointer:
     Args:
       config: the run's settings. Checkpoints go to `checkpoints/` in its directory.
       counter: the counter, whose counts are part of every checkpoint. `env_steps` names the checkpoint.
+      monitor: takes the folder of each checkpoint.
       replays: replay clients by part. Each server writes its own part.
       learners: names of the learners, which `commit` periodic checkpoints.
     """
@@ -253,11 +273,13 @@ class RunCheckpointer:
         config: RunConfig,
         *,
         counter: Any,
+        monitor: Any = None,
         replays: Mapping[str, Any] | None = None,
         learners: Sequence[str] = (),
     ):
         self._checkpointer = run_checkpoints(config)
-        self._counter, self._replays, self._learners = counter, dict(replays or {}), frozenset(learners)
+        self._counter, self._monitor = counter, monitor
+        self._replays, self._learners = dict(replays or {}), frozenset(learners)
         self._due: set[str] = set()  # Learners that have put their state for the next periodic checkpoint.
         self._lock = threading.Lock()  # Guards the states; not held while a checkpoint is written.
         self._writing = threading.Lock()
@@ -310,6 +332,8 @@ class RunCheckpointer:
             steps = int(self._counter.get_counts().get(_STEPS, 0))
             path = self._checkpointer.save(steps, parts, {"reason": reason})
             self._saved_puts = puts
+            if self._monitor is not None:
+                self._monitor.checkpointed(os.fspath(path))
             return os.fspath(path)
 
     def close(self) -> None:

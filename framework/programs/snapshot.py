@@ -24,7 +24,7 @@ import random
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ import numpy as np
 import launch
 from framework.checkpoints import package_versions
 from framework.loggers import Logger
+from framework.programs.callbacks import Callback
 from framework.programs.learner_worker import keep_freed_memory
 from framework.programs.pickling import ObjectPickler, pickle_module
 from framework.programs.run_config import RunConfig
@@ -56,14 +57,17 @@ class Snapshot:
 
     Args:
       run: the run's folder.
-      on_write: the argument of the new `Monitor`.
+      callbacks: those of the new `Monitor`.
       logger_factory: makes the logger of the new `Monitor`. None continues the files of the saved one.
     """
 
     def __init__(
-        self, run: RunFolder, on_write: Any = None, logger_factory: Callable[[], Logger | None] | None = None
+        self,
+        run: RunFolder,
+        callbacks: Sequence[Callback] = (),
+        logger_factory: Callable[[], Logger | None] | None = None,
     ):
-        self._run, self._config, self._on_write = run, run.config, on_write
+        self._run, self._config, self._callbacks = run, run.config, callbacks
         self._logger_factory = logger_factory
 
     def save(self, state: ProgramState) -> None:
@@ -74,6 +78,7 @@ class Snapshot:
         """
         import torch
 
+        _current.config = self._config
         file, monitor = io.BytesIO(), state.objects["monitor-0"]
         logger = monitor.logger
         generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -133,7 +138,7 @@ class Snapshot:
         generators, state = torch.load(pickled, pickle_module=pickle_module(_Pickler), weights_only=False)
         state.objects["counter-0"].max_steps = limit
         monitor = state.objects["monitor-0"]
-        monitor.on_write = self._on_write
+        monitor.callbacks = self._callbacks
         if self._logger_factory is not None:
             monitor.logger = self._logger_factory()
         self._run.record("serial")
@@ -165,7 +170,7 @@ def _progress(state: ProgramState) -> dict[str, Any]:
 
 
 class _Current(threading.local):
-    """What objects refer to that belongs to the new program."""
+    """What objects refer to that belongs to the program that is saved or loaded."""
 
     config: RunConfig
 
@@ -186,6 +191,8 @@ class _Pickler(ObjectPickler):
             return _place, (obj.label,)
         if kind is RunConfig:
             return _config, ()
+        if isinstance(obj, Path) and obj.is_relative_to(_directory()):  # The folder may be moved.
+            return _in_directory, (os.fspath(obj.relative_to(_directory())),)
         if isinstance(obj, threading.Event) and obj is launch.stop_event():
             return launch.stop_event, ()
         if kind is VariableBlock:
@@ -203,6 +210,15 @@ def _place(label: str) -> Place:
 
 def _config() -> RunConfig:
     return _current.config
+
+
+def _directory() -> Path:
+    assert _current.config.directory is not None
+    return Path(_current.config.directory)
+
+
+def _in_directory(path: str) -> Path:
+    return _directory() / path
 
 
 def _signature(*data: Any) -> bytes:

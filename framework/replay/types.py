@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from framework import nest as nests
+from framework.replay.errors import UnknownTableError
 from framework.types import Nest
+
+_T = TypeVar("_T")
 
 
 class SampleInfo(NamedTuple):
@@ -151,6 +154,13 @@ class TensorSpec:
     def from_wire(cls, shape: Sequence[int | None], dtype: str, name: str) -> TensorSpec:
         """Inverts `to_wire`."""
         return cls(tuple(shape), np.dtype(dtype), name)
+
+
+class ByName(dict[str, _T]):
+    """Something for each table, by its name; `UnknownTableError` for another name."""
+
+    def __missing__(self, name: str) -> _T:
+        raise UnknownTableError(f"table {name!r} was not found; there are {sorted(self)}")
 
 
 def check_priorities(table: str, priorities: Any, n: int) -> np.ndarray:

@@ -1,8 +1,10 @@
-"""The monitor's rows, and errors of `on_write`."""
+"""The monitor's rows, and callbacks after events of a run."""
 
 from __future__ import annotations
 
 import functools
+import json
+import pathlib
 import time
 
 import pytest
@@ -11,7 +13,7 @@ import launch
 from agents.random_actions import RandomActions
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
-from framework.programs import RunConfig, make_program
+from framework.programs import Callback, RunConfig, make_program
 from framework.programs.services import Monitor
 
 
@@ -42,3 +44,56 @@ def test_an_error_of_on_write_reaches_the_caller_as_itself(engine):
     with pytest.raises(Pruned, match="trial 7") as raised:
         launch.launch(program, engine)
     assert type(raised.value) is Pruned and raised.value.args[1] == 7
+
+
+class Journal(Callback):
+    """Writes each event to a file, and ends the run after some evaluations."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+
+    def note(self, *event):
+        with self.path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def on_row(self, label, row, snapshot):
+        assert snapshot["labels"][label].items() >= row.items()
+        self.note("row", label)
+
+    def on_evaluation(self, label, row):
+        self.note("evaluation", label, row["env_steps"])
+        if row["env_steps"] >= 300:
+            launch.stop({"reason": "enough", **row})
+
+    def on_checkpoint(self, path):
+        self.note("checkpoint", path, pathlib.Path(path, "manifest.json").exists())
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
+def test_callbacks_follow_each_event_and_may_end_the_run(engine, tmp_path):
+    config = RunConfig(
+        directory=str(tmp_path / "run"),
+        max_env_steps=1_000_000,
+        evaluate_period=100,
+        num_evaluation_episodes=1,
+        log_period=50,
+    )
+    program = make_program(
+        RandomActions(),
+        functools.partial(FakeEnvironment),
+        config,
+        callbacks=[Callback(), Journal(tmp_path / "journal")],
+    )
+    result = launch.launch(program, engine)
+    events = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
+    of = {
+        kind: [event[1:] for event in events if event[0] == kind]
+        for kind in ("row", "evaluation", "checkpoint")
+    }
+    assert result["reason"] == "enough" and result["env_steps"] >= 300
+    assert [result["env_steps"]] == [steps for _, steps in of["evaluation"] if steps >= 300][:1]
+    assert {label for label, _ in of["evaluation"]} == {"evaluator"}
+    assert [label for (label,) in of["row"]].count("evaluator") == len(of["evaluation"])
+    assert "actor-0" in {label for (label,) in of["row"]}
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))[-1]
+    assert of["checkpoint"][-1] == [str(newest), True]
