@@ -13,8 +13,8 @@ import torch
 import tree
 from torch import nn
 
+from framework import adders, core, learners, losses, networks
 from framework import config_checks as check
-from framework import core, learners, losses, networks
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.datasets import Dataset
 from framework.environments.tasks import find_task_environment
@@ -154,13 +154,16 @@ class TaskWorker(RolloutWorker):
 
     def _collect_rows(self) -> ReplaySample:
         assert self._dataset is not None
-        loop, length = self._halves[0].loop, self._agent.unroll_length
-        sample = collect(loop, self._step_envs, self._dataset, length)
+        half, length = self._halves[0], self._agent.unroll_length
+        sample = collect(half.loop, half.actor.adder, self._step_envs, self._dataset, length)
         return sample._replace(data=self._agent.make_rows(self._networks, sample.data))
 
 
-def collect(loop: EnvironmentLoop, step: Callable[[], Any], dataset: Dataset, length: int) -> ReplaySample:
+def collect(
+    loop: EnvironmentLoop, adder: adders.Adder, step: Callable[[], Any], dataset: Dataset, length: int
+) -> ReplaySample:
     """One unroll of every env from a reset, `[B, T + 1, ...]`; `step` steps the loop."""
+    adder.reset()  # Otherwise the reset is a row of the unroll.
     loop.restart()
     for _ in range(length):
         step()
@@ -298,7 +301,7 @@ class MAML(PlanAgent, OnPolicyAgent):
                 with restored(networks):
                     before = loop.run_episodes(num_episodes)["episode_return"]
                     for _ in range(self.config.evaluation_inner_steps):
-                        sample = collect(exploring, exploring.step, dataset, self.unroll_length)
+                        sample = collect(exploring, adder, exploring.step, dataset, self.unroll_length)
                         self.adapt_to(networks, self.make_rows(networks, sample.data))
                     results.append({**loop.run_episodes(num_episodes), "return_before": before})
         return tree.map_structure(lambda *parts: np.concatenate(parts), *results)
