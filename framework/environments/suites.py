@@ -190,6 +190,13 @@ def _multi_agent(full: str, name: str, options: dict[str, Any], render_mode: str
     return Source(full, multi_agent.MultiAgentCartPole, options)
 
 
+def _envpool(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    _require(full, "envpool", "'repertory[envpool]' (on Python 3.11 and later)")
+    from framework.environments.envpool import EnvPoolEnvironment
+
+    return Source(full, functools.partial(EnvPoolEnvironment, name), options)
+
+
 def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     kinds = testing.EchoEnvironment, testing.FakeEnvironment, testing.MemoryEnvironment
     known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
@@ -212,6 +219,7 @@ SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source]
     "dm_control": (_dm_control, "cartpole/balance"),
     "atari": (_atari, "Pong"),
     "minatar": (_minatar, "Breakout"),
+    "envpool": (_envpool, "Pong-v5"),
     "pettingzoo": (_pettingzoo, "mpe.simple_spread_v3"),
     "multi_agent": (_multi_agent, "CartPole"),
     "tasks": (_tasks, "Navigation2D"),
