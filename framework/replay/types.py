@@ -51,7 +51,7 @@ class PaddedSample(NamedTuple):
     lengths: Nest
 
 
-@nests.register
+@nests.register_structure
 class CallStats(NamedTuple):
     """Counts of one kind of call: `completed` and `pending` (waiting now), and how long they waited."""
 
@@ -60,7 +60,7 @@ class CallStats(NamedTuple):
     blocked_ms: int = 0
 
 
-@nests.register
+@nests.register_structure
 class RateLimiterInfo(NamedTuple):
     """A rate limiter's parameters and its two counters."""
 
@@ -72,7 +72,7 @@ class RateLimiterInfo(NamedTuple):
     sample_stats: CallStats
 
 
-@nests.register
+@nests.register_structure
 class TableWorkerTime(NamedTuple):
     """Milliseconds that calls spent in a table, under Reverb's names.
 
@@ -87,7 +87,7 @@ class TableWorkerTime(NamedTuple):
     waiting_for_inserts_ms: int = 0
 
 
-@nests.register
+@nests.register_structure
 class TableInfo(NamedTuple):
     """The description of one table in `server_info`: Reverb's fields first, then fields of this framework.
 
