@@ -53,6 +53,7 @@ class RunFolder:
       environment: its name, or `factory:module:function`; None if the factory cannot be imported again.
       config: the settings of the program.
       environment_spec: the specs of the environment as text, to detect a changed environment.
+      networks_fn: the agent's, as `module:function`; None without one, empty if it cannot be imported again.
       engine: the engine that runs the program.
       restarts: how often each node may fail and be restarted.
     """
@@ -62,6 +63,7 @@ class RunFolder:
     environment: str | None
     config: RunConfig
     environment_spec: str
+    networks_fn: str | None = None
     engine: str = "processes"
     restarts: int = 0
 
@@ -102,7 +104,8 @@ class RunFolder:
             environment = "" if target is None else f"{_FACTORY}{target}"
         # Equal for equal environments.
         described = f"observations: {spec.observations!r}; actions: {spec.actions!r}"
-        return cls(name, plain, environment or None, config, described)
+        networks_fn = None if agent.networks_fn is None else target_of(agent.networks_fn) or ""
+        return cls(name, plain, environment or None, config, described, networks_fn)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -128,12 +131,13 @@ class RunFolder:
             settings = {name: content.pop(name) for name in fields}
             settings["directory"] = os.fspath(path)
             config = config_file.from_plain(RunConfig, settings, str(file))
-            spec = recorded["environment_spec"]
+            own["environment_spec"] = recorded["environment_spec"]
+            own["networks_fn"] = recorded.get("networks_fn")
         except KeyError as error:
             raise RunError(f"{file} has no entry {error}; it was altered.") from error
         except ValueError as error:
             raise RunError(str(error)) from error
-        return cls(agent_config=content, config=config, environment_spec=spec, **own)
+        return cls(agent_config=content, config=config, **own)
 
     def restore(self, which: str | int | os.PathLike[str] | None = None) -> CheckpointReader:
         """Opens a checkpoint, as `Checkpointer.restore` does. Raises RunError with the run's own advice."""
@@ -182,7 +186,12 @@ class RunFolder:
             **{name: getattr(self, name) for name in ("agent", "environment", "engine", "restarts")},
             **settings,
             **self.agent_config,
-            config_file.RECORDED: {"format": FORMAT, "environment_spec": self.environment_spec, **start},
+            config_file.RECORDED: {
+                "format": FORMAT,
+                "environment_spec": self.environment_spec,
+                "networks_fn": self.networks_fn,
+                **start,
+            },
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -230,24 +239,30 @@ class RunFolder:
             config = config_file.from_plain(config_class, self.agent_config, f"{self.path}/config.yaml")
         except ValueError as error:
             raise RunError(str(error)) from error
-        return agent(config)
+        if self.networks_fn is None:
+            return agent(config)
+        return agent(config, networks_fn=self._imported(self.networks_fn, "networks_fn"))
 
     def environment_factory(self) -> str | Callable[..., Any]:
         """The argument of `environments.make`. Raises RunError if the factory cannot be imported."""
-        if self.environment is None:
-            raise RunError(
-                f"{self.path}: its environment was a function without a name that can be imported. Give "
-                "make_program the environment's name, or a function of a module."
-            )
-        if not self.environment.startswith(_FACTORY):
+        if self.environment is not None and not self.environment.startswith(_FACTORY):
             return self.environment
+        return self._imported((self.environment or "").removeprefix(_FACTORY), "environment")
+
+    def _imported(self, target: str, name: str) -> Callable[..., Any]:
+        """The function `module:function`, which the run got as its argument `name`."""
+        if not target:
+            raise RunError(
+                f"{self.path}: its {name} was a function without a name that can be imported. Give "
+                "make_program a name, or a function of a module."
+            )
         try:
-            factory = load_object(self.environment.removeprefix(_FACTORY))
+            function = load_object(target)
         except (ImportError, AttributeError) as error:
-            raise RunError(f"{self.path}: {self.environment!r} cannot be imported: {error}") from error
-        if not callable(factory):
-            raise RunError(f"{self.path}: {self.environment!r} is no longer a function.")
-        return factory
+            raise RunError(f"{self.path}: {name} {target!r} cannot be imported: {error}") from error
+        if not callable(function):
+            raise RunError(f"{self.path}: {name} {target!r} is no longer a function.")
+        return function
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
