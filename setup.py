@@ -83,7 +83,10 @@ setup(
     entry_points={
         "console_scripts": ["repertory=framework.commands.cli:main"],
         "repertory.agents": [
+            "a2c=agents.a2c:A2C",
+            "a3c=agents.a2c:A3C",
             "dqn=agents.dqn:DQN",
+            "flow_ppo=agents.flow_ppo:FlowPPO",
             "impala=agents.impala:IMPALA",
             "ppo=agents.ppo:PPO",
             "random_actions=agents.random_actions:RandomActions",

@@ -1,4 +1,4 @@
-"""Checks of the fields of a config, for its `__post_init__`. They raise `ValueError`.
+"""Checks of the fields of a config, for its `__post_init__`, and of arguments. They raise `ValueError`.
 
 ```python
 config_checks.at_least(self, 1, "batch_size", "hidden_sizes")
@@ -87,6 +87,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message, ` Did you mean 'name'?`; empty if no known name is near."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """Returns an argument as an int. Raises `ValueError` if it is not whole, or less than `least`."""
+    if value != int(value) or value < least:
+        raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}.")
+    return int(value)
 
 
 @functools.cache

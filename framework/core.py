@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
-from framework.types import Nest, StepResult
+from framework.types import Gradients, Nest, StepResult
 from framework.types import Progress as Progress
 
 if TYPE_CHECKING:
@@ -146,6 +146,14 @@ class Learner(Saveable):
         The tensors are the learner's own, on its device. Copy them before the next `step`.
         """
 
+    def gradients(self, batch: ReplaySample) -> Gradients:
+        """The gradients of the loss on `batch`, for the `apply` of another learner."""
+        raise NotImplementedError(f"{type(self).__name__} cannot compute gradients without applying them.")
+
+    def apply(self, gradients: Gradients) -> StepResult:
+        """One update with the gradients of another learner's batch."""
+        raise NotImplementedError(f"{type(self).__name__} cannot apply the gradients of another learner.")
+
     def distribute(self, group: LearnerGroup) -> None:
         """Joins the other processes of a `framework.learners.LearnerGroup`, for all later steps."""
         raise NotImplementedError(
@@ -225,6 +233,10 @@ class Graph(Protocol):
         """Adds the actors, which write to `replay` and take their parameters from `variables`."""
         ...
 
+    def add_plan(self, replay: launch.Handle | None = None, *, agent: Agent | None = None) -> launch.Handle:
+        """Adds the workers and the learner of a `PlanAgent`; the workers write to `replay` if it is given."""
+        ...
+
     def add_evaluator(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "evaluator"
     ) -> None:
@@ -258,6 +270,7 @@ class Agent(abc.ABC):
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
+    made_by: str | None = None  # `module:function` that made the agent; None if its class did.
 
     @abc.abstractmethod
     def make_networks(self, spec: EnvironmentSpec) -> Any:

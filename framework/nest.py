@@ -31,7 +31,7 @@ _Class = TypeVar("_Class", bound=type)
 _NAMED_TUPLES: dict[tuple[str, tuple[str, ...]], type] = {}
 
 
-def register(cls: _Class) -> _Class:
+def register_structure(cls: _Class) -> _Class:
     """Registers a NamedTuple class, so that `packer` rebuilds nests of it as that class.
 
     It can be used as a decorator.
@@ -40,13 +40,13 @@ def register(cls: _Class) -> _Class:
       ValueError: `cls` is not a NamedTuple class.
     """
     if not (isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")):
-        raise ValueError(f"register: got {cls!r}, expected a NamedTuple class")
+        raise ValueError(f"register_structure: got {cls!r}, expected a NamedTuple class")
     _NAMED_TUPLES[cls.__name__, tuple(cls._fields)] = cls
     return cls
 
 
-register(Transition)
-register(Step)
+register_structure(Transition)
+register_structure(Step)
 
 
 def flatten(nest: Nest, leaf_type: type | None = None) -> tuple[list[Any], Structure]:

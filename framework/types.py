@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 if TYPE_CHECKING:
@@ -82,6 +82,22 @@ class StepResult(NamedTuple):
 
     metrics: Mapping[str, SupportsFloat]
     priorities: torch.Tensor | None = None
+
+
+class Gradients(NamedTuple):
+    """The gradients of a batch, for the learner that applies them.
+
+    Attributes:
+      values: the gradient of each parameter that needs one, in their order; `()` for a parameter without.
+      loss: the loss.
+      metrics: those of the loss function.
+      learner_steps: learner steps that had produced the parameters, as a 0-d tensor.
+    """
+
+    values: Sequence[torch.Tensor | tuple[()]]
+    loss: torch.Tensor
+    metrics: dict[str, torch.Tensor]
+    learner_steps: torch.Tensor
 
 
 class Progress(NamedTuple):

@@ -31,6 +31,7 @@ import torch
 
 import launch
 from framework import core
+from framework.config_checks import whole_number
 from framework.replay.shm import back_with_memory
 
 # Child of the networks, entry of its state dict, value.
@@ -224,8 +225,6 @@ class VariableClient:
         update_period: int = 1,
         timeout: float | None = 60.0,
     ):
-        if update_period < 1:
-            raise ValueError(f"update_period: got {update_period}, expected at least 1 call of update().")
         children = dict(networks.named_children())
         names = tuple(policy.variables if policy is not None else ()) or tuple(children)
         unknown = sorted(set(names) - set(children))
@@ -236,7 +235,7 @@ class VariableClient:
         self._block = source if isinstance(source, VariableBlock) else None
         self._is_connected = self._block is not None
         self._targets = {name: children[name].state_dict() for name in names}
-        self._update_period = update_period
+        self._update_period = whole_number("update_period", update_period, 1)
         self._timeout = timeout
         self._calls = update_period - 1  # The first update() makes a request.
         self._request: concurrent.futures.Future | None = None

@@ -69,6 +69,7 @@ class Runtime(abc.ABC):
     Attributes:
       stopped: event that is set when a stop begins.
       only_context: the context of this process's node, if it has only one.
+      stop_handlers: the handlers that have not been called.
     """
 
     def __init__(self, job: str, request_stop: Callable[..., None]) -> None:
@@ -76,7 +77,7 @@ class Runtime(abc.ABC):
         self.request_stop = request_stop
         self.only_context: NodeContext | None = None
         self.stopped = threading.Event()
-        self._handlers: list[Callable[[], Any]] = []
+        self.stop_handlers: list[Callable[[], Any]] = []
         self._handlers_lock = threading.Lock()
 
     @abc.abstractmethod
@@ -89,7 +90,7 @@ class Runtime(abc.ABC):
             if self.stopped.is_set():
                 return
             self.stopped.set()
-            handlers, self._handlers = self._handlers, []
+            handlers, self.stop_handlers = self.stop_handlers, []
         errors = []
         for handler in handlers:
             try:
@@ -102,19 +103,9 @@ class Runtime(abc.ABC):
     def add_stop_handler(self, handler: Callable[[], Any]) -> None:
         with self._handlers_lock:
             if not self.stopped.is_set():
-                self._handlers.append(handler)
+                self.stop_handlers.append(handler)
                 return
         handler()
-
-    def stop_handlers(self) -> list[Callable[[], Any]]:
-        """Returns the handlers that have not been called."""
-        with self._handlers_lock:
-            return list(self._handlers)
-
-    def remove_stop_handler(self, handler: Callable[[], Any]) -> None:
-        with self._handlers_lock:
-            if handler in self._handlers:
-                self._handlers.remove(handler)
 
 
 class _Here(threading.local):
@@ -242,7 +233,8 @@ def unregister_stop_handler(handler: Callable[[], Any]) -> None:
     """Removes a handler of `register_stop_handler`; does nothing if it is not registered."""
     runtime = find_runtime()
     if runtime is not None:
-        runtime.remove_stop_handler(handler)
+        with contextlib.suppress(ValueError):
+            runtime.stop_handlers.remove(handler)
 
 
 def make_program_stopper(launch_type: Any = None) -> Callable[..., None]:

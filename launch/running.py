@@ -111,7 +111,7 @@ def launch(
         directory=directory,
         preload=preload,
     )
-    with job, _stopped_by_signals(job) as received:
+    with job, stopped_by_signals(job) as received:
         try:
             result = job.wait()
         except Exception:
@@ -123,8 +123,11 @@ def launch(
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(job: Job) -> Iterator[list[int]]:
-    """Turns SIGINT, SIGTERM and SIGHUP into a clean stop; the list holds the received signals."""
+def stopped_by_signals(job: Job) -> Iterator[list[int]]:
+    """Makes a first SIGINT, SIGTERM or SIGHUP stop the job cleanly and a second one kill it.
+
+    The list holds the received signals. Has no effect on another thread than the main one.
+    """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received

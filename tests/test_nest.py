@@ -15,7 +15,7 @@ from framework import nest
 from framework.types import Transition
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
-nest.register(Pair)
+nest.register_structure(Pair)
 
 NESTS = st.recursive(
     st.integers(),
@@ -99,6 +99,6 @@ def test_wrong_leaves_and_keys_are_named():
     with pytest.raises(ValueError, match="keys that sort"):
         nest.flatten({1: 0, "a": 0})
     with pytest.raises(ValueError, match="expected a NamedTuple class"):
-        nest.register(dict)
+        nest.register_structure(dict)
     with pytest.raises(ValueError, match="kind 'set'"):
         nest.packer([["set", [None]]])

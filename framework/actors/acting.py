@@ -13,6 +13,7 @@ import tree
 
 from framework import core
 from framework.actors.observers import EnvironmentLoopObserver
+from framework.config_checks import whole_number
 from framework.environments.base import BatchedEnvironment
 from framework.types import FIRST, LAST, Nest
 
@@ -48,10 +49,8 @@ class PolicyActor(core.Actor, core.Saveable):
         num_envs: int = 1,
         seed: int | None = None,
     ):
-        if num_envs < 1:
-            raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.policy = policy
-        self.num_envs = num_envs
+        self.num_envs = whole_number("num_envs", num_envs, 1)
         self.adder = adder
         self._variable_client = variable_client
         self._state: Nest = None
@@ -80,8 +79,6 @@ class PolicyActor(core.Actor, core.Saveable):
     def observe(self, action: Nest, next_timestep: Any) -> None:
         if self.adder is not None:
             self.adder.add(action, next_timestep, self._extras)
-        if self._state is None:
-            raise RuntimeError("observe() came before observe_first(); give it the first time step.")
         if self._has_memory:
             begins = np.flatnonzero(next_timestep.step_type == FIRST)
             if len(begins):

@@ -57,8 +57,6 @@ class InferenceActor(core.Actor):
     """
 
     def __init__(self, port: ServerPort, adder: Any = None, num_envs: int = 1):
-        if num_envs < 1:
-            raise ValueError(f"num_envs: got {num_envs}, expected at least 1.")
         self.port = port
         self.num_envs = num_envs
         self.adder = adder

@@ -26,6 +26,7 @@ import tree
 from framework import core, specs
 from framework import nest as nests
 from framework.actors.acting import copied, restart_envs
+from framework.config_checks import whole_number
 from framework.types import Nest
 
 Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
@@ -107,11 +108,9 @@ class Slots:
         capacity: int,
         allocate: Allocate | None = None,
     ):
-        if capacity < 1:
-            raise ValueError(f"capacity: got {capacity}, expected at least 1 env.")
         make = allocate or (lambda name, shape, dtype: np.zeros(shape, dtype))
         self.policy = policy
-        self.capacity = capacity
+        self.capacity = whole_number("capacity", capacity, 1)
         self._clients: dict[str, Rows] = {}
         # The structure of extras is known only after a step: act once, on zeros, and restore the random
         # state.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from framework.adders.block import NO_ROW, PriorityFns
-from framework.adders.fields import whole_number
 from framework.adders.sequence import MASK, START, RowAdder
+from framework.config_checks import whole_number
 from framework.types import FIRST, LAST
 
 PaddingFn = Callable[[tuple[int, ...], np.dtype], np.ndarray]

@@ -25,13 +25,6 @@ def is_absent(nest: Nest) -> bool:
     return nest is None or (isinstance(nest, (tuple, list, dict)) and len(nest) == 0)
 
 
-def whole_number(name: str, value: Any, least: int) -> int:
-    """Returns the argument `value` as an int; raises `ValueError` if it is none or less than `least`."""
-    if value != int(value) or value < least:
-        raise ValueError(f"{name}: got {value!r}, expected a whole number of at least {least}.")
-    return int(value)
-
-
 def result_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype in which rewards and discounts of `dtype` are kept: float, at least 32 bits."""
     return np.dtype(dtype) if np.dtype(dtype).kind == "f" else np.dtype(np.float32)

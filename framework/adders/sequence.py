@@ -13,7 +13,8 @@ from dm_env import specs as dm_specs
 
 from framework import nest as nests
 from framework.adders.block import BlockAdder, PriorityFns
-from framework.adders.fields import is_absent, result_dtype, whole_number
+from framework.adders.fields import is_absent, result_dtype
+from framework.config_checks import whole_number
 from framework.specs import path_name
 from framework.types import FIRST, LAST, Nest, Step
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from framework.adders.base import QUEUE_TABLE
 from framework.adders.block import PriorityFns
-from framework.adders.fields import whole_number
 from framework.adders.sequence import EndOfEpisodeBehavior, SequenceAdder
+from framework.config_checks import whole_number
 from framework.types import FIRST
 
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -56,8 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(
             f"graph: got no agent, expected repertory graph AGENT, one of {', '.join(agent_names())}."
         )
-    make_agent: Any = find(name).load()
-    agent = make_agent()
+    agent = find(name).make()
     config = RunConfig(num_actors=options.num_actors, directory=str(Path("runs") / name))
     building.environment_spec(agent, options.environment, config)
     program = building.build_program(agent, options.environment, config)

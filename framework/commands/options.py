@@ -53,24 +53,17 @@ def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
 
 
 def parse_train(
-    program: TrainOptions,
-    run: RunConfig,
-    agent_config: Any,
-    arguments: Sequence[str],
-    prog: str,
-    description: str,
+    settings: Sequence[Any], arguments: Sequence[str], prog: str, description: str
 ) -> tuple[TrainOptions, RunConfig, Any]:
     """Parses one flat set of flags into the options, the run's config and the agent's config.
 
     Args:
-      program: the options, with the defaults of their flags.
-      run: the run's config, with the defaults of its flags.
-      agent_config: the agent's, with the defaults of its flags.
+      settings: these three, with the defaults of their flags.
       arguments: the command line; invalid arguments print the reason and exit with 2.
       prog: the command, for the help.
       description: description of the command, for the help.
     """
-    groups = {"program": program, "run": run, "agent": agent_config}
+    groups = dict(zip(("program", "run", "agent"), settings, strict=True))
     annotated: Any = Annotated  # These annotations are values.
     members: list[Any] = [
         (name, annotated[type(group), tyro.conf.OmitArgPrefixes], group) for name, group in groups.items()

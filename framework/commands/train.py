@@ -8,8 +8,7 @@ import dataclasses
 import datetime
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +34,7 @@ from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
+from launch.running import stopped_by_signals
 from launch.view import NodesView
 
 _POLL_S = 0.5  # Seconds between two updates of the display.
@@ -77,8 +77,7 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
     """Trains the agent `name`, or that of the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
     building.check_installed(options.engine, config)
-    make_agent: Any = entry.load()
-    agent = make_agent(agent_config)
+    agent = entry.make(None if isinstance(agent_config, _NoSettings) else agent_config)
     path = Path(config.directory or _default_path(entry.name, options.environment, config.seed))
     config = dataclasses.replace(config, directory=str(path))
     spec = building.environment_spec(agent, options.environment, config)
@@ -91,6 +90,11 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
     folder.save()  # The first file. What fails before this leaves no folder.
     with _writing(path), folder.locked():
         return run(folder, program)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoSettings:
+    """The config of an agent that has none."""
 
 
 def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, TrainOptions, RunConfig, Any]:
@@ -107,28 +111,25 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
     environment = early.environment or given.get("environment", TrainOptions.environment)
     preset = presets_of(entry.load()).get(environment, Preset())
-    agent_config = entry.make_config(**preset.agent)
-    values: list[dict[str, Any]] = [{}, {**DEFAULTS, **preset.run}, dict(preset.agent)]
-    kinds: list[type] = [TrainOptions, RunConfig, type(agent_config)]
-    names = [[field.name for field in dataclasses.fields(kind)] for kind in kinds]
+    agent_config, agent_preset = entry.make_config(), preset.agent
+    if agent_config is None:
+        agent_config, agent_preset = _NoSettings(), {}
+    parts: list[tuple[Any, Mapping[str, Any]]] = [
+        (TrainOptions(), {}),
+        (RunConfig(), {**DEFAULTS, **preset.run}),
+        (agent_config, agent_preset),
+    ]
+    names = [[field.name for field in dataclasses.fields(base)] for base, _ in parts]
+    where, made = str(early.config), []
     try:
-        known = [name for group in names for name in group if name != "config"]
-        config_checks.names(str(early.config), given, known)
-        for group, own in zip(values, names, strict=True):
-            group.update({name: value for name, value in given.items() if name in own})
-        program, run_config, agent_config = (
-            config_file.from_plain(kind, group, str(early.config))
-            for kind, group in zip(kinds, values, strict=True)
-        )
+        config_checks.names(where, given, [name for own in names for name in own if name != "config"])
+        for (base, values), own in zip(parts, names, strict=True):
+            in_file = {name: given[name] for name in own if name in given}
+            made.append(config_file.from_plain(base, {**values, **in_file}, where))
     except ValueError as error:
         raise UsageError(str(error)) from error
     parsed = parse_train(
-        program,
-        run_config,
-        agent_config,
-        arguments,
-        prog=f"repertory train {entry.name}",
-        description=f"{entry.summary()}.",
+        made, arguments, prog=f"repertory train {entry.name}", description=f"{entry.summary()}."
     )
     return entry, *parsed
 
@@ -151,7 +152,7 @@ def _agent_name(name: str | None, in_file: str | None, path: str | None) -> str:
     if name is None and in_file is None:
         raise UsageError(
             f"train: which agent? repertory train AGENT, one of {', '.join(agent_names())}, or "
-            "module:Class; or repertory train --config FILE; or repertory train --resume RUN."
+            "module:object; or repertory train --config FILE; or repertory train --resume RUN."
         )
     if name is not None and in_file is not None and find(name) != find(in_file):
         raise UsageError(f"{path} is for the agent {in_file!r}, not for {name!r}. Leave one of them out.")
@@ -162,8 +163,8 @@ def find(name: str) -> AgentEntry:
     """Returns the agent of a command line; raises `UsageError` if there is none."""
     try:
         entry = find_agent(name)
-        entry.load()
-    except ValueError as error:
+        entry.make()
+    except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
     return entry
 
@@ -269,7 +270,7 @@ def _run(program: launch.Program, folder: RunFolder) -> tuple[Any, int | None]:
     shown: dict[str, Any] = {"counts": {}, "labels": {}}
     with (
         launch.start(program, folder.engine, directory=folder.path, restarts=restarts) as job,
-        _stopping(job) as received,
+        stopped_by_signals(job) as received,
         ProgressDisplay(limit, target, below=NodesView(job.status)) as display,
     ):
         try:
@@ -307,27 +308,6 @@ def _at_the_end(snapshot: dict[str, Any], result: Any) -> dict[str, Any] | None:
     if "episode_return" in result:
         labels["evaluator"] = result
     return {**snapshot, "counts": counts, "labels": labels}
-
-
-@contextlib.contextmanager
-def _stopping(job: Any) -> Iterator[list[int]]:
-    """Makes the first signal stop the job cleanly and a second one kill it; the list holds both."""
-    received: list[int] = []
-
-    def handler(number: int, frame: Any) -> None:
-        received.append(number)
-        # On a separate thread, because the interrupted code may hold a lock that the stop needs.
-        threading.Thread(target=job.stop if len(received) == 1 else job.kill, daemon=True).start()
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # As nohup sets it.
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def describe_result(result: dict[str, Any], config: RunConfig) -> str:

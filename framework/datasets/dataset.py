@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tree
 
+from framework.config_checks import whole_number
 from framework.datasets.mixture import Mixture
 from framework.datasets.transfer import PinnedTransfer
 from framework.replay.contracts import Client, Source
@@ -68,8 +69,6 @@ class Dataset:
         prefetch: int | None = None,
         ragged: str = "error",
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size: got {batch_size}, expected at least 1.")
         if max_in_flight is not None and max_in_flight < batch_size:
             raise ValueError(
                 f"max_in_flight: got {max_in_flight}, expected at least the batch size, {batch_size}."
@@ -86,7 +85,7 @@ class Dataset:
         self._source: Source = mixture or client.source()
         self._items = mixture or client  # what sets priorities
         self._table = table if isinstance(table, str) else ""
-        self._batch_size = batch_size
+        self._batch_size = whole_number("batch_size", batch_size, 1)
         self._timeout = rate_limiter_timeout
         self._pad = ragged == "pad"
         self._device = device

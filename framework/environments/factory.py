@@ -39,11 +39,11 @@ def make(
     ```
 
     Args:
-      environment: `gymnasium:ID`, `dm_control:DOMAIN/TASK`, `atari:GAME`, `minatar:GAME`, `tasks:NAME`,
-        `testing:NAME`; or a callable that returns a new `dm_env.Environment` or `gymnasium.Env`, or all
-        envs at once as a `gymnasium.vector.VectorEnv` or a batched environment of this package. A parameter
-        `seed` of the callable receives the env's seed. A callable with a parameter `num_envs` is called
-        once and returns all envs; any other is called once for each env.
+      environment: a suite's name such as `gymnasium:CartPole-v1` (`repertory list` shows the suites); or a
+        callable, or its name `module:object`. The callable returns a new `dm_env.Environment`,
+        `gymnasium.Env` or `pettingzoo.ParallelEnv`, or all envs at once as a `gymnasium.vector.VectorEnv`
+        or a batched environment of this package. Its parameter `seed` receives the env's seed. A callable
+        with a parameter `num_envs` is called once and returns all envs; any other is called once for each.
       num_envs: B.
       seed: of all envs; each env gets its own seed from it. None: different at every run.
       stepping: how the envs are stepped. `inline`: one after the other in this thread. `vector`: by
@@ -92,7 +92,8 @@ def _batch(
 ) -> BatchedEnvironment:
     import gymnasium  # 0.2 s
 
-    if stepping == "vector":
+    makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
+    if stepping == "vector" and not makes_batches:
         if source.make_vector is None:
             raise ValueError(
                 f"{source.name}: stepping='vector' needs a gymnasium environment known by its id, or a "
@@ -100,7 +101,6 @@ def _batch(
             )
         return VectorEnvironment(source.name, source.make_vector(num_envs), seed)
     seeds = env_seeds(seed, num_envs)
-    makes_batches = takes(source.make_one, "num_envs") and "num_envs" not in source.options
     if makes_batches and stepping == "processes":
         raise ValueError(
             f"{source.name}: stepping='processes' makes envs one by one, and the factory has a parameter "

@@ -9,8 +9,10 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from framework.config_checks import nearest
 from framework.environments import atari, minatar, multi_agent, tasks, testing
-from framework.environments.single import SingleEnv, call_factory, make_env
+from framework.environments.single import SingleEnv, call_factory, make_env, takes
+from framework.objects import load_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Source:
 def find(environment: str | Callable[..., Any], options: dict[str, Any], render_mode: str | None) -> Source:
     """The source that the first argument of `make` names; ValueError if there is none."""
     if callable(environment):
-        if render_mode is not None:
+        if render_mode is not None and (takes(environment, "render_mode") or takes(environment, "kwargs")):
             options = {**options, "render_mode": render_mode}
         name = getattr(environment, "__qualname__", None) or type(environment).__name__
         return Source(name, environment, options)
@@ -51,9 +53,21 @@ def find(environment: str | Callable[..., Any], options: dict[str, Any], render_
     suite, separator, name = environment.partition(":")
     if separator and suite in SUITES and name:
         return SUITES[suite][0](environment, name, options, render_mode)
+    reason = f" Did you mean 'gymnasium:{environment}'?"
+    if separator and name:
+        try:
+            factory = load_object(environment)
+        except (ImportError, AttributeError, ValueError) as error:
+            reason = f" As module:object it cannot be imported: {error}.{nearest(suite, SUITES)}"
+        else:
+            if callable(factory):
+                return dataclasses.replace(find(factory, options, render_mode), name=environment)
+            reason = f" {environment!r} is {type(factory).__name__}, expected a class or a function."
     fix = "; ".join(f"{key}:{example}" for key, (_, example) in SUITES.items())
-    hint = f" Did you mean 'gymnasium:{environment}'?" if not separator else ""
-    raise ValueError(f"unknown environment {environment!r}; names look like {fix}.{hint}")
+    raise ValueError(
+        f"unknown environment {environment!r}; names look like {fix}; or module:object, which makes an "
+        f"environment.{reason}"
+    )
 
 
 def _gymnasium(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
@@ -176,6 +190,13 @@ def _multi_agent(full: str, name: str, options: dict[str, Any], render_mode: str
     return Source(full, multi_agent.MultiAgentCartPole, options)
 
 
+def _envpool(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    _require(full, "envpool", "'repertory[envpool]' (on Python 3.11 and later)")
+    from framework.environments.envpool import EnvPoolEnvironment
+
+    return Source(full, functools.partial(EnvPoolEnvironment, name), options)
+
+
 def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
     kinds = testing.EchoEnvironment, testing.FakeEnvironment, testing.MemoryEnvironment
     known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
@@ -198,6 +219,7 @@ SUITES: dict[str, tuple[Callable[[str, str, dict[str, Any], str | None], Source]
     "dm_control": (_dm_control, "cartpole/balance"),
     "atari": (_atari, "Pong"),
     "minatar": (_minatar, "Breakout"),
+    "envpool": (_envpool, "Pong-v5"),
     "pettingzoo": (_pettingzoo, "mpe.simple_spread_v3"),
     "multi_agent": (_multi_agent, "CartPole"),
     "tasks": (_tasks, "Navigation2D"),

@@ -10,6 +10,7 @@ import tree
 from torch import nn
 
 from framework import nest as nests
+from framework.config_checks import whole_number
 from framework.learners.sgd import LossContext, LossFn, LossOutput, SGDLearner
 from framework.replay.types import ReplaySample
 from framework.types import Nest
@@ -79,12 +80,9 @@ class MinibatchLearner(SGDLearner):
         autocast_dtype: torch.dtype | None = None,
         compile_loss: bool = False,
     ):
-        if epochs < 1:
-            raise ValueError(f"epochs: got {epochs}, expected at least 1 pass over each batch.")
-        if minibatch_size < 1:
-            raise ValueError(f"minibatch_size: got {minibatch_size}, expected at least 1 row.")
         self._prepare_fn, self._finish_fn = prepare_fn, finish_fn
-        self._epochs, self._minibatch_size = epochs, minibatch_size
+        self._epochs = whole_number("epochs", epochs, 1)
+        self._minibatch_size = whole_number("minibatch_size", minibatch_size, 1)
         super().__init__(
             networks,
             loss_fn,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from framework.config_checks import whole_number
+
 
 def linear(start: float, end: float, steps: int) -> Callable[[int], float]:
     """Linear from `start` at step 0 to `end` at step `steps`; constant after that."""
-    if steps < 1:
-        raise ValueError(f"steps: got {steps}, expected at least 1.")
+    whole_number("steps", steps, 1)
     return lambda step: start + (end - start) * min(max(step / steps, 0.0), 1.0)
 
 

@@ -14,9 +14,10 @@ import tree
 from torch import nn
 
 from framework import core
+from framework.config_checks import whole_number
 from framework.learners.distributed import LearnerGroup
 from framework.replay.types import ReplaySample
-from framework.types import StepResult
+from framework.types import Gradients, StepResult
 
 # Up to this number of elements, one copy of all gradients is faster than one operation per gradient.
 _SMALL = 1 << 16
@@ -137,8 +138,6 @@ class SGDLearner(core.Learner):
         check_period: int = 100,
         partial_gradients: bool = False,
     ):
-        if target_update_period < 1:
-            raise ValueError(f"target_update_period: got {target_update_period}, expected at least 1 step.")
         if not 0.0 < target_update_rate <= 1.0:
             raise ValueError(
                 f"target_update_rate: got {target_update_rate}, expected more than 0, at most 1."
@@ -159,7 +158,8 @@ class SGDLearner(core.Learner):
         self._online: list[torch.Tensor] = list(followed.parameters())
         self._target: list[torch.Tensor] = list(self.targets.parameters())
         self._buffers = list(zip(self.targets.buffers(), followed.buffers(), strict=True))
-        self._target_update_period, self._target_update_rate = target_update_period, target_update_rate
+        self._target_update_period = whole_number("target_update_period", target_update_period, 1)
+        self._target_update_rate = target_update_rate
 
         self._parameters = [p for p in networks.parameters() if p.requires_grad]
         self._small = sum(p.numel() for p in self._parameters) <= _SMALL
@@ -184,13 +184,40 @@ class SGDLearner(core.Learner):
         Metrics are those of the loss function, `loss`, `gradient_norm` (before clipping) and `learning_rate`.
         They stay on the device, so that a step does not synchronize. Priorities are copied to the CPU.
         """
+        self._set_learning_rate()
+        return self._finish_step(*self._minimize(batch, self._context()))
+
+    def gradients(self, batch: ReplaySample) -> Gradients:
+        """The gradients of the loss on `batch`. Changes no parameters."""
+        output = self._backward(batch, self._context())
+        values = [() if p.grad is None else p.grad for p in self._parameters]
+        metrics = {name: value.detach() for name, value in output.metrics.items()}
+        return Gradients(values, output.loss.detach(), metrics, torch.tensor(self.steps))
+
+    def apply(self, gradients: Gradients) -> StepResult:
+        """One optimizer step with the gradients of another learner's batch, on this learner's device.
+
+        Metrics are those of `step`, and `gradient_age`: the learner steps since the gradients' parameters.
+        """
+        for parameter, value in zip(self._parameters, gradients.values, strict=True):
+            parameter.grad = value if isinstance(value, torch.Tensor) else None
+        self._set_learning_rate()
+        age = self.steps - gradients.learner_steps
+        output = LossOutput(gradients.loss, {**gradients.metrics, "gradient_age": age})
+        return self._finish_step(output, self._descend(output))
+
+    def _set_learning_rate(self) -> None:
         if self._schedule is not None:
             factor = self._schedule(self.env_steps)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
+
+    def _context(self) -> LossContext:
         steps, env_steps = torch.tensor(self.steps), torch.tensor(self.env_steps)
-        context = LossContext(self.targets, steps, env_steps, self._generator, group=self._group)
-        output, norm = self._minimize(batch, context)
+        return LossContext(self.targets, steps, env_steps, self._generator, group=self._group)
+
+    def _finish_step(self, output: LossOutput, norm: torch.Tensor) -> StepResult:
+        """Counts the step, moves the target networks, and returns the result."""
         self.steps += 1
         if self._target and self.steps % self._target_update_period == 0:
             with torch.no_grad():
@@ -209,11 +236,20 @@ class SGDLearner(core.Learner):
 
     def _minimize(self, batch: Any, context: LossContext) -> tuple[LossOutput, torch.Tensor]:
         """One optimizer step on `batch`: what the loss gave, and the norm of the gradient before clipping."""
+        output = self._backward(batch, context)
+        return output, self._descend(output)
+
+    def _backward(self, batch: Any, context: LossContext) -> LossOutput:
+        """Computes the loss and its gradients."""
         with self._precision():
             output = self._loss_fn(self.networks, batch, context)
         for parameter in self._parameters:
             parameter.grad = None  # As optimizer.zero_grad, without its hooks for profilers.
         output.loss.backward()
+        return output
+
+    def _descend(self, output: LossOutput) -> torch.Tensor:
+        """One optimizer step with the gradients. Returns their norm before clipping."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # As nn.utils.get_total_norm, for tensors on one device.
         if not gradients:
@@ -240,7 +276,7 @@ class SGDLearner(core.Learner):
                 # As nn.utils.clip_grads_with_norm_, for tensors on one device.
                 torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
-        return output, norm
+        return norm
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
         """The tensors of each child of the networks. Raises FloatingPointError after a non-finite step."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -127,7 +128,19 @@ class CSVLogger(Logger):
     def __init__(self, path: str | os.PathLike):
         self._file = AppendFile(path)
         with open(self._file.path, newline="", encoding="utf-8") as file:
-            self._columns = next(csv.reader(file), [])
+            table = csv.reader(file)
+            self._columns = next(table, [])
+            self._num_rows = sum(1 for _ in table)
+
+    def __getstate__(self) -> tuple[Path, list[str], int]:
+        return self._file.path, self._columns, self._num_rows
+
+    def __setstate__(self, state: tuple[Path, list[str], int]) -> None:
+        """Continues after the rows that were there; later ones are removed, since they are written again."""
+        path, columns, num_rows = state
+        self.__init__(path)  # type: ignore[misc]
+        self._num_rows = num_rows
+        self._rewrite(columns)
 
     def write(self, row: Mapping[str, Any]) -> None:
         plain = to_scalars(row)
@@ -135,24 +148,26 @@ class CSVLogger(Logger):
         line = io.StringIO()
         csv.DictWriter(line, self._columns + new, restval="", lineterminator="\n").writerow(plain)
         if new:
-            self._add_columns(new)
+            self._rewrite(self._columns + new)
         self._file.append(line.getvalue())
+        self._num_rows += 1
 
     def close(self) -> None:
         self._file.close()
 
-    def _add_columns(self, new: list[str]) -> None:
+    def _rewrite(self, columns: list[str]) -> None:
+        """Replaces the file by a table with these columns and the first `_num_rows` rows."""
         self._file.append("")  # Raises if the logger is closed.
-        path, columns = self._file.path, self._columns + new
+        path = self._file.path
         beside = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
             with (
                 open(path, newline="", encoding="utf-8") as old,
                 open(beside, "w", newline="", encoding="utf-8") as file,
             ):
-                writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+                writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
                 writer.writeheader()
-                writer.writerows(csv.DictReader(old))
+                writer.writerows(itertools.islice(csv.DictReader(old), self._num_rows))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)

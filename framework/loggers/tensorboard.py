@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ class TensorBoardLogger(Logger):
         self._rows: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_writer": self._writer.log_dir}
+        return {**vars(self), "_writer": pathlib.Path(self._writer.log_dir)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_writer"])  # type: ignore[misc]

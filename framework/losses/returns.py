@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import torch
 
+from framework.config_checks import whole_number
 from framework.losses.masking import discounted, where_counted
 
 
@@ -90,8 +91,7 @@ def n_step_returns(
 
     Fewer rewards where the episode or the sequence ends sooner. Arguments as in `generalized_advantages`.
     """
-    if n < 1:
-        raise ValueError(f"n: got {n}, expected at least 1 step.")
+    whole_number("n", n, 1)
     with torch.no_grad():
         _check(rewards=rewards, discounts=discounts, values=values, mask=mask)
         usable = transition_mask(mask)

@@ -16,13 +16,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import launch
+from framework import core
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.actors.inference_client import InferenceActor, ServerPort, connect
 from framework.actors.inference_server import InferenceServer
 from framework.environments.base import BatchedEnvironment
 from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import Lockstep
-from framework.programs.worker import ProgramWorker, Setup, derive_seed, prepare_process, summarize
+from framework.programs.worker import ProgramWorker, Setup, derive_seed, prepare_process, seeded, summarize
 from framework.replay.errors import ServerClosed, ServerLost
 from framework.variables import VariableClient
 
@@ -123,8 +124,9 @@ class ActorWorker(ProgramWorker):
         ports: list[ServerPort] = []
         server, variables, self._acting = inference, None, None
         if not served:
-            networks = agent.make_networks(spec)
-            policy = agent.make_policy(networks)
+            with seeded(seed):
+                networks = agent.make_networks(spec)
+                policy = self._make_policy(setup, networks)
             if learner is not None:
                 # A step of all envs is one batch of each half.
                 period = config.update_period * len(sizes)
@@ -202,17 +204,8 @@ class ActorWorker(ProgramWorker):
             if self._lockstep is None or self._lockstep.needed_version(steps) is None:
                 assert isinstance(following.actor, InferenceActor)
                 following.actor.request()  # Computed while this half steps.
-        before = half.loop.num_steps
-        finished = half.loop.step(self._granted - self._spent)
-        made = half.loop.num_steps - before
+        self._step_envs()
         self._half, self._batched_steps = following, steps
-        self._spent += made
-        self._steps += made
-        if finished is not None:
-            self._ended.append(finished)
-            self._episodes += len(finished["episode_length"])
-        if self._steps - self._logged_at >= self._config.log_period:
-            self._log()
 
     def recover(self, error: ServerClosed) -> bool:
         """Continues with new adders and episodes; False if the server did not restart, or was stopped."""
@@ -241,6 +234,23 @@ class ActorWorker(ProgramWorker):
         """The state of the policy's random numbers; None for those of another node."""
         acting = None if self._acting is None else self._acting.save()
         return {"actor": acting, "steps": self._steps}
+
+    def _make_policy(self, setup: Setup, networks: Any) -> core.Policy:
+        return setup.agent.make_policy(networks)
+
+    def _step_envs(self) -> None:
+        """One step of the envs whose turn it is, at most the rest of the grant."""
+        loop = self._half.loop
+        before = loop.num_steps
+        finished = loop.step(self._granted - self._spent)
+        made = loop.num_steps - before
+        self._spent += made
+        self._steps += made
+        if finished is not None:
+            self._ended.append(finished)
+            self._episodes += len(finished["episode_length"])
+        if self._steps - self._logged_at >= self._config.log_period:
+            self._log()
 
     def _version(self) -> int:
         return -1 if self._versioned is None else self._versioned.version

@@ -12,17 +12,19 @@ Every run has such a file, `config.yaml`. Its entry `recorded` holds what is no 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from framework import config_checks
 
+T = TypeVar("T")
 RECORDED = "recorded"
 
 
@@ -68,16 +70,16 @@ def replace(path: str | os.PathLike[str], text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
-def from_plain(cls: type, content: Mapping[str, Any], where: str) -> Any:
-    """A dataclass from plain values. Raises ValueError for an unknown field or an invalid value."""
-    hints = typing.get_type_hints(cls)
-    config_checks.names(f"{where}: {cls.__name__}", content, list(hints))
+def from_plain(base: T, content: Mapping[str, Any], where: str) -> T:
+    """The dataclass `base` with other values. Raises ValueError for an unknown field or an invalid value."""
+    hints = typing.get_type_hints(type(base))
+    config_checks.names(f"{where}: {type(base).__name__}", content, list(hints))
     values = {}
     for name, value in content.items():
         kinds = (hints[name], *typing.get_args(hints[name]))  # A file has lists instead of tuples.
         is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
         values[name] = tuple(value) if isinstance(value, list) and is_tuple else value
     try:
-        return cls(**values)
+        return dataclasses.replace(base, **values)  # type: ignore[type-var]
     except ValueError as error:
         raise ValueError(f"{where}: {error} Correct the file.") from error

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from framework.actors import EnvironmentLoop, PolicyActor
-from framework.programs.worker import ProgramWorker, Setup, prepare_process, summarize
+from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded, summarize
 from framework.variables import VariableClient
 
 
@@ -47,7 +47,8 @@ class Evaluator(ProgramWorker):
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         num_episodes = setup.config.num_evaluation_episodes
         self._environment = setup.make_environment(num_episodes, seed)
-        self._networks = networks = setup.agent.make_networks(setup.spec)
+        with seeded(seed):
+            self._networks = networks = setup.agent.make_networks(setup.spec)
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)

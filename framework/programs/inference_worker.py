@@ -7,7 +7,7 @@ from typing import Any
 
 import launch
 from framework.actors.inference_server import InferenceServer
-from framework.programs.worker import Setup, prepare_process
+from framework.programs.worker import Setup, prepare_process, seeded
 from framework.variables import VariableClient
 
 _SAVE_EVERY = 1000  # Batches between two saves of the random state.
@@ -38,7 +38,8 @@ class InferenceWorker(InferenceServer):
     ):
         prepare_process(seed)
         agent, spec, config = setup.agent, setup.spec, setup.config
-        networks = agent.make_networks(spec).to(config.inference_device)
+        with seeded(seed):
+            networks = agent.make_networks(spec).to(config.inference_device)
         policy = agent.make_policy(networks)
         engine = launch.get_node_context().engine
         variables = None

@@ -1,4 +1,4 @@
-"""The worker of the learner node, which drives a learner with data from replay."""
+"""A learner in a program, and the worker of the learner node, which drives it with data from replay."""
 
 from __future__ import annotations
 
@@ -15,72 +15,213 @@ import numpy as np
 from framework.programs.learner_group import FirstLearner
 from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import StallDetector
-from framework.programs.worker import ProgramWorker, Setup, prepare_process
-from framework.replay import TableInfo
+from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded
+from framework.replay import ReplaySample, TableInfo
+from framework.types import StepResult
 from framework.variables import VariableBlock, Variables, shared_path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # Of malloc.h.
 _LOG = logging.getLogger(__name__)
 
 
-class LearnerWorker(ProgramWorker):
-    """Drives a learner: takes batches, updates priorities, publishes parameters, logs and checkpoints.
+class ProgramLearner:
+    """An agent's learner in a program: its steps are counted, published, logged and saved when that is due.
 
-    One `step()` is one batch. The node is also the program's source of variables. Their version is the
-    number of learner steps in this run, including steps that a killed learner made after its last checkpoint.
+    The version of the parameters is the number of learner steps in this run, including steps that a killed
+    learner made after its last checkpoint.
 
     Args:
       setup: makes the networks, the dataset and the learner.
-      replay: the replay client to sample from and to write priorities to.
+      replay: the replay client to sample from and to write priorities to. None for batches that come from
+        elsewhere.
       counter: counts the steps, as `NAME_steps`.
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state, which the constructor restores. None keeps nothing.
       name: label of its rows and name of its part of a checkpoint.
-      seed: seed of this worker.
+      seed: seed of the initial parameters.
+
+    Attributes:
+      learner: the agent's learner.
+      dataset: the agent's batches from `replay`; None without it.
+      block: the published parameters.
+      published: notified at each new version.
+      waited_s: seconds waited for data since the last row. The caller adds to it.
+      finished: whether all of `max_learner_steps` are made.
     """
 
     def __init__(
         self,
         setup: Setup,
         *,
-        replay: Any,
+        replay: Any = None,
         counter: Any,
         monitor: Any,
         checkpointer: Any = None,
         name: str = "learner",
         seed: int = 0,
     ):
-        prepare_process(seed)
-        keep_freed_memory()
-        agent, spec, config = setup.agent, setup.spec, setup.config
-        self._config, self._name, self._steps_name = config, name, f"{name}_steps"
-        self._replay, self._counter, self._monitor = replay, counter, monitor
-        self._checkpointer = checkpointer
-        self._learner = agent.make_learner(agent.make_networks(spec), spec)
-        self._dataset = agent.make_dataset(replay)
+        agent, config = setup.agent, setup.config
+        self._config, self._replay = config, replay
+        self._name, self._steps_name = name, f"{name}_steps"
+        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        with seeded(seed):
+            self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+        self.dataset = None if replay is None else agent.make_dataset(replay)
         # Actors with a limited policy lag need every version.
-        self._publish_period = config.publish_period if agent.max_policy_lag is None else 1
+        self._is_on_policy = agent.max_policy_lag is not None
+        self._publish_period = 1 if self._is_on_policy else config.publish_period
         self._steps = 0
         self._uncounted = 0
-        self._waited_s = 0.0  # For the dataset, since the last row.
+        self.waited_s = 0.0
+        self.finished = False
         self._times_sampled = 0.0
         self._metrics: Mapping[str, SupportsFloat] | None = None  # Of the last step.
-        self._published = threading.Condition()
-        self._waits_for_data = False
-        self._stall_detector = StallDetector(config.num_actors) if agent.max_policy_lag is not None else None
-        self._block = VariableBlock(self._learner.parameters(), shared_path())
+        self.published = threading.Condition()
+        self.block = VariableBlock(self.learner.parameters(), shared_path())
         self._restore()
-        self._others = FirstLearner(self._learner, config.num_learners) if config.num_learners > 1 else None
-        if self._block.version < self._steps:
-            self._publish()
+        self.publish()
+
+    def step(self, sample: ReplaySample) -> StepResult:
+        """One learner step on a batch of the learner's device. Writes priorities back to replay."""
+        result = self.learner.step(sample)
+        if result.priorities is not None and self.dataset is not None:
+            priorities = np.asarray(result.priorities, np.float64)
+            self.dataset.update_priorities(np.asarray(sample.info.key), priorities)
+        self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
+        self._count(result.metrics)
+        return result
+
+    def publish(self) -> dict[str, int]:
+        """Counts the steps, then publishes, so that the steps of a published version are always counted."""
+        counts: dict[str, int] = self._counter.increment(**{self._steps_name: self._uncounted})
+        self._uncounted = 0
+        self.learner.env_steps = counts.get("env_steps", 0)
+        with self.published:
+            if self.block.version < self._steps:
+                self.block.publish(self._steps, self.learner.parameters(), self.learner.env_steps)
+            self.published.notify_all()
+        return counts
+
+    def publish_again(self) -> None:
+        """Publishes the same parameters as a new version."""
+        self._steps += 1
+        self._uncounted += 1
+        self.publish()
+
+    def close(self) -> None:
+        """Logs and counts the last steps, saves the state, and returns prefetched samples to replay."""
+        if self._metrics is not None and self._steps > self._logged[0]:
+            self._log(self._metrics)
+        self._counter.increment(**{self._steps_name: self._uncounted})
+        if self._checkpointer is not None:
+            self._checkpointer.put(self._name, self.save())
+        if self.dataset is not None:
+            self.dataset.close()
+
+    def save(self) -> dict[str, Any]:
+        return {"learner": self.learner.save(), "steps": self._steps}
+
+    def _count(self, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Counts a step, and publishes, logs and saves if that is due."""
+        self._metrics = metrics
+        self._steps += 1
+        self._uncounted += 1
+        limit = self._config.max_learner_steps
+        self.finished = limit is not None and self._steps >= limit
+        if self.finished or self._steps % self._publish_period == 0:
+            counts = self.publish()
+            if self._checkpointer is not None:
+                self._checkpoint_if_due(counts)
+        if self.finished or self._steps % self._config.learner_log_period == 0:
+            self._log(metrics)
+        if self.finished:
+            self._monitor.finish("max_learner_steps", {self._steps_name: self._steps})
+
+    def _restore(self) -> None:
+        state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
+        if state is not None:
+            self.learner.restore(state["learner"])
+            self._steps = int(state["steps"])
+        counts = self._counter.get_counts()
+        made, env_steps = counts.get(self._steps_name, 0), counts.get("env_steps", 0)
+        # A learner that restarts from an older checkpoint, or from none, continues with versions above those
+        # of the actors. Version 0, which tells policies that no step was made, stays, unless actors wait for
+        # the next version.
+        if made > self._steps:
+            self._steps = made + 1
+        if self.block.version >= (0 if self._is_on_policy else 1):
+            self._steps = max(self._steps, self.block.version + 1)
+        self._uncounted = self._steps - made
+        self.learner.env_steps = env_steps
+        # Env steps and time of the last checkpoint; steps, env steps and time of the last row.
+        self._checkpointed = (0 if state is None else env_steps, time.monotonic())
+        self._logged = (self._steps, env_steps, time.perf_counter())
+
+    def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
+        period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes
+        made, now = counts.get("env_steps", 0), time.monotonic()
+        since = made - self._checkpointed[0], now - self._checkpointed[1]
+        if (period is not None and since[0] >= period) or (minutes is not None and since[1] >= 60 * minutes):
+            self._checkpointed = (made, now)
+            self._checkpointer.put(self._name, self.save())
+            self._checkpointer.commit("periodic", self._name)
+
+    def _log(self, metrics: Mapping[str, SupportsFloat]) -> None:
+        steps, env_steps, now = self._steps, self.learner.env_steps, time.perf_counter()
+        made, seconds = steps - self._logged[0], max(now - self._logged[2], 1e-9)
+        row: dict[str, Any] = {"steps": steps, "version": self.block.version, "env_steps": env_steps}
+        row.update({name: float(value) for name, value in metrics.items()})
+        row["time/learner_steps_per_s"] = made / seconds
+        row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
+        row["time/waited_for_data_fraction"] = self.waited_s / seconds
+        if self._replay is not None:
+            row["times_sampled"] = self._times_sampled / made
+            row.update(replay_numbers(self._replay.server_info(timeout=5)))
+        self._logged = (steps, env_steps, now)
+        self.waited_s = self._times_sampled = 0.0
+        self._monitor.write(self._name, row)
+
+
+class LearnerNode(ProgramWorker):
+    """A worker that steps a `ProgramLearner` and is the program's source of variables.
+
+    Args: as those of `ProgramLearner`.
+    """
+
+    _learner_class: type[ProgramLearner] = ProgramLearner
+
+    def __init__(self, setup: Setup, *, seed: int = 0, **options: Any):
+        prepare_process(seed)
+        keep_freed_memory()
+        self._learner = self._learner_class(setup, seed=seed, **options)
 
     def variable_block(self) -> VariableBlock:
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
-        return self._block
+        return self._learner.block
 
     def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
         """See `VariableBlock.get_variables`; for clients that cannot map the block."""
-        return self._block.get_variables(names, newer_than)
+        return self._learner.block.get_variables(names, newer_than)
+
+    def close(self) -> None:
+        """See `ProgramLearner.close`."""
+        self._learner.close()
+
+
+class LearnerWorker(LearnerNode):
+    """Drives a learner with batches from replay, one a `step()`.
+
+    Args: as those of `ProgramLearner`.
+    """
+
+    def __init__(self, setup: Setup, *, replay: Any, **options: Any):
+        super().__init__(setup, replay=replay, **options)
+        config, on_policy = setup.config, setup.agent.max_policy_lag is not None
+        self._replay, self._waits_for_data = replay, False
+        self._stall_detector = StallDetector(config.num_actors) if on_policy else None
+        self._stalled_version = -1  # The newest that the stall detector knows.
+        learner = self._learner.learner
+        self._others = FirstLearner(learner, config.num_learners) if config.num_learners > 1 else None
 
     def wait_for_version(self, version: int, timeout: float, actor: str | None = None) -> bool:
         """Blocks until `version` or a newer one is published; False after `timeout` seconds.
@@ -89,11 +230,15 @@ class LearnerWorker(ProgramWorker):
         learner waits for data, some data was lost: the learner then publishes the same parameters again, so
         that the actors collect new data.
         """
-        with self._published:
-            if self._published.wait_for(lambda: self._block.version >= version, timeout):
+        published, block = self._learner.published, self._learner.block
+        with published:
+            if published.wait_for(lambda: block.version >= version, timeout):
                 return True
             if actor is None or self._stall_detector is None or not self._waits_for_data:
                 return False
+            if block.version > self._stalled_version:
+                self._stalled_version = block.version
+                self._stall_detector.moved()
             if not self._stall_detector.asked(actor):
                 return False
             _LOG.warning(
@@ -101,16 +246,14 @@ class LearnerWorker(ProgramWorker):
                 "data was lost, probably because the replay server or the learner was restarted. The "
                 "parameters of version %d are published again.",
                 version,
-                self._block.version,
+                block.version,
             )
-            self._steps += 1
-            self._uncounted += 1
-            self._publish()
-            return self._block.version >= version
+            self._learner.publish_again()
+            return block.version >= version
 
     def is_learning(self) -> bool:
         """Whether a step is running. Between two steps, the learner waits for data."""
-        with self._published:
+        with self._learner.published:
             return not self._waits_for_data
 
     def meet_learners(self, label: str, host: str) -> tuple[int, dict[str, Any]]:
@@ -125,115 +268,38 @@ class LearnerWorker(ProgramWorker):
           The `env_steps` of the step; None at the end.
         """
         assert self._others is not None
-        return self._learner.env_steps if self._others.barrier.arrive(rank) else None
+        return self._learner.learner.env_steps if self._others.barrier.arrive(rank) else None
 
     def ready(self) -> bool:
-        return not self._finished and self._dataset.ready()
+        assert self._learner.dataset is not None
+        return not self._finished and self._learner.dataset.ready()
 
     def why_not_ready(self) -> str:
         """The text that the serial engine prints in a deadlock."""
         return f"its dataset waits for a batch: {describe_tables(self._replay)}"
 
     def step(self) -> None:
+        learner = self._learner
+        assert learner.dataset is not None
         started = time.perf_counter()
         self._waits_for_data = True
-        sample = next(self._dataset, None)
-        self._waited_s += time.perf_counter() - started
+        sample = next(learner.dataset, None)
+        learner.waited_s += time.perf_counter() - started
         if sample is None or not (self._others is None or self._others.go_on()):
             self._finished = True  # The program is being stopped.
             return
-        with self._published:
+        with learner.published:
             self._waits_for_data = False
-        result = self._learner.step(sample)
-        if result.priorities is not None:
-            priorities = np.asarray(result.priorities, np.float64)
-            self._dataset.update_priorities(np.asarray(sample.info.key), priorities)
-        self._metrics = result.metrics
-        self._steps += 1
-        self._uncounted += 1
-        self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
-        limit = self._config.max_learner_steps
-        last = limit is not None and self._steps >= limit
-        if last or self._steps % self._publish_period == 0:
-            counts = self._publish()
-            if self._checkpointer is not None:
-                self._checkpoint_if_due(counts)
-        if last or self._steps % self._config.learner_log_period == 0:
-            self._log(result.metrics)
-        if last:
+        learner.step(sample)
+        if learner.finished:
             self._finished = True
             if self._others is not None:
                 self._others.barrier.close()
-            self._monitor.finish("max_learner_steps", {self._steps_name: self._steps})
 
     def close(self) -> None:
-        """Logs and counts the last steps, saves the state, and returns prefetched samples to replay."""
-        if self._metrics is not None and self._steps > self._logged[0]:
-            self._log(self._metrics)
-        self._counter.increment(**{self._steps_name: self._uncounted})
-        if self._checkpointer is not None:
-            self._checkpointer.put(self._name, self.save())
         if self._others is not None:
             self._others.close()
-        self._dataset.close()
-
-    def save(self) -> dict[str, Any]:
-        return {"learner": self._learner.save(), "steps": self._steps}
-
-    def _restore(self) -> None:
-        state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
-        if state is not None:
-            self._learner.restore(state["learner"])
-            self._steps = int(state["steps"])
-        counts = self._counter.get_counts()
-        made, env_steps = counts.get(self._steps_name, 0), counts.get("env_steps", 0)
-        # A learner that restarts from an older checkpoint, or from none, continues with versions above those
-        # of the actors. Version 0, which tells policies that no step was made, stays, unless actors wait for
-        # the next version.
-        if made > self._steps:
-            self._steps = made + 1
-        if self._block.version >= (1 if self._stall_detector is None else 0):
-            self._steps = max(self._steps, self._block.version + 1)
-        self._uncounted = self._steps - made
-        self._learner.env_steps = env_steps
-        # Env steps and time of the last checkpoint; steps, env steps and time of the last row.
-        self._checkpointed = (0 if state is None else env_steps, time.monotonic())
-        self._logged = (self._steps, env_steps, time.perf_counter())
-
-    def _publish(self) -> dict[str, int]:
-        """Counts the steps, then publishes, so that the steps of a published version are always counted."""
-        counts: dict[str, int] = self._counter.increment(**{self._steps_name: self._uncounted})
-        self._uncounted = 0
-        self._learner.env_steps = counts.get("env_steps", 0)
-        with self._published:
-            self._block.publish(self._steps, self._learner.parameters(), self._learner.env_steps)
-            if self._stall_detector is not None:
-                self._stall_detector.moved()
-            self._published.notify_all()
-        return counts
-
-    def _checkpoint_if_due(self, counts: dict[str, int]) -> None:
-        period, minutes = self._config.checkpoint_period, self._config.checkpoint_minutes
-        made, now = counts.get("env_steps", 0), time.monotonic()
-        since = made - self._checkpointed[0], now - self._checkpointed[1]
-        if (period is not None and since[0] >= period) or (minutes is not None and since[1] >= 60 * minutes):
-            self._checkpointed = (made, now)
-            self._checkpointer.put(self._name, self.save())
-            self._checkpointer.commit("periodic", self._name)
-
-    def _log(self, metrics: Mapping[str, SupportsFloat]) -> None:
-        steps, env_steps, now = self._steps, self._learner.env_steps, time.perf_counter()
-        made, seconds = steps - self._logged[0], max(now - self._logged[2], 1e-9)
-        row: dict[str, Any] = {"steps": steps, "version": self._block.version, "env_steps": env_steps}
-        row.update({name: float(value) for name, value in metrics.items()})
-        row["times_sampled"] = self._times_sampled / made
-        row["time/learner_steps_per_s"] = made / seconds
-        row["time/env_steps_per_s"] = (env_steps - self._logged[1]) / seconds
-        row["time/waited_for_data_fraction"] = self._waited_s / seconds
-        row.update(replay_numbers(self._replay.server_info(timeout=5)))
-        self._logged = (steps, env_steps, now)
-        self._waited_s = self._times_sampled = 0.0
-        self._monitor.write(self._name, row)
+        super().close()
 
 
 def replay_numbers(info: Mapping[str, TableInfo]) -> dict[str, Any]:

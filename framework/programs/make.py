@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import launch
-from framework import core, environments, specs
+from framework import core, environments, flow, specs
 from framework.environments import BatchedEnvironment
 from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
 from framework.programs.actor_worker import ActorWorker
@@ -18,6 +18,8 @@ from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
+from framework.programs.plan_agent import PlanAgent
+from framework.programs.plan_worker import PlanWorker
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunFolder
 from framework.programs.services import (
@@ -28,8 +30,7 @@ from framework.programs.services import (
     replay_checkpointer,
 )
 from framework.programs.snapshot import Snapshot
-from framework.programs.worker import Setup, derive_seed
-from framework.replay import Table
+from framework.programs.worker import Setup, derive_seed, make_tables
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Names of services and of parts of a checkpoint.
@@ -127,12 +128,12 @@ class Graph(core.Graph):
         self._claim(name)
         if not setup.agent.make_tables(self.spec):
             return None
-        make_tables = functools.partial(_make_tables, setup, self._seed_of(name))
+        tables_fn = functools.partial(make_tables, setup, self._seed_of(name))
         checkpointer_fn = None
         if self.config.directory is not None:
             checkpointer_fn = functools.partial(replay_checkpointer, self.config, name)
         backend = _REPLAY_MODULES[self.config.replay_backend]
-        node = launch.ReplayNode(make_tables, checkpointer_fn=checkpointer_fn, backend=backend)
+        node = launch.ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
         self._replays.append((name, node))
         return node.create_handle()
 
@@ -196,6 +197,39 @@ class Graph(core.Graph):
                 inference=inference,
                 **self._handles,
             )
+
+    def add_plan(
+        self, replay: launch.Handle | None = None, *, agent: core.Agent | None = None
+    ) -> launch.Handle:
+        setup = self._setup_of(agent)
+        if not isinstance(setup.agent, PlanAgent):
+            raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected a PlanAgent.")
+        if self.config.inference != "local":
+            raise ValueError(f"inference: got {self.config.inference!r}, expected 'local' for a plan.")
+        self._claim("learner")
+        self._claim("actor")
+        node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
+        self._workers.append(("learner", node))
+        learner = node.create_handle()
+        self._learners[learner] = "learner"
+        own = setup.agent.for_worker(self.config.envs_per_actor) if replay is None else setup.agent
+        of_workers = dataclasses.replace(setup, agent=own)
+        workers = []
+        for index in range(self.config.num_actors):
+            worker = flow.worker_node(
+                setup.agent.worker_class,
+                of_workers,
+                index=index,
+                seed=self._seed_of(f"actor-{index}"),
+                replay=replay,
+                learner=learner,
+                **self._handles,
+            )
+            self._workers.append(("actor", worker))
+            workers.append(worker.create_handle())
+        seed = self._seed_of("learner")
+        node.configure(setup, workers=workers, replay=replay, seed=seed, **self._handles)
+        return learner
 
     def add_evaluator(
         self,
@@ -319,13 +353,6 @@ def make_logger(config: RunConfig) -> Logger | None:
     if config.tensorboard:
         made.append(TensorBoardLogger(os.path.join(config.directory, "tensorboard")))
     return Dispatcher(made)
-
-
-def _make_tables(setup: Setup, seed: int) -> list[Table]:
-    tables = setup.agent.make_tables(setup.spec)
-    for table in tables:
-        table.set_seed(derive_seed(seed, table.name))
-    return tables
 
 
 def _make_monitor(

@@ -7,7 +7,7 @@ the preset of its agent and environment. Flags override its values.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,6 @@ class Preset:
     run: Mapping[str, Any] = field(default_factory=dict)
 
 
-def presets_of(agent_class: type) -> Mapping[str, Preset]:
-    """The presets of an agent by environment: `PRESETS` of its module, or empty without `PRESETS`."""
-    return getattr(sys.modules[agent_class.__module__], "PRESETS", {})
+def presets_of(agent: Callable[..., Any]) -> Mapping[str, Preset]:
+    """The presets of an agent's class or factory by environment: `PRESETS` of its module, or none."""
+    return getattr(sys.modules[agent.__module__], "PRESETS", {})

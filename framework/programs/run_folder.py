@@ -21,14 +21,15 @@ import framework
 import launch
 from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
+from framework.environments.suites import SUITES
 from framework.loggers.files import explained
+from framework.objects import load_object, target_of
 from framework.programs import config_file
-from framework.programs.registry import describe_agent, find_agent, load_object, target_of
+from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
 
 FORMAT = 3
 _UNRECORDED = "not recorded"
-_FACTORY = "factory:"  # Before module:function, where the environment is not a name.
 
 
 class RunError(Exception):
@@ -48,9 +49,9 @@ class RunFolder:
     ```
 
     Attributes:
-      agent: the agent's name, or `module:Class`.
+      agent: the agent's name, or `module:object`.
       agent_config: the fields of its config; empty if it has no config.
-      environment: its name, or `factory:module:function`; None if the factory cannot be imported again.
+      environment: its name, or `module:function`; None if the factory cannot be imported again.
       config: the settings of the program.
       environment_spec: the specs of the environment as text, to detect a changed environment.
       networks_fn: the agent's, as `module:function`; None without one, empty if it cannot be imported again.
@@ -100,11 +101,13 @@ class RunFolder:
         name, fields = describe_agent(agent)
         plain = json.loads(json.dumps(fields, default=_plain))
         if not isinstance(environment, str):
-            target = target_of(environment)
-            environment = "" if target is None else f"{_FACTORY}{target}"
+            target = target_of(environment) or ""
+            environment = "" if target.partition(":")[0] in SUITES else target
         # Equal for equal environments.
         described = f"observations: {spec.observations!r}; actions: {spec.actions!r}"
-        networks_fn = None if agent.networks_fn is None else target_of(agent.networks_fn) or ""
+        networks_fn = None
+        if agent.networks_fn is not None and not agent.made_by:  # What made the agent makes it again.
+            networks_fn = target_of(agent.networks_fn) or ""
         return cls(name, plain, environment or None, config, described, networks_fn)
 
     @classmethod
@@ -130,7 +133,7 @@ class RunFolder:
             fields = [field.name for field in dataclasses.fields(RunConfig) if field.name in content]
             settings = {name: content.pop(name) for name in fields}
             settings["directory"] = os.fspath(path)
-            config = config_file.from_plain(RunConfig, settings, str(file))
+            config = config_file.from_plain(RunConfig(), settings, str(file))
             own["environment_spec"] = recorded["environment_spec"]
             own["networks_fn"] = recorded.get("networks_fn")
         except KeyError as error:
@@ -223,10 +226,9 @@ class RunFolder:
         """The agent as configured in the run. Raises RunError if its class cannot be found."""
         try:
             entry = find_agent(self.agent)
-            agent: Any = entry.load()
+            config = entry.make_config()
             if not self.agent_config:
-                return agent()
-            config_class = type(entry.make_config())
+                return entry.make()
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.path}: {error}") from error
         for name, value in self.agent_config.items():
@@ -236,33 +238,34 @@ class RunFolder:
                     "cannot hold. Use numbers, strings, None, and tuples of them in the agent's config."
                 )
         try:
-            config = config_file.from_plain(config_class, self.agent_config, f"{self.path}/config.yaml")
+            config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
         except ValueError as error:
             raise RunError(str(error)) from error
-        if self.networks_fn is None:
-            return agent(config)
-        return agent(config, networks_fn=self._imported(self.networks_fn, "networks_fn"))
+        agent = entry.make(config)
+        if self.networks_fn is not None:
+            agent.networks_fn = self._networks_fn()
+        return agent
 
-    def environment_factory(self) -> str | Callable[..., Any]:
-        """The argument of `environments.make`. Raises RunError if the factory cannot be imported."""
-        if self.environment is not None and not self.environment.startswith(_FACTORY):
-            return self.environment
-        return self._imported((self.environment or "").removeprefix(_FACTORY), "environment")
-
-    def _imported(self, target: str, name: str) -> Callable[..., Any]:
-        """The function `module:function`, which the run got as its argument `name`."""
-        if not target:
+    def _networks_fn(self) -> core.NetworksFn:
+        if not self.networks_fn:
             raise RunError(
-                f"{self.path}: its {name} was a function without a name that can be imported. Give "
-                "make_program a name, or a function of a module."
+                f"{self.path}: its networks_fn was a function without a name that can be imported. Give the "
+                "agent a function of a module."
             )
         try:
-            function = load_object(target)
-        except (ImportError, AttributeError) as error:
-            raise RunError(f"{self.path}: {name} {target!r} cannot be imported: {error}") from error
-        if not callable(function):
-            raise RunError(f"{self.path}: {name} {target!r} is no longer a function.")
-        return function
+            networks_fn: core.NetworksFn = load_object(self.networks_fn)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
+        return networks_fn
+
+    def environment_factory(self) -> str:
+        """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""
+        if self.environment is None:
+            raise RunError(
+                f"{self.path}: its environment was a function without a name that can be imported. Give "
+                "make_program the environment's name, or a function of a module."
+            )
+        return self.environment
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

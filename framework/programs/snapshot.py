@@ -78,6 +78,7 @@ class Snapshot:
         """
         import torch
 
+        _current.config = self._config
         file, monitor = io.BytesIO(), state.objects["monitor-0"]
         logger = monitor.logger
         generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -169,7 +170,7 @@ def _progress(state: ProgramState) -> dict[str, Any]:
 
 
 class _Current(threading.local):
-    """What objects refer to that belongs to the new program."""
+    """What objects refer to that belongs to the program that is saved or loaded."""
 
     config: RunConfig
 
@@ -190,6 +191,8 @@ class _Pickler(ObjectPickler):
             return _place, (obj.label,)
         if kind is RunConfig:
             return _config, ()
+        if isinstance(obj, Path) and obj.is_relative_to(_directory()):  # The folder may be moved.
+            return _in_directory, (os.fspath(obj.relative_to(_directory())),)
         if isinstance(obj, threading.Event) and obj is launch.stop_event():
             return launch.stop_event, ()
         if kind is VariableBlock:
@@ -207,6 +210,15 @@ def _place(label: str) -> Place:
 
 def _config() -> RunConfig:
     return _current.config
+
+
+def _directory() -> Path:
+    assert _current.config.directory is not None
+    return Path(_current.config.directory)
+
+
+def _in_directory(path: str) -> Path:
+    return _directory() / path
 
 
 def _signature(*data: Any) -> bytes:

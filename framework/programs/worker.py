@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
+import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,11 @@ import launch
 from framework import core
 from framework.environments.base import BatchedEnvironment
 from framework.programs.run_config import RunConfig
+from framework.replay import Table
 from framework.replay.errors import ServerClosed
 from framework.specs import EnvironmentSpec
+
+_SEEDING = threading.Lock()
 
 
 @dataclasses.dataclass
@@ -71,6 +76,14 @@ def derive_seed(seed: int, part: str) -> int:
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
 
 
+def make_tables(setup: Setup, seed: int) -> list[Table]:
+    """The agent's tables, seeded."""
+    tables = setup.agent.make_tables(setup.spec)
+    for table in tables:
+        table.set_seed(derive_seed(seed, table.name))
+    return tables
+
+
 def prepare_process(seed: int) -> None:
     """Seeds Python, NumPy and torch, and sets torch to one thread, or to `OMP_NUM_THREADS` if it is set.
 
@@ -81,7 +94,19 @@ def prepare_process(seed: int) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    with seeded(seed):
+        pass
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds torch for the code that makes initial parameters, while no other node of this process does.
+
+    With several nodes in one process, the parameters would otherwise depend on the order of their threads.
+    """
+    with _SEEDING:
+        torch.manual_seed(seed)
+        yield
 
 
 def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:

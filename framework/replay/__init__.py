@@ -4,66 +4,38 @@ A program written for dm-reverb runs with `from framework import replay as rever
 TensorFlow's objects.
 """
 
-from framework.nest import register as register_structure
-from framework.replay import checkpointers, errors, platform
-from framework.replay.client import Client
-from framework.replay.errors import (
-    CheckpointError,
-    DeadlineExceededError,
-    ReverbError,
-    ServerClosed,
-    ServerLost,
-    StoreFullError,
-    UnknownTableError,
-    WouldBlockError,
-)
-from framework.replay.local.client import EmbeddedClient
-from framework.replay.remote.client import ServedClient
-from framework.replay.reverb_api import reverb_types, structured
-from framework.replay.reverb_api.columns import TrajectoryColumn
-from framework.replay.reverb_api.structured import StructuredWriter
-from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter, Writer
-from framework.replay.server.server import Server, connect_node, serve_node
-from framework.replay.sharded import ShardedClient
-from framework.replay.tables import rate_limiters, selectors
-from framework.replay.tables.table import Table
-from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo, TensorSpec
+from framework.nest import register_structure as register_structure
+from framework.replay import checkpointers as checkpointers
+from framework.replay import errors as errors
+from framework.replay import platform as platform
+from framework.replay.client import Client as Client
+from framework.replay.errors import CheckpointError as CheckpointError
+from framework.replay.errors import DeadlineExceededError as DeadlineExceededError
+from framework.replay.errors import ReverbError as ReverbError
+from framework.replay.errors import ServerClosed as ServerClosed
+from framework.replay.errors import ServerLost as ServerLost
+from framework.replay.errors import StoreFullError as StoreFullError
+from framework.replay.errors import UnknownTableError as UnknownTableError
+from framework.replay.errors import WouldBlockError as WouldBlockError
+from framework.replay.local.client import EmbeddedClient as EmbeddedClient
+from framework.replay.remote.client import ServedClient as ServedClient
+from framework.replay.reverb_api import reverb_types as reverb_types
+from framework.replay.reverb_api import structured as structured
+from framework.replay.reverb_api.columns import TrajectoryColumn as TrajectoryColumn
+from framework.replay.reverb_api.structured import StructuredWriter as StructuredWriter
+from framework.replay.reverb_api.trajectory_writer import TrajectoryWriter as TrajectoryWriter
+from framework.replay.reverb_api.trajectory_writer import Writer as Writer
+from framework.replay.server.server import Server as Server
+from framework.replay.server.server import connect_node as connect_node
+from framework.replay.server.server import serve_node as serve_node
+from framework.replay.sharded import ShardedClient as ShardedClient
+from framework.replay.tables import rate_limiters as rate_limiters
+from framework.replay.tables import selectors as selectors
+from framework.replay.tables.table import Table as Table
+from framework.replay.types import PaddedSample as PaddedSample
+from framework.replay.types import ReplaySample as ReplaySample
+from framework.replay.types import SampleInfo as SampleInfo
+from framework.replay.types import TableInfo as TableInfo
+from framework.replay.types import TensorSpec as TensorSpec
 
 item_selectors = selectors  # Reverb's name of the module
-
-__all__ = [
-    "CheckpointError",
-    "Client",
-    "DeadlineExceededError",
-    "EmbeddedClient",
-    "PaddedSample",
-    "ReplaySample",
-    "ReverbError",
-    "SampleInfo",
-    "ServedClient",
-    "Server",
-    "ServerClosed",
-    "ServerLost",
-    "ShardedClient",
-    "StoreFullError",
-    "StructuredWriter",
-    "Table",
-    "TableInfo",
-    "TensorSpec",
-    "TrajectoryColumn",
-    "TrajectoryWriter",
-    "UnknownTableError",
-    "WouldBlockError",
-    "Writer",
-    "checkpointers",
-    "connect_node",
-    "errors",
-    "item_selectors",
-    "platform",
-    "rate_limiters",
-    "register_structure",
-    "reverb_types",
-    "selectors",
-    "serve_node",
-    "structured",
-]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import pathlib
 import runpy
 import signal
 import sys
@@ -62,21 +63,16 @@ def read_keys(path: str) -> CurveKeys:
     Raises:
       ValueError: Other users may read the file, or it does not hold keys.
     """
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        pass
-    else:
+    if not os.path.exists(path):
         keys = CurveKeys.generate()
-        with os.fdopen(file, "wb") as stream:
-            stream.write(keys.public + b"\n" + keys.secret + b"\n")
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(keys.public + b"\n" + keys.secret + b"\n")
         return keys
     if os.stat(path).st_mode & 0o077:
         raise ValueError(
             f"{path}: got a file that other users may read, expected mode 0600. Run chmod 600 {path}."
         )
-    with open(path, "rb") as stream:
-        lines = stream.read().split()
+    lines = pathlib.Path(path).read_bytes().split()
     if len(lines) != 2 or any(len(line) != 40 for line in lines):
         raise ValueError(
             f"{path}: got no keys, expected two lines of 40 characters, a public and a secret key."

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import math
 import os
 import tempfile
@@ -124,10 +125,8 @@ class DefaultCheckpointer(CheckpointerBase):
             for name, stream in note["streams"].items():
                 leased[name] = _read_stream(path, name, stream, store)
             for name, meta in saved.items():
-                arrays = {
-                    name: np.fromfile(path / file, np.dtype(dtype)).reshape(shape)
-                    for name, (file, dtype, shape) in meta["arrays"].items()
-                }
+                with np.load(path / meta["file"]) as file:
+                    arrays = dict(file)
                 tables[name].restore(meta, arrays, leased, self.restore_config == "checkpoint")
         finally:
             for name, rows in leased.items():
@@ -169,11 +168,8 @@ def _files(
         for binding, slots, index in parts:
             for stream, begin, end in binding.parts:
                 arrays["index"][slots, begin:end] = rows[stream.name].searchsorted(index[:, begin:end])
-        meta["arrays"] = {}
-        for name, array in arrays.items():
-            file = f"table-{at}-{name}"
-            meta["arrays"][name] = [file, array.dtype.str, list(array.shape)]
-            files[file] = iter([_bytes(array)])
+        meta["file"] = f"table-{at}.npz"
+        files[meta["file"]] = functools.partial(np.savez, **arrays)  # type: ignore[arg-type]
         note["tables"].append(meta)
     for at, (name, used) in enumerate(sorted(rows.items())):
         columns = {}
@@ -188,15 +184,11 @@ def _files(
 def _blocks(column: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
     step = _block_rows(column)
     for begin in range(0, len(rows), step):
-        yield _bytes(column.take(rows[begin : begin + step], 0))
+        yield column.take(rows[begin : begin + step], 0).reshape(-1).view(np.uint8)
 
 
 def _block_rows(column: np.ndarray) -> int:
     return max(1, _BLOCK // max(1, math.prod(column.shape[1:]) * column.itemsize))
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 # Reading.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import abc
 
 from framework.replay.local.client import EmbeddedClient, client_here
 from framework.replay.remote.client import ServedClient
@@ -10,14 +10,7 @@ from framework.replay.wire import DEFAULT_RECONNECT_TIMEOUT
 from launch.rpc import sockets
 
 
-class _ClientType(type):
-    """Makes `isinstance(x, Client)` true for every kind of client."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, (EmbeddedClient, ServedClient))
-
-
-class Client(metaclass=_ClientType):
+class Client(abc.ABC):  # noqa: B024
     """`Client(address)` is an `EmbeddedClient` if the server is in this process, else a `ServedClient`."""
 
     def __new__(  # type: ignore[misc]
@@ -50,3 +43,7 @@ class Client(metaclass=_ClientType):
             address = f"tcp://127.0.0.1:{port}"
         here = None if local is False else client_here(address)
         return here or ServedClient(address, curve, local, reconnect_timeout)
+
+
+Client.register(EmbeddedClient)
+Client.register(ServedClient)

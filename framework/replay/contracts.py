@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 from framework.replay.writer import Writer as Writer
 
@@ -122,15 +124,28 @@ class Client(Protocol):
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         """Deletes the items `deletes`, then sets `priorities` of the items `keys`."""
+        arrays = (
+            np.asarray(keys, np.uint64),
+            np.asarray(priorities, np.float64),
+            np.asarray(deletes, np.uint64),
+        )
+        self._call_table(table, "mutate", *arrays)
+
+    def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of a `Table`; for clients that do not answer in other ways."""
+        return None
 
     def can_sample(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` samples can be drawn now without waiting."""
+        return bool(self._call_table(table, "can_sample", n))
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether `n` items can be inserted now without waiting."""
+        return bool(self._call_table(table, "can_insert", n))
 
     def reset(self, table: str) -> None:
         """Removes every item of a table and sets its counters to 0."""
+        self._call_table(table, "reset")
 
     def server_info(self, timeout: float | None = None) -> Mapping[str, TableInfo]:
         """Returns a description of each table.

@@ -13,10 +13,6 @@ class ReverbError(Exception):
 class DeadlineExceededError(ReverbError, TimeoutError):
     """A call did not complete within its timeout. It had no effect unless its documentation says so."""
 
-    def __str__(self) -> str:
-        # A second argument to the base class, an OSError, would turn the message into "[Errno …]".
-        return str(self.args[0]) if self.args else ""
-
 
 class ServerClosed(ReverbError, ProgramStopped):
     """The server was stopped, or the client interrupted, before the call or while it waited.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from framework import nest as nests
+from framework.replay.errors import UnknownTableError
 from framework.types import Nest
+
+_T = TypeVar("_T")
 
 
 class SampleInfo(NamedTuple):
@@ -48,7 +51,7 @@ class PaddedSample(NamedTuple):
     lengths: Nest
 
 
-@nests.register
+@nests.register_structure
 class CallStats(NamedTuple):
     """Counts of one kind of call: `completed` and `pending` (waiting now), and how long they waited."""
 
@@ -57,7 +60,7 @@ class CallStats(NamedTuple):
     blocked_ms: int = 0
 
 
-@nests.register
+@nests.register_structure
 class RateLimiterInfo(NamedTuple):
     """A rate limiter's parameters and its two counters."""
 
@@ -69,7 +72,7 @@ class RateLimiterInfo(NamedTuple):
     sample_stats: CallStats
 
 
-@nests.register
+@nests.register_structure
 class TableWorkerTime(NamedTuple):
     """Milliseconds that calls spent in a table, under Reverb's names.
 
@@ -84,7 +87,7 @@ class TableWorkerTime(NamedTuple):
     waiting_for_inserts_ms: int = 0
 
 
-@nests.register
+@nests.register_structure
 class TableInfo(NamedTuple):
     """The description of one table in `server_info`: Reverb's fields first, then fields of this framework.
 
@@ -151,6 +154,13 @@ class TensorSpec:
     def from_wire(cls, shape: Sequence[int | None], dtype: str, name: str) -> TensorSpec:
         """Inverts `to_wire`."""
         return cls(tuple(shape), np.dtype(dtype), name)
+
+
+class ByName(dict[str, _T]):
+    """Something for each table, by its name; `UnknownTableError` for another name."""
+
+    def __missing__(self, name: str) -> _T:
+        raise UnknownTableError(f"table {name!r} was not found; there are {sorted(self)}")
 
 
 def check_priorities(table: str, priorities: Any, n: int) -> np.ndarray:

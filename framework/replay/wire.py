@@ -11,9 +11,8 @@ frames = wire.encode({"op": "sample", "table": "replay", "n": 256})
 message = wire.decode(frames)
 ```
 
-An array is the extension type 1 (inline) or 2 (a frame of its own): one byte with the length of its dtype
-string, that string, one byte with its rank, the shape as little-endian int64, then the data or the uint32
-number of its frame. Arrays of Python objects do not travel.
+An array is the extension type 1: the msgpack of its dtype string, its shape, and its data or the number of
+its frame. Arrays of Python objects do not travel.
 
 A connection is one socket, one session and one waiting request. The server keeps what a client holds (leased
 rows, samples, waiting requests) by connection, and takes it back when the connection ends. So there is one
@@ -33,7 +32,6 @@ import functools
 import math
 import os
 import re
-import struct
 import threading
 import time
 import weakref
@@ -54,8 +52,8 @@ from launch.rpc import sockets
 PROTOCOL = 4  # of the messages between clients and servers; see `server.operations`
 INLINE_BYTES = 8192
 MAX_ARRAYS = 4096  # in one message
-_INLINE, _FRAME = 1, 2
-_DTYPE = re.compile(rb"[<>|=]?[biufcSUmMV?][0-9]{0,9}(\[[0-9A-Za-z]{1,8}\])?")
+_ARRAY = 1
+_DTYPE = re.compile(r"[<>|=]?[biufcSUmMV?][0-9]{0,9}(\[[0-9A-Za-z]{1,8}\])?")
 DEFAULT_RECONNECT_TIMEOUT = 30.0
 # Seconds after the server's own deadline at which the client assumes that the server hangs.
 _GRACE = 30.0
@@ -97,14 +95,12 @@ def encode(message: dict[str, Any]) -> list[Any]:
                 "or fixed-width strings. Convert it first."
             )
         array = np.ascontiguousarray(value).reshape(value.shape)
-        kind = array.dtype.str.encode()
-        head = struct.pack(f"<B{len(kind)}sB{array.ndim}q", len(kind), kind, array.ndim, *array.shape)
-        if array.nbytes <= INLINE_BYTES:
-            return msgpack.ExtType(_INLINE, head + array.tobytes())
-        if len(frames) > MAX_ARRAYS:
+        where: bytes | int = array.tobytes() if array.nbytes <= INLINE_BYTES else len(frames)
+        if where == MAX_ARRAYS + 1:
             raise ValueError(f"message: got more than {MAX_ARRAYS} large arrays. Send fewer at a time.")
-        frames.append(array.reshape(-1).view(np.uint8).data)
-        return msgpack.ExtType(_FRAME, head + struct.pack("<I", len(frames) - 1))
+        if isinstance(where, int):
+            frames.append(array.reshape(-1).view(np.uint8).data)
+        return msgpack.ExtType(_ARRAY, msgpack.packb([array.dtype.str, array.shape, where]))
 
     frames[0] = msgpack.packb(message, default=pack, use_bin_type=True)
     return frames
@@ -147,24 +143,15 @@ def unpack_error(packed: Any) -> BaseException:
 
 def _unpack_array(frames: Sequence[Any], code: int, data: bytes) -> np.ndarray:
     """The array of an extension; an error of any kind if it is malformed."""
-    end = 1 + data[0]
-    kind, rank = data[1:end], data[end]
-    shape = struct.unpack_from(f"<{rank}q", data, end + 1)
-    offset = end + 1 + 8 * rank
-    buffer: Any = data
-    if code == _FRAME:
-        (number,) = struct.unpack_from("<I", data, offset)
-        buffer, offset = frames[number], 0
-    if code not in (_INLINE, _FRAME) or buffer is frames[0] or not _DTYPE.fullmatch(kind):
+    kind, shape, where = msgpack.unpackb(data)
+    buffer = where if isinstance(where, bytes) else frames[where]
+    if code != _ARRAY or buffer is frames[0] or not _DTYPE.fullmatch(kind):
         raise ValueError(f"got an array of dtype {kind!r} in extension {code}, expected numbers or text")
-    dtype, count = np.dtype(kind.decode()), math.prod(shape)
-    num_bytes = memoryview(buffer).nbytes - offset
+    dtype, num_bytes = np.dtype(kind), memoryview(buffer).nbytes
     # An array whose items have no bytes could have any length.
-    if any(size < 0 for size in shape) or num_bytes != count * dtype.itemsize or not dtype.itemsize:
+    if min(shape, default=0) < 0 or num_bytes != math.prod(shape) * dtype.itemsize or not dtype.itemsize:
         raise ValueError(f"got {num_bytes} bytes for an array {shape} of {dtype}")
-    if num_bytes == 0:
-        return np.zeros(shape, dtype)
-    return np.frombuffer(buffer, dtype, count, offset).reshape(shape)
+    return np.frombuffer(buffer, dtype).reshape(shape) if num_bytes else np.zeros(shape, dtype)
 
 
 class Wake:

@@ -52,12 +52,20 @@ class HeldRows:
     block: int = 0
 
     def holds(self, rows: np.ndarray) -> bool:
-        """Returns whether the writer holds all of `rows`, an int64 array of any shape."""
+        """Returns whether the writer holds all of `rows`, int64 of any shape."""
         # As unsigned numbers, negative rows are too large.
         return (
-            np.count_nonzero(rows.view(np.uint64) >= len(self.held)) == 0
+            rows.dtype == np.int64
+            and np.count_nonzero(rows.view(np.uint64) >= len(self.held)) == 0
             and np.count_nonzero(self.held.take(rows)) == rows.size
         )
+
+
+def check_held(what: str, held: HeldRows | None, rows: np.ndarray) -> HeldRows:
+    """Returns `held`; raises `ValueError` unless it holds all of `rows`."""
+    if held is None or not held.holds(rows):
+        raise ValueError(f"{what}: got rows that this writer does not hold. Release each row once.")
+    return held
 
 
 def joined(items: Iterable[tuple[_Table, NewItems]]) -> Iterator[tuple[_Table, NewItems]]:
@@ -86,6 +94,7 @@ class Writer:
       store: where rows are written; None if the subclass overrides `_declare`, `_lease` and `_free`.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for the default.
       dropped: where a writer that is dropped without `close` puts itself, to be ended.
+      has_room: the client's `can_insert`.
 
     Attributes:
       num_pending: number of created items that are not known to be in their tables.
@@ -98,13 +107,18 @@ class Writer:
     _default_in_flight = DEFAULT_MAX_IN_FLIGHT_ITEMS
 
     def __init__(
-        self, store: RowStore | None, max_in_flight_items: int | None, dropped: collections.deque[Any]
+        self,
+        store: RowStore | None,
+        max_in_flight_items: int | None,
+        dropped: collections.deque[Any],
+        has_room: Callable[[str, int], bool],
     ) -> None:
         if max_in_flight_items is not None and max_in_flight_items < 1:
             raise ValueError(f"max_in_flight_items: got {max_in_flight_items}, expected at least 1 or None.")
         self._max_in_flight = max_in_flight_items or self._default_in_flight
         self._store = store
         self._dropped = dropped
+        self._has_room = has_room
         self._lock = threading.RLock()
         self._builder = LayoutBuilder()
         self._streams: dict[str, HeldRows] = {}
@@ -164,8 +178,8 @@ class Writer:
                     )
             if not arrays:
                 raise ValueError(f"stream {stream!r}: got no columns, expected at least one.")
-            if rows is not None and (held is None or not held.holds(rows)):
-                raise ValueError(f"append, stream {stream!r}: got rows that this writer does not hold.")
+            if rows is not None:
+                check_held("append", held, rows)
             if held is None or new:
                 held = self._declare(stream, held, new)
                 held.specs.update(new)
@@ -242,11 +256,7 @@ class Writer:
                 self._raise()
             layout, index, lengths = self._builder.build(trajectory)
             for stream, begin, end in layout.parts:
-                held = self._owned.get(stream)
-                if held is None or not held.holds(index[:, begin:end]):
-                    raise ValueError(
-                        f"create_items, table {table!r}: got rows that this writer does not hold."
-                    )
+                check_held("create_items", self._owned.get(stream), index[:, begin:end])
             # Copies, because the items may wait.
             priorities = None if priorities is None else np.array(priorities, np.float64)
             episodes = None if episodes is None else np.array(episodes, np.uint64)
@@ -258,7 +268,9 @@ class Writer:
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether the table takes n more items now."""
-        raise NotImplementedError
+        if self._ended or self._errors:
+            self._raise()
+        return self._has_room(table, n)
 
     def release(self, stream: str, rows: Any) -> None:
         """Releases `rows`, to which no later item of this writer refers.
@@ -270,12 +282,7 @@ class Writer:
             if self._ended or self._errors:
                 self._raise()
             rows = np.asarray(rows, np.int64).ravel()
-            held = self._streams.get(stream)
-            if held is None or not held.holds(rows):
-                raise ValueError(
-                    f"release, stream {stream!r}: got rows that this writer does not hold. "
-                    "Release each row once."
-                )
+            held = check_held("release", self._streams.get(stream), rows)
             held.held[rows] = False
             self._free(held.stream, rows)
 

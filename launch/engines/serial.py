@@ -186,7 +186,7 @@ class SerialJob(LocalJob):
             turns={place.label: place.turns for place in self._places},
             order=[place.label for place in self._workers],
             due=[place.label for place in self._due],
-            stop_handlers=self._runtime.stop_handlers(),
+            stop_handlers=list(self._runtime.stop_handlers),
         )
         with entered(self._runtime, None):
             snapshot.save(state)

@@ -160,17 +160,12 @@ def private_parents() -> list[str]:
 
 
 def make_private_directory(prefix: str = "lp-") -> str:
-    """Creates a directory of mode 0700 for `ipc://` sockets; `remove_private_directory` removes it."""
+    """Creates a directory of mode 0700 for `ipc://` sockets."""
     for parent in private_parents():
         # Room for "/" + the prefix + "xxxxxxxx" + "/" + a file name of 45 characters.
         if len(parent) + len(prefix) <= MAX_IPC_PATH - 55 and os.access(parent, os.W_OK | os.X_OK):
             return tempfile.mkdtemp(prefix=prefix, dir=parent)  # mkdtemp creates it with mode 0700
     raise ValueError(f"TMPDIR: got {private_parents()}, expected a short, writable path. Set TMPDIR to one.")
-
-
-def remove_private_directory(path: str) -> None:
-    """Removes a directory of `make_private_directory`; does nothing if it no longer exists."""
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def lock_directory(path: str) -> int:

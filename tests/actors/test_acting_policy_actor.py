@@ -118,8 +118,6 @@ def test_calls_out_of_order_are_errors():
     actor = PolicyActor(CountingPolicy(), num_envs=2)
     with pytest.raises(RuntimeError, match="before observe_first"):
         actor.select_action(np.zeros((2, 2)))
-    with pytest.raises(RuntimeError, match="before observe_first"):
-        actor.observe(np.zeros(2), timestep(MID, MID))
     with pytest.raises(ValueError, match="num_envs: got 0"):
         PolicyActor(CountingPolicy(), num_envs=0)
 

@@ -94,9 +94,9 @@ def test_fields_from_plain_values():
         def __post_init__(self):
             config_checks.fraction(self, "rate")
 
-    read = config_file.from_plain(Config, {"sizes": [3, 4], "names": ["a"]}, "x")
+    read = config_file.from_plain(Config(), {"sizes": [3, 4], "names": ["a"]}, "x")
     assert read == Config((3, 4), ("a",), 0.5)
     with pytest.raises(ValueError, match="x: Config has no field 'rates'; it has sizes, names, rate"):
-        config_file.from_plain(Config, {"rates": 1}, "x")
+        config_file.from_plain(Config(), {"rates": 1}, "x")
     with pytest.raises(ValueError, match="x: rate: got 2, expected between 0 and 1"):
-        config_file.from_plain(Config, {"rate": 2}, "x")
+        config_file.from_plain(Config(), {"rate": 2}, "x")

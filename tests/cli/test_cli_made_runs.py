@@ -48,13 +48,17 @@ def test_every_command_takes_it(repertory, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "agent, environment", [(Own(SMALL), "gymnasium:CartPole-v1"), (DQN(SMALL), FakeEnvironment)]
+    "agent, environment, name",
+    [
+        (Own(SMALL), "gymnasium:CartPole-v1", "gymnasium:CartPole-v1"),
+        (DQN(SMALL), FakeEnvironment, "framework.environments.testing:FakeEnvironment"),
+    ],
 )
-def test_what_it_was_made_of_is_found_again(tmp_path, agent, environment):
+def test_what_it_was_made_of_is_found_again(tmp_path, agent, environment, name):
     run(tmp_path / "run", agent, environment)
     folder = RunFolder.open(tmp_path / "run")
     assert type(folder.make_agent()) is type(agent) and folder.make_agent().config == SMALL
-    assert folder.environment_factory() == environment
+    assert folder.environment_factory() == name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import os
 import pickle
+import shutil
 import stat
 import threading
 
@@ -58,7 +59,7 @@ def keys():
 def directory():
     path = sockets.make_private_directory()
     yield path
-    sockets.remove_private_directory(path)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(params=["ipc", "tcp"])
@@ -437,7 +438,7 @@ def fuzzed():
     yield server, connection, keys
     connection.close()
     server.close()
-    sockets.remove_private_directory(directory)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -47,8 +47,8 @@ def test_the_version_of_a_restarted_learner(tmp_path, monkeypatch, agent, steps,
     first = make()
     assert first.variable_block().version == 0
     if steps:
-        first._steps = first._uncounted = steps
-        first._publish()
+        first._learner._steps = first._learner._uncounted = steps
+        first._learner.publish()
     assert make().variable_block().version == version
 
 

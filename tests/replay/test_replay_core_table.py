@@ -404,7 +404,6 @@ def test_the_message_of_a_timeout_is_only_that():
     with pytest.raises(replay.DeadlineExceededError) as error:
         client.sample_batch("t", 1, timeout=0)
     assert str(error.value).startswith("table 't': cannot sample 1 items (0 went through): size 0 <")
-    assert error.value.args[1] == 0
 
 
 def test_questions_take_the_names_of_dm_reverb():

@@ -280,7 +280,7 @@ def test_a_request_that_waits_ends_once_when_its_client_has_gone():
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         server = service.Service(None, socket)
     session = service.Session(b"gone")
-    requests = [service.Request(number, None, steps(number), None) for number in range(2)]
+    requests = [service.Request(number, None, steps(number)) for number in range(2)]
     for request in requests:
         request.session = session
         assert server._begin(request) is None

@@ -72,6 +72,10 @@ def ext(code, data):
     return [msgpack.packb({"a": msgpack.ExtType(code, data)})]
 
 
+def array(kind, shape, where):
+    return ext(1, msgpack.packb([kind, shape, where]))
+
+
 MALFORMED = {
     "no frame": [],
     "empty": [b""],
@@ -82,15 +86,20 @@ MALFORMED = {
     "integer key": [msgpack.packb({1: 2})],
     "unknown extension": ext(9, b""),
     "empty array": ext(1, b""),
-    "object dtype": ext(1, b"\x02|O\x00" + b"\0" * 8),
-    "items of no bytes": ext(1, b"\x03|S0\x01" + (1 << 40).to_bytes(8, "little")),
-    "no such dtype": ext(1, b"\x03<f7\x00" + b"\0" * 7),
-    "huge shape": ext(1, b"\x03<f8\x02" + b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 2),
-    "negative shape": ext(1, b"\x03<f8\x01" + b"\xff" * 8),
-    "too little data": ext(1, b"\x03<f8\x01" + b"\x02" + b"\0" * 7 + b"\0" * 8),
-    "frame zero": ext(2, b"\x03<f8\x00" + b"\0\0\0\0"),
-    "missing frame": ext(2, b"\x03<f8\x00" + b"\x01\0\0\0"),
-    "rank without shape": ext(1, b"\x03<f8\x05"),
+    "no list": ext(1, msgpack.packb(7)),
+    "object dtype": array("|O", [], b"\0" * 8),
+    "items of no bytes": array("|S0", [1 << 40], b""),
+    "no such dtype": array("<f7", [], b"\0" * 7),
+    "dtype that is no string": array(7, [], b"\0" * 8),
+    "huge shape": array("<f8", [(1 << 63) - 1] * 2, b""),
+    "negative shape": array("<f8", [-1], b""),
+    "negative sizes": array("<f8", [-1, -1], b"\0" * 8),
+    "fractional shape": array("<f8", [1.0], b"\0" * 8),
+    "too little data": array("<f8", [2], b"\0" * 8),
+    "frame zero": array("<f8", [], 0),
+    "missing frame": array("<f8", [], 1),
+    "frame with a name": array("<f8", [], "1"),
+    "no shape": array("<f8", None, b"\0" * 8),
 }
 
 

@@ -42,7 +42,7 @@ class Client(ServerTables, contracts.Client):
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> ReverbWriter:
         """Returns a writer for B envs; see `ReverbWriter`."""
-        writer = ReverbWriter(self, max_in_flight_items)
+        writer = ReverbWriter(self, max_in_flight_items, self.can_insert)
         self._writers.add(writer)
         return writer
 
@@ -82,7 +82,7 @@ class Client(ServerTables, contracts.Client):
                     samples, drawn[:n] = drawn[:n], []
                     return samples
             self._settle()
-            info = self.info(table)
+            info = self.infos()[table]
             with self.changed:
                 missing = n - len(drawn)
                 more = convert.samples_to_be_had(info, missing, certain=True) - self._coming[table]
@@ -150,7 +150,7 @@ class Client(ServerTables, contracts.Client):
         """Returns whether n samples can be drawn now without waiting."""
         self._settle()
         missing = max(0, n - len(self._drawn[table]))
-        return convert.samples_to_be_had(self.info(table), missing, certain=False) == missing
+        return convert.samples_to_be_had(self.infos()[table], missing, certain=False) == missing
 
     def can_insert(self, table: str, n: int = 1) -> bool:
         """Returns whether n items can be inserted now without waiting."""

@@ -21,7 +21,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,12 @@ from framework.replay.errors import (
     DeadlineExceededError,
     ServerClosed,
     ServerLost,
-    UnknownTableError,
     WouldBlockError,
 )
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import NewItems
-from framework.replay.types import TableInfo, check_priorities
+from framework.replay.types import ByName, TableInfo, check_priorities
 from framework.replay.writer import Writer
 from framework.types import Nest
 
@@ -74,7 +73,7 @@ class ServerTables:
         self.changed = threading.Condition()
         self.interrupted = False
         self.closed = False
-        self._signatures: dict[str, Nest] | None = None
+        self._signatures: ByName[Nest] | None = None
         #: The largest priority that this client has set in each table.
         self.max_priorities: dict[str, float] = {}
 
@@ -93,7 +92,7 @@ class ServerTables:
             self.closed |= close
             self.changed.notify_all()
 
-    def infos(self, timeout: float | None = None) -> dict[str, TableInfo]:
+    def infos(self, timeout: float | None = None) -> ByName[TableInfo]:
         """Returns a description of each table.
 
         Args:
@@ -110,8 +109,9 @@ class ServerTables:
         deadline = time.monotonic() + (START_SECONDS if timeout is None else 0)
         while True:
             try:
-                infos = self.native.server_info(timeout=seconds).values()
-                return {each.name: convert.to_info(each, self.max_priority(each.name)) for each in infos}
+                infos = self.native.server_info(timeout=seconds).items()
+                known = self.max_priorities
+                return ByName({name: convert.to_info(info, known.get(name, 1.0)) for name, info in infos})
             except reverb.errors.DeadlineExceededError as error:
                 self.check_open()
                 if self.interrupted or time.monotonic() >= deadline:
@@ -119,11 +119,6 @@ class ServerTables:
             except RuntimeError as error:  # the connection broke
                 self.check_open()
                 raise ServerLost(f"The dm-reverb server at {self.address} was lost: {error}") from error
-
-    def info(self, table: str) -> TableInfo:
-        """Returns the description of one table; `UnknownTableError` if there is no such table."""
-        self.signature(table)
-        return self.infos()[table]
 
     def signature(self, table: str) -> Nest:
         """Returns the table's signature or None.
@@ -134,14 +129,12 @@ class ServerTables:
         """
         self.check_open()
         if self._signatures is None:
-            self._signatures = {name: info.signature for name, info in self.infos().items()}
-        if table not in self._signatures:
-            raise UnknownTableError(f"table {table!r} was not found. There are {sorted(self._signatures)}.")
+            self._signatures = ByName({name: info.signature for name, info in self.infos().items()})
         return self._signatures[table]
 
     def has_room(self, table: str, n: int) -> bool:
         """Returns whether the rate limiter lets n items in."""
-        return convert.limiter_of(self.info(table)).allowed_inserts(n) == n
+        return convert.limiter_of(self.infos()[table]).allowed_inserts(n) == n
 
     def all_have_room(self) -> bool:
         """Returns whether the server answers and no rate limiter refuses an item."""
@@ -151,10 +144,6 @@ class ServerTables:
             )
         except (DeadlineExceededError, ServerClosed):
             return False
-
-    def max_priority(self, table: str) -> float:
-        """Returns the largest priority that this client has set in the table; 1.0 at first."""
-        return self.max_priorities.get(table, 1.0)
 
     def saw_priorities(self, table: str, priorities: np.ndarray) -> None:
         """Records the priorities that items of the table get."""
@@ -173,9 +162,11 @@ class ReverbWriter(Writer):
 
     _default_in_flight = DEFAULT_IN_FLIGHT
 
-    def __init__(self, tables: ServerTables, max_in_flight_items: int | None = None) -> None:
+    def __init__(
+        self, tables: ServerTables, max_in_flight_items: int | None, has_room: Callable[[str, int], bool]
+    ) -> None:
         self._rows = RowStore()
-        super().__init__(self._rows, max_in_flight_items, collections.deque())
+        super().__init__(self._rows, max_in_flight_items, collections.deque(), has_room)
         if not tables.concurrent:
             self._max_in_flight = sys.maxsize
         self._tables = tables
@@ -194,13 +185,6 @@ class ReverbWriter(Writer):
                 sent.pop(row, None)
                 sent.pop(~row, None)
             return rows
-
-    def can_insert(self, table: str, n: int = 1) -> bool:
-        with self._lock:
-            if self._ended or self._errors:
-                self._raise()
-            self.settle()
-            return not self.num_pending and self._tables.has_room(table, n)
 
     def settle(self) -> None:
         """Waits until the created items are in their tables, as far as the rate limiters let them in.
@@ -235,7 +219,7 @@ class ReverbWriter(Writer):
         items.keys = items.keys[:0]  # dm-reverb makes its own
         described = self._tables.signature(table) is None
         if items.priorities is None:
-            priorities = np.full(len(items.index), self._tables.max_priority(table))
+            priorities = np.full(len(items.index), self._tables.max_priorities.get(table, 1.0))
         else:
             priorities = check_priorities(table, items.priorities, len(items.index))
             self._tables.saw_priorities(table, priorities)

@@ -29,8 +29,8 @@ from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, NewItems
-from framework.replay.tables.table import SAMPLERS, Table, Tables
-from framework.replay.types import PaddedSample, ReplaySample, TableInfo
+from framework.replay.tables.table import SAMPLERS, Table
+from framework.replay.types import ByName, PaddedSample, ReplaySample, TableInfo
 from framework.replay.writer import Writer, joined
 from launch.rpc import sockets
 
@@ -71,7 +71,7 @@ class EmbeddedClient(ReverbApi, Client):
                 raise ValueError(f"tables: got several named {name!r}, expected different names.")
         self.concurrent = concurrent
         self.store = store or RowStore()
-        self.tables = Tables(zip(names, tables, strict=True))
+        self.tables = ByName(zip(names, tables, strict=True))
         self.checkpointer = checkpointer
         for table in tables:
             table.attach(self.store, concurrent)
@@ -126,16 +126,8 @@ class EmbeddedClient(ReverbApi, Client):
             raise ServerClosed("the client was interrupted or closed")
         return contextlib.nullcontext(EmbeddedSource(self))
 
-    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
-        self.tables[table].mutate(keys, priorities, deletes)
-
-    def can_sample(self, table: str, n: int = 1) -> bool:
-        """Returns whether `n` samples can be drawn now without waiting."""
-        return self.tables[table].can_sample(n)
-
-    def can_insert(self, table: str, n: int = 1) -> bool:
-        """Returns whether `n` items can be inserted now without waiting."""
-        return self.tables[table].can_insert(n)
+    def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
+        return getattr(self.tables[table], method)(*arguments)
 
     def weight(self, table: str) -> tuple[float, int]:
         """Returns the sum of the sampler's weights, and the number of items that it can choose from.
@@ -143,10 +135,6 @@ class EmbeddedClient(ReverbApi, Client):
         The sum is the number of items if the sampler is not `Prioritized`.
         """
         return self.tables[table].weight()
-
-    def reset(self, table: str) -> None:
-        """Removes every item of a table and sets its counters to 0."""
-        self.tables[table].reset()
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns a description of each table. Does not wait, whatever the `timeout`."""
@@ -219,10 +207,10 @@ class LocalWriter(Writer):
     """
 
     def __init__(self, client: EmbeddedClient, max_in_flight_items: int | None = None):
-        super().__init__(client.store, max_in_flight_items, client.store.dropped_writers)
+        super().__init__(client.store, max_in_flight_items, client.store.dropped_writers, client.can_insert)
         client.store.end_dropped_writers()
         self._tables = client.tables
-        self._stored = client.store.streams
+        self._rows = client.store
         self._concurrent = client.concurrent
         self._interrupted = client.is_interrupted
         self._held_back = min(_HELD_BACK, self._max_in_flight)
@@ -234,12 +222,8 @@ class LocalWriter(Writer):
         # (items created before, stream, rows)
         self._releases: collections.deque[tuple[int, str, np.ndarray]] = collections.deque()
         self._reference = weakref.WeakMethod(self.show)
-        for table in self._tables.values():
-            table.add_writer(self._reference)
+        self._rows.add_writer(self._reference)
         self._closed = False
-
-    def can_insert(self, table: str, n: int = 1) -> bool:
-        return self._tables[table].can_insert(n)
 
     def show(self) -> None:
         """Inserts all that was staged and created so far, as far as there is room.
@@ -267,8 +251,7 @@ class LocalWriter(Writer):
         self._items.clear()
         self._release_rows(self._created)
         self._release_all()
-        for table in self._tables.values():
-            table.remove_writer(self._reference)
+        self._rows.remove_writer(self._reference)
         return dropped
 
     def _put(self, table: str, layout: Layout, items: NewItems) -> None:
@@ -305,13 +288,13 @@ class LocalWriter(Writer):
         if self.num_pending:
             self._releases.append((self._created, stream, rows.copy()))
         else:
-            self._stored[stream].release(rows)
+            self._rows.streams[stream].release(rows)
 
     def _release_rows(self, done: int) -> None:
         """Releases the rows to which none but the first `done` items may refer."""
         while self._releases and self._releases[0][0] <= done:
             _, stream, rows = self._releases.popleft()
-            self._stored[stream].release(rows)
+            self._rows.streams[stream].release(rows)
 
     def _wait(self, timeout: float | None, keep: int) -> None:
         if 0 < self.num_pending <= keep:  # those go in with others, or when a table is read

@@ -156,7 +156,7 @@ class ServedClient(ReverbApi, Channel, Client):
           max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
         """
         self.show()
-        writer = ServedWriter(self.connection(), max_in_flight_items, self._dropped)
+        writer = ServedWriter(self.connection(), max_in_flight_items, self._dropped, self.can_insert)
         with self._lock:
             self._writers.add(writer)
         return writer
@@ -188,26 +188,10 @@ class ServedClient(ReverbApi, Channel, Client):
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
         return self._call({"op": method, "table": table, "arguments": arguments})["value"]
 
-    def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
-        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
-        self._call_table(table, "mutate", keys, np.asarray(priorities, np.float64), deletes)
-
-    def can_sample(self, table: str, n: int = 1) -> bool:
-        """Returns whether `n` samples can be drawn now without waiting."""
-        return bool(self._call_table(table, "can_sample", n))
-
-    def can_insert(self, table: str, n: int = 1) -> bool:
-        """Returns whether `n` items can be inserted now without waiting."""
-        return bool(self._call_table(table, "can_insert", n))
-
     def weight(self, table: str) -> tuple[float, int]:
         """See `EmbeddedClient.weight`."""
         total, count = self._call_table(table, "weight")
         return total, count
-
-    def reset(self, table: str) -> None:
-        """Removes every item of a table and sets its counters to 0."""
-        self._call_table(table, "reset")
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns a description of each table; `DeadlineExceededError` if no answer comes in time."""

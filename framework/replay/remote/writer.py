@@ -58,6 +58,7 @@ class ServedWriter(Writer):
       connection: the writer's own.
       max_in_flight_items: items that may wait for room before `create_items` waits too; None for 512.
       dropped: where a writer that is dropped without `close` puts itself, to be closed.
+      has_room: the client's `can_insert`.
 
     Attributes:
       num_lost: items that were in flight when the server was lost.
@@ -70,8 +71,9 @@ class ServedWriter(Writer):
         connection: Connection,
         max_in_flight_items: int | None,
         dropped: collections.deque[ServedWriter],
+        has_room: Callable[[str, int], bool],
     ) -> None:
-        super().__init__(None, max_in_flight_items, dropped)
+        super().__init__(None, max_in_flight_items, dropped, has_room)
         self.num_lost = 0
         self._connection = connection
         self._layouts: dict[Layout, int] = {}  # those that the server knows
@@ -81,17 +83,6 @@ class ServedWriter(Writer):
         self._failed = 0  # items that the server has refused
         self._waits = False  # a thread waits in here for the server
         self._closed = False
-
-    def can_insert(self, table: str, n: int = 1) -> bool:
-        with self._lock:
-            if self._ended or self._errors:
-                self._raise()
-            if self.num_pending:
-                self._sync()
-            if self.num_pending:
-                return False
-            message = {"op": "can_insert", "table": table, "arguments": [n]}
-            return bool(self._call(self._connection.request, message)["value"])
 
     def show(self) -> None:
         """Has the server try all that was created so far; does not wait for room.

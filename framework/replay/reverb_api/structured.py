@@ -127,36 +127,31 @@ def _value_of(leaf: int, moment: Moment) -> float | None:
     return None if data is None else data.item()
 
 
-def _comparison(relation: Callable[[Any, Any], bool]) -> Callable[[Quantity, float], Condition]:
-    def compare(quantity: Quantity, other: float) -> Condition:
-        def test(moment: Moment) -> bool:
-            value = quantity.value(moment)
-            return value is not None and bool(relation(value, other))
-
-        return Condition(test)
-
-    return compare
-
-
 @dataclass(frozen=True, eq=False)
 class Quantity:
     """A number that a condition compares; comparisons with None are false."""
 
     value: Callable[[Moment], float | None]
 
-    def __mod__(self, divisor: int) -> Quantity:
-        def remainder(moment: Moment) -> float | None:
+    def _apply(self, operation: Callable[[Any, Any], Any], other: float) -> Callable[[Moment], Any]:
+        def apply(moment: Moment) -> Any:
             value = self.value(moment)
-            return None if value is None else value % divisor
+            return None if value is None else operation(value, other)
 
-        return Quantity(remainder)
+        return apply
 
-    __eq__ = _comparison(operator.eq)  # type: ignore[assignment]
-    __ne__ = _comparison(operator.ne)  # type: ignore[assignment]
-    __ge__ = _comparison(operator.ge)
-    __gt__ = _comparison(operator.gt)
-    __le__ = _comparison(operator.le)
-    __lt__ = _comparison(operator.lt)
+    def __mod__(self, divisor: int) -> Quantity:
+        return Quantity(self._apply(operator.mod, divisor))
+
+    def _compare(self, relation: Callable[[Any, Any], bool], other: float) -> Condition:
+        return Condition(self._apply(relation, other))
+
+    __eq__ = functools.partialmethod(_compare, operator.eq)
+    __ne__ = functools.partialmethod(_compare, operator.ne)
+    __ge__ = functools.partialmethod(_compare, operator.ge)
+    __gt__ = functools.partialmethod(_compare, operator.gt)
+    __le__ = functools.partialmethod(_compare, operator.le)
+    __lt__ = functools.partialmethod(_compare, operator.lt)
     __hash__ = None  # type: ignore[assignment]
 
 

@@ -21,7 +21,8 @@ import fnmatch
 import itertools
 import mmap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,7 @@ class RowStore:
         self.num_bytes = 0
         #: Writers that were dropped without `close`; see `end_dropped_writers`.
         self.dropped_writers: collections.deque[Any] = collections.deque()
+        self._writers: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
         self._claims = threading.RLock()  # around the locks of the streams
         self._lock = threading.Lock()  # of `num_bytes`, within them
 
@@ -340,6 +342,25 @@ class RowStore:
                 if not found.specs or columns.items() <= found.specs.items():
                     break
             return found, found.declare(columns)
+
+    def add_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Adds the method with which a writer of this process inserts what it holds back, before a read."""
+        with self._lock:
+            self._writers = (*self._writers, reference)
+
+    def remove_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
+        """Inverts `add_writer`."""
+        with self._lock:
+            self._writers = tuple(each for each in self._writers if each is not reference)
+
+    def show_writers(self) -> None:
+        """Has the writers of this process insert what they hold back, before a table is read."""
+        if self.dropped_writers:
+            self.end_dropped_writers()
+        for reference in self._writers:
+            show = reference()
+            if show is not None:
+                show()
 
     def end_dropped_writers(self) -> None:
         """Ends the writers that were dropped without `close`; those whose items wait for room stay."""

@@ -44,9 +44,9 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore, grown
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.items import Delivery, NewItems
-from framework.replay.tables.table import INSERTERS, SAMPLERS, Table, Tables
-from framework.replay.types import PaddedSample
-from framework.replay.writer import HeldRows
+from framework.replay.tables.table import INSERTERS, SAMPLERS, Table
+from framework.replay.types import ByName, PaddedSample
+from framework.replay.writer import HeldRows, check_held
 
 # What one request may ask for: rows, samples, and bytes of arrays in one answer.
 _MAX_LEASE = 1 << 20
@@ -86,13 +86,8 @@ class Session:
 
     def check(self, stream: str, rows: np.ndarray) -> None:
         """ValueError unless the client holds all of `rows`."""
-        held = self.held.get(stream)
-        fits = rows.dtype == np.int64 and rows.ndim == 1
-        if len(rows) and (held is None or not fits or not held.holds(rows)):
-            raise ValueError(
-                f"rows of stream {stream!r}: got rows that this client has not leased or has released "
-                "already, expected rows that it holds"
-            )
+        if len(rows) or rows.ndim != 1:
+            check_held(f"stream {stream!r}", self.held.get(stream) if rows.ndim == 1 else None, rows)
 
 
 @dataclasses.dataclass(eq=False)
@@ -104,9 +99,9 @@ class Request:
       timeout: seconds that it may wait; None for no limit, 0 for no wait.
       steps: yields None as long as the request must wait, then the answer. The service takes a step after
         `wake`, and closes `steps` when the request ends, with or without an answer.
-      late: returns the error for a request whose timeout is over.
       tables: the tables whose changes it waits for.
       side: the side on which it waits for them, `SAMPLERS` or `INSERTERS`.
+      n: number of samples that it is for.
       session: the session of the client; the service sets it.
       id: the client's number of the message; the service sets it.
     """
@@ -114,11 +109,16 @@ class Request:
     line: Hashable
     timeout: float | None
     steps: Steps
-    late: Callable[[], Exception]
     tables: Collection[Table] = ()
     side: int = SAMPLERS
+    n: int = 0
     session: Session = dataclasses.field(init=False)
     id: int | None = None
+
+    def late(self) -> DeadlineExceededError:
+        """Returns the error of a request whose timeout is over."""
+        why = [table.refusal(self.side, self.n, 0) for table in self.tables]
+        return DeadlineExceededError("; ".join([*why, "the timeout is over"]))
 
 
 class Operations:
@@ -135,7 +135,7 @@ class Operations:
     """
 
     def __init__(
-        self, tables: Tables, store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
+        self, tables: ByName[Table], store: RowStore, memory: SharedMemory, checkpoint: Callable[[], str]
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._tables = tables
@@ -174,7 +174,7 @@ class Operations:
             case "insert":
                 tables = {self._tables[item[0]] for item in message["items"]}
                 steps = self._insert(session, message)
-                return Request(("insert", session), None, steps, DeadlineExceededError, tables, INSERTERS)
+                return Request(("insert", session), None, steps, tables, INSERTERS)
             case "declare":
                 return self._declare(message)
             case "lease":
@@ -191,20 +191,13 @@ class Operations:
             case "info":
                 return {"tables": [table.info.to_wire() for table in self._tables.values()]}
             case "checkpoint":
-                late = DeadlineExceededError("no checkpoint was written in time")
-                return Request(("checkpoint", session), message["timeout"], self._save(), lambda: late)
+                return Request(("checkpoint", session), message["timeout"], self._save())
         table = self._tables[message["table"]]
         match message["op"]:
             case "sample":
                 timeout, n = message["timeout"], _number("n", message["n"], 1, _MAX_SAMPLES)
-
-                def late_sample() -> DeadlineExceededError:
-                    why = table.rate_limiter.refusals()[0] or "no item is left to sample"
-                    text = f"table {table.name!r}: cannot sample {n} items within {timeout:g} s: {why}"
-                    return DeadlineExceededError(text)
-
                 steps = self._sample(session, message, table, n)
-                return Request(("sample", table.name), timeout, steps, late_sample, {table}, SAMPLERS)
+                return Request(("sample", table.name), timeout, steps, {table}, SAMPLERS, n)
             case "mutate" | "reset" | "can_sample" | "can_insert" | "weight" as method:
                 return {"value": getattr(table, method)(*message["arguments"])}
         raise ValueError(f"op: got {message['op']!r}, expected one of those of this protocol.")
@@ -312,21 +305,19 @@ class Operations:
 
     def _sample(self, session: Session, message: dict[str, Any], table: Table, n: int) -> Steps:
         """Draws samples as the rate limiter of their table allows."""
-        delivery: Delivery | None = None
+        delivery = Delivery(table.name)
         try:
-            while True:
-                before, delivery = delivery, table.draw(n, delivery)
-                if delivery is not None and len(delivery.slots) == n:
-                    break
-                if delivery is not before:
+            got = 0
+            while not table.draw(n, delivery):
+                if len(delivery.slots) > got:
                     self.wake()  # a large request lets others in between its draws
+                got = len(delivery.slots)
                 yield None
             reply = self._describe(session, message, table, delivery)
-            delivery = None  # the session has it
-            yield reply
-        finally:
-            if delivery is not None:
-                table.give_back(delivery)
+        except BaseException:
+            table.give_back(delivery)
+            raise
+        yield reply
 
     def _describe(self, session: Session, message: dict[str, Any], table: Table, delivery: Delivery) -> Reply:
         """The answer for samples that were drawn; notes what the client holds of them."""

@@ -545,21 +545,20 @@ class Delivery:
 
     Attributes:
       table: name of the table.
+      items: the `Items` that the samples were drawn from; a reset of the table makes other ones. None before
+        the first draw, and after the delivery was released or given back.
+      slots: the table's numbers of the items, int64 `[n]`.
       info: `SampleInfo` of arrays `[n]`.
       parts: the samples by layout; see `rows.layout`.
-      slots: the table's numbers of the items, int64 `[n]`.
-      items: the `Items` that the samples were drawn from; a reset of the table makes other ones.
       age: number of items that were inserted after those drawn; see `TableInfo.sampled_age`.
-      open: whether the delivery was neither released nor given back.
     """
 
     table: str
-    info: SampleInfo
-    parts: list[Part]
-    slots: np.ndarray
-    items: Items
-    age: int
-    open: bool = True
+    items: Items | None = None
+    slots: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    info: SampleInfo = dataclasses.field(init=False)
+    parts: list[Part] = dataclasses.field(init=False)
+    age: int = 0
 
     def gather(self, out: list[Any] | None = None, pad: bool = False) -> ReplaySample | PaddedSample:
         """Copies the rows into arrays `[n, ...]`; see `rows.layout.gather`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from framework.replay.errors import (
     CheckpointError,
     DeadlineExceededError,
     ServerClosed,
-    UnknownTableError,
     WouldBlockError,
 )
 from framework.replay.rows.layout import Bindings, Layout
@@ -116,7 +114,6 @@ class Table:
         self._waited = [0.0, 0.0]  # seconds, of all calls of a side
         self._conditions = [threading.Condition(self.lock) for _ in range(2)]
         self._listeners: list[Callable[[], None]] = []
-        self._writers: tuple[weakref.WeakMethod[Callable[[], None]], ...] = ()
         self._closed: str | None = None
         self._rng = np.random.default_rng(seed)
         sampler.owner = remover.owner = rate_limiter.owner = name
@@ -187,24 +184,9 @@ class Table:
 
     # Wiring.
 
-    def add_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Adds the method with which a writer of this process inserts what it holds back, before a read."""
-        with self.lock:
-            self._writers = (*self._writers, reference)
-
-    def remove_writer(self, reference: weakref.WeakMethod[Callable[[], None]]) -> None:
-        """Inverts `add_writer`."""
-        with self.lock:
-            self._writers = tuple(each for each in self._writers if each is not reference)
-
     def drain(self) -> None:
         """Has the writers of this process insert what they hold back."""
-        if self.store.dropped_writers:
-            self.store.end_dropped_writers()
-        for reference in self._writers:
-            show = reference()
-            if show is not None:
-                show()
+        self.store.show_writers()
 
     def watch(self, listener: Callable[[], None]) -> None:
         """Calls `listener`, with the lock held, when calls that wait should look again."""
@@ -250,12 +232,9 @@ class Table:
         begin = time.monotonic()
         expired = deadline is not None and begin >= deadline
         if expired or not self.concurrent:
-            text = (
-                f"table {self.name!r}: cannot {('sample', 'insert')[side]} {n} items ({done} went through): "
-                f"{self.rate_limiter.refusals()[side] or 'no item is left to sample'}"
-            )
+            text = self.refusal(side, n, done)
             if expired:
-                raise DeadlineExceededError(f"{text}; the timeout is over", done)
+                raise DeadlineExceededError(f"{text}; the timeout is over")
             raise WouldBlockError(f"{text}; nothing else runs in this thread, so the wait would never end")
         self.num_waiting[side] += 1
         try:
@@ -263,6 +242,13 @@ class Table:
         finally:
             self.num_waiting[side] -= 1
             self._waited[side] += time.monotonic() - begin
+
+    def refusal(self, side: int, n: int, done: int) -> str:
+        """Returns why a call for `n` items, of which `done` went through, cannot go on."""
+        why = self.rate_limiter.refusals()[side] or "no item is left to sample"
+        return (
+            f"table {self.name!r}: cannot {('sample', 'insert')[side]} {n} items ({done} went through): {why}"
+        )
 
     # Insertion.
 
@@ -336,77 +322,75 @@ class Table:
         if n < 1:
             raise ValueError(f"table {self.name!r}, n: got {n}, expected at least 1 sample.")
         deadline = None if timeout is None else time.monotonic() + timeout
-        delivery: Delivery | None = None
+        delivery = Delivery(self.name)
         try:
             while True:
-                before, delivery = delivery, self.draw(n, delivery)
-                got = 0 if delivery is None else len(delivery.slots)
-                if delivery is not None and got == n:
+                before = len(delivery.slots)
+                if self.draw(n, delivery):
                     return delivery
                 with self.lock:
                     # A large request takes several draws; its time is limited even if it never waits.
                     late = timeout and deadline is not None and time.monotonic() >= deadline
-                    if late or (delivery is before and not self.rate_limiter.allowed_samples(1)):
+                    got = len(delivery.slots)
+                    if late or (got == before and not self.rate_limiter.allowed_samples(1)):
                         self._wait(SAMPLERS, n, got, deadline, cancelled)
         except BaseException:
-            if delivery is not None:
-                self.give_back(delivery)
+            self.give_back(delivery)
             raise
 
-    def draw(self, n: int, delivery: Delivery | None = None) -> Delivery | None:
-        """Draws the next samples of a request for `n`, as far as the rate limiter allows; never waits.
+    def draw(self, n: int, delivery: Delivery) -> bool:
+        """Draws the next samples of a delivery of `n`, as far as the rate limiter allows; never waits.
+
+        A reset of the table ends what the delivery holds, and it begins again.
 
         Returns:
-          The samples of `delivery` and the new ones, in a delivery that takes its place; `delivery` itself if
-          there are none. A reset of the table ends the old delivery, and the request begins again.
+          Whether the delivery is complete.
         """
         self.drain()
         with self.lock:
             if self._closed is not None:
                 raise ServerClosed(self._closed)
             items, limiter = self._items, self.rate_limiter
-            if delivery is not None and delivery.items is not items:
-                delivery.items.release(delivery.slots)
-                delivery.open, delivery = False, None
-            picks, missing, before = [], n, 0
-            if delivery is not None:
-                picks.append((delivery.slots, delivery.info))
-                missing, before = n - len(delivery.slots), delivery.age
-            missing, age, known = min(_MAX_DRAW, missing), before, len(picks)
-            while missing > 0 and (allowed := limiter.allowed_samples(missing)):
+            if delivery.items is not items:
+                if delivery.items is not None:
+                    delivery.items.release(delivery.slots)
+                delivery.items, delivery.slots, delivery.age = items, delivery.slots[:0], 0
+            known = len(delivery.slots)
+            picks = [(delivery.slots, delivery.info)] if known else []
+            missing = min(_MAX_DRAW, n - known)
+            while missing and (allowed := limiter.allowed_samples(missing)):
                 slots, info = items.draw(allowed)
                 missing -= len(slots)
                 limiter.samples += len(slots)
-                age += len(slots) * items.stamp - int(np.add.reduce(items.stamps.take(slots)))
+                age = len(slots) * items.stamp - int(np.add.reduce(items.stamps.take(slots)))
+                delivery.age += age
+                items.sampled_age += age
                 picks.append((slots, info))
-            if len(picks) == known:
-                return delivery
-            if len(picks) > 1:
-                slots = np.concatenate([slots for slots, _ in picks])
-                info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
-            if delivery is not None:
-                delivery.open = False
-            items.sampled_age += age - before
-            if self.num_waiting[INSERTERS]:
-                self._notify(INSERTERS)
-            return Delivery(self.name, info, items.parts(slots), slots, items, age)
+            if len(picks) > bool(known):
+                if len(picks) > 1:
+                    slots = np.concatenate([slots for slots, _ in picks])
+                    info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
+                delivery.slots, delivery.info, delivery.parts = slots, info, items.parts(slots)
+                if self.num_waiting[INSERTERS]:
+                    self._notify(INSERTERS)
+            return len(delivery.slots) == n
 
     def release(self, delivery: Delivery) -> None:
         """Ends a delivery whose samples were copied: its rows may be used again."""
         with self.lock:
-            if delivery.open:
-                delivery.open = False
-                delivery.items.release(delivery.slots)
+            items, delivery.items = delivery.items, None
+            if items is not None:
+                items.release(delivery.slots)
 
     def give_back(self, delivery: Delivery) -> None:
         """Undoes a draw whose samples were not used. Items take their old places again."""
         with self.lock:
-            if not delivery.open:
+            items, delivery.items = delivery.items, None
+            if items is None:
                 return
-            delivery.open = False
-            delivery.items.give_back(delivery.slots)
-            if delivery.items is self._items:  # no reset since the draw
-                self._items.sampled_age -= delivery.age
+            items.give_back(delivery.slots)
+            if items is self._items:  # no reset since the draw
+                items.sampled_age -= delivery.age
                 self.rate_limiter.samples -= len(delivery.slots)
                 self._notify(SAMPLERS)
 
@@ -583,10 +567,3 @@ class Table:
             roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
             self._items.restore(meta, arrays, rows, roles)
             self.rate_limiter.inserts, self.rate_limiter.samples = meta["limiter"]
-
-
-class Tables(dict[str, Table]):
-    """Tables by name; `UnknownTableError` for another name."""
-
-    def __missing__(self, name: str) -> Table:
-        raise UnknownTableError(f"table {name!r} was not found; there are {sorted(self)}")

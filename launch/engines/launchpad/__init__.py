@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -63,7 +64,7 @@ class LaunchpadJob(SupervisedJob):
             raise
 
     def _clean_up(self) -> None:
-        sockets.remove_private_directory(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class LaunchpadHost(Host):

@@ -184,8 +184,10 @@ class SupervisedJob(Job):
         elif what == "stop":
             self.outcome.offer_result(value)
             self._stop_asked = True
-        elif what == "log":
-            process.append_log(value)
+        elif what == "log":  # the output of a process on another machine
+            if process.log is not None:
+                with open(process.log, "ab") as file:
+                    file.write(value)
         elif what == "alive":
             process.usage = value
         elif what == "closed":

@@ -7,12 +7,13 @@ import contextlib
 import dataclasses
 import os
 import queue
-import resource
 import signal
 import socket
 import sys
 import threading
 from typing import Any
+
+import psutil
 
 from launch import context
 from launch.context import entered
@@ -202,12 +203,10 @@ class NodeProcess:
                 return
 
     def _usage(self) -> dict[str, Any]:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
+        process = psutil.Process()
+        times, memory = process.cpu_times(), process.memory_info()
         calls = sum(living.messages for living in self._living)
-        memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
-            memory = int(file.read().split()[1]) * resource.getpagesize()
-        return {"cpu_seconds": usage.ru_utime + usage.ru_stime, "memory_bytes": memory, "calls": calls}
+        return {"cpu_seconds": times.user + times.system, "memory_bytes": memory.rss, "calls": calls}
 
     def _tell(self, what: str, value: Any = None) -> None:
         with contextlib.suppress(OSError):  # the launcher is dead; the listening thread ends this process

@@ -71,12 +71,6 @@ class Process(Record):
             with contextlib.suppress(OSError):  # it is ending; the host will report how
                 self.channel.send(what)
 
-    def append_log(self, data: bytes) -> None:
-        """Appends the output of a process on another machine to the log."""
-        if self.log is not None:
-            with open(self.log, "ab") as file:
-                file.write(data)
-
     def log_tail(self) -> str:
         """Returns the last lines of the log; empty if there is none."""
         if self.log is None or not os.path.exists(self.log):

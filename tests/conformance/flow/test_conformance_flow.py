@@ -209,7 +209,7 @@ def test_the_flow_of_an_iterable_in_a_node(engine):
 
 def test_the_page_on_flows(capsys):
     page = pathlib.Path(__file__).parents[3] / "docs" / "flow.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(compile(code, str(page), "exec"), {"__name__": "page"})
     assert capsys.readouterr().out == "3\n"
 

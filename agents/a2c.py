@@ -1,0 +1,116 @@
+"""A2C and A3C: advantage actor-critic, synchronous and asynchronous (Mnih et al., 2016), as plans.
+
+In A2C, all workers collect with the same parameters, and the learner makes one step on all of their unrolls.
+In A3C, each worker computes the gradients of its own unrolls, and the learner applies them as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from agents.ppo import PPOConfig, PPONetworks, PPOPolicy
+from framework import config_checks as check
+from framework import losses, networks
+from framework.flow import Flow, Node, Par
+from framework.learners import LossContext, LossOutput
+from framework.programs import GradientWorker, PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
+from framework.replay import ReplaySample
+from framework.specs import EnvironmentSpec
+from framework.torch_agents import OnPolicyAgent, OnPolicyConfig
+
+
+@dataclass(frozen=True)
+class A2CConfig(OnPolicyConfig):
+    """Settings of A2C and A3C, in addition to those of `OnPolicyConfig`."""
+
+    unroll_length: int = 16  # Steps of an env in an unroll. More: less bias, and fewer learner steps.
+    gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
+    learning_rate: float = 1e-3  # Initial learning rate of Adam.
+    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
+    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
+
+    # Networks.
+    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
+    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
+    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
+    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
+    recurrent_size: int = 64  # Width of that memory.
+    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "hidden_sizes", "recurrent_size")
+        check.above(self, 0, "initial_std")
+        check.fraction(self, "gae_lambda")
+        check.one_of(self, ("lstm", "gru"), "recurrent")
+        check.one_of(self, networks.ACTIVATIONS, "activation")
+
+
+class A2C(PlanAgent, OnPolicyAgent):
+    """Synchronous advantage actor-critic, for discrete and continuous actions."""
+
+    def __init__(self, config: A2CConfig | None = None):
+        self.config: A2CConfig = config or A2CConfig()
+        self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        return Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
+
+    def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
+        """Those of PPO. Initial parameters come from torch's global generator, which the program seeds."""
+        config = self.config
+        body = PPOConfig(
+            hidden_sizes=config.hidden_sizes,
+            activation=config.activation,
+            shared=config.shared,
+            recurrent=config.recurrent,
+            recurrent_size=config.recurrent_size,
+            initial_std=config.initial_std,
+        )
+        return PPONetworks(body, spec)
+
+    def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
+        return PPOPolicy(networks, evaluation)
+
+    def loss(self, networks: PPONetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
+        """The loss of unrolls `[N, T + 1, ...]`, whose last row is for bootstrapping."""
+        config, data = self.config, batch.data
+        mask = losses.transition_mask(data.mask)
+        starts = data.start_of_episode.float().clone()
+        starts[:, 0] = 0.0  # Its state is stored, whether an episode begins there or not.
+        policy, values = networks(data.observation, data.extras.get("state", ()), starts)
+        with torch.no_grad():
+            discounts = config.discount * data.discount.float()
+            advantages = losses.generalized_advantages(
+                data.reward.float(), discounts, values, mask, config.gae_lambda
+            )
+        log_probs = policy.log_prob(networks.actions.drawn(data))
+        policy_loss = losses.policy_gradient_loss(log_probs, advantages, mask)
+        value_loss = losses.value_loss(values, values.detach() + advantages, mask)
+        entropy = losses.masked_mean(policy.entropy(), mask)
+        loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return LossOutput(loss, metrics, weight=mask.sum())
+
+
+class A3C(A2C):
+    """Asynchronous advantage actor-critic: workers compute gradients, which are applied as they come."""
+
+    worker_class = GradientWorker
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        gradients = Par(workers, GradientWorker.sample).map(GradientWorker.gradients)
+        return gradients.unordered().map(learner.apply)
+
+
+_RUN = {"num_actors": 2, "learner_log_period": 50}
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        agent={"learning_rate_decay": 150_000},
+        run={**_RUN, "envs_per_actor": 8, "max_env_steps": 150_000, "evaluate_period": 25_000},
+    ),
+}

@@ -1,0 +1,19 @@
+"""PPO as a plan: networks, loss and learner are those of `agents.ppo`; a step learns from all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agents import ppo
+from framework.flow import Flow, Node, Par
+from framework.programs import PlanAgent, PlanLearner, RolloutWorker, concatenate
+
+
+class FlowPPO(PlanAgent, ppo.PPO):
+    """Proximal policy optimization as a plan. Workers wait while the learner makes its epochs."""
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        return Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
+
+
+PRESETS = ppo.PRESETS

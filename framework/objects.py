@@ -1,0 +1,80 @@
+"""Objects by name: `module:object` for what can be imported, `name(argument=value)` for a call."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from framework.config_checks import nearest
+
+T = TypeVar("T")
+
+
+def load_object(target: str) -> Any:
+    """Imports `module:name`. Raises ImportError or AttributeError."""
+    module, _, name = target.partition(":")
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def target_of(function: Callable[..., Any]) -> str | None:
+    """`module:name` of a class or function for other processes; None if it cannot be imported.
+
+    For one of the main script, the module is the name of the script's file.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module = spec.name if spec is not None else pathlib.Path(getattr(main, "__file__", "__main__")).stem
+    return None if module is None or "<" in name else f"{module}:{name}"
+
+
+def named(text: str, known: Mapping[str, Callable[..., T]], where: str) -> Callable[..., T]:
+    """The function that `text` names, with the keyword arguments that it has.
+
+    ```python
+    named("FrameStack(num_frames=4)", {"FrameStack": FrameStack}, "wrappers")
+    named("my_package.envs:Noise(scale=0.1)", {}, "wrappers")
+    ```
+
+    Args:
+      text: a name in `known`, or `module:object`; after it, keyword arguments with literal values in
+        parentheses.
+      known: functions by name.
+      where: name of the setting, for errors.
+
+    Raises:
+      ValueError: There is no such function, or the arguments are not literals.
+    """
+    name, _, arguments = text.partition("(")
+    if ":" in name:
+        try:
+            function: Callable[..., T] = load_object(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"{where}: got {text!r}, which cannot be imported: {error}.") from error
+        if not callable(function):
+            raise ValueError(f"{where}: got {text!r}, expected the name of a class or a function.")
+    elif name in known:
+        function = known[name]
+    else:
+        raise ValueError(
+            f"{where}: got {text!r}, expected one of {', '.join(known)}, or module:object."
+            f"{nearest(name, known)}"
+        )
+    if not arguments:
+        return function
+    try:
+        call: Any = ast.parse(f"call({arguments}", mode="eval").body
+        values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if call.args or None in values:
+            raise ValueError("it has values without a name")
+    except (SyntaxError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{where}: got {text!r}, expected {name}(ARGUMENT=VALUE, ...) with literal values: {error}."
+        ) from error
+    return functools.partial(function, **values)

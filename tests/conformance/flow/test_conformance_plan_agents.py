@@ -1,0 +1,133 @@
+"""Agents whose algorithm is a plan, in whole programs on every engine."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+
+import pytest
+
+import launch
+from agents.a2c import A2C, A3C, A2CConfig
+from agents.flow_ppo import FlowPPO
+from agents.ppo import PPOConfig
+from framework.environments.testing import FakeEnvironment
+from framework.loggers import read_jsonl
+from framework.programs import RunConfig, make_program
+
+UNROLLS = {"unroll_length": 8, "hidden_sizes": (8,)}
+AGENTS = {
+    "a2c": A2C(A2CConfig(**UNROLLS)),
+    "a2c_with_memory": A2C(A2CConfig(**UNROLLS, recurrent="lstm", recurrent_size=8)),
+    "a3c": A3C(A2CConfig(**UNROLLS)),
+    "flow_ppo": FlowPPO(PPOConfig(**UNROLLS, epochs=2, minibatch_size=16)),
+}
+# A round of a synchronous plan is 2 * 3 * 8 env steps, some of them resets. 20 steps are left at the end.
+CONFIG = RunConfig(
+    num_actors=2,
+    envs_per_actor=3,
+    max_env_steps=500,
+    evaluate_period=500,
+    num_evaluation_episodes=2,
+    log_period=50,
+    learner_log_period=1,
+    seed=3,
+)
+
+
+def program(agent, directory=None, episode_length=50, **changes):
+    config = RunConfig(**{**vars(CONFIG), "directory": directory, **changes})
+    return make_program(agent, functools.partial(FakeEnvironment, episode_length=episode_length), config)
+
+
+def rows(directory, label):
+    return [row for row in read_jsonl(directory / "metrics.jsonl") if row["label"] == label]
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+def test_a_plan_agent_makes_exactly_its_env_steps(tmp_path, engine, agent):
+    result = launch.launch(program(agent, tmp_path, episode_length=7), engine=engine)
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 500)
+    assert result["learner_steps"] >= 8
+    assert rows(tmp_path, "evaluator")[-1]["variables_version"] == result["learner_steps"]
+    assert sum(rows(tmp_path, f"actor-{index}")[-1]["steps"] for index in range(2)) == 500
+    assert len(rows(tmp_path, "learner")) == result["learner_steps"]
+
+
+@functools.cache
+def curve(agent, directory, engine):
+    """What one seed learned and met, step by step, without what a clock decides."""
+    directory = directory / agent / engine
+    launch.launch(program(AGENTS[agent], directory), engine=engine)
+    learned = [
+        {name: value for name, value in row.items() if not name.startswith(("time/", "acting_"))}
+        for row in rows(directory, "learner")
+    ]
+    assert len(learned) == 10 and all("loss" in row for row in learned)
+    acted = [
+        (row["label"], row["steps"], row.get("episode_return"))
+        for index in range(2)
+        for row in rows(directory, f"actor-{index}")
+        if row["steps"] < 220  # The steps after the last round go to the worker that asks first.
+    ]
+    evaluated = [row["episode_return"] for row in rows(directory, "evaluator")]
+    assert len(acted) == 8 and any(episode_return is not None for _, _, episode_return in acted)
+    return learned, acted, evaluated
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("curves")
+
+
+@pytest.mark.parametrize("agent", ["a2c", "a2c_with_memory", "flow_ppo"])
+def test_one_seed_gives_one_learning_curve_on_every_engine(directory, concurrent_engine, agent):
+    assert curve(agent, directory, concurrent_engine) == curve(agent, directory, "serial")
+
+
+@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+def test_a_run_is_resumed(tmp_path, engine, agent):
+    first = launch.launch(program(AGENTS[agent], tmp_path), engine=engine)
+    second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine=engine)
+    assert second["env_steps"] == 1000
+    assert second["learner_steps"] >= first["learner_steps"] + 8
+
+
+@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+def test_a_stop_ends_calls_in_progress(engine, agent):
+    settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
+    result = launch.launch(program(AGENTS[agent], **settings), engine=engine)
+    assert result == {"reason": "max_learner_steps", "learner_steps": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+def test_a_killed_worker_is_restarted_and_the_plan_goes_on(agent):
+    steps = 40_000
+    job = launch.start(program(AGENTS[agent], max_env_steps=steps), "processes", restarts={"actor": 1})
+    with job:
+        assert job.client("counter").wait_for("learner_steps", 5, timeout=60.0)
+        (killed,) = [node for node in job.status()["nodes"] if node["label"] == "actor-1"]
+        os.kill(killed["pid"], signal.SIGKILL)
+        result = job.wait(timeout=120.0)
+        restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
+    assert {label for label, count in restarts.items() if count} == {"actor-1"}
+
+
+def test_an_error_in_a_worker_ends_the_program_with_its_name(engine):
+    broken = functools.partial(FakeEnvironment, episode_length=5)
+    agent = A3C(A2CConfig(**UNROLLS))
+    agent.loss = _fail  # type: ignore[method-assign]
+    with pytest.raises(launch.NodeError, match=r"actor-.*broken on purpose"):
+        launch.launch(make_program(agent, broken, CONFIG), engine=engine)
+
+
+def _fail(networks, batch, context):
+    raise ValueError("broken on purpose")
+
+
+def test_a_plan_acts_in_its_workers():
+    with pytest.raises(ValueError, match=r"inference: got 'server', expected 'local'"):
+        program(AGENTS["a2c"], inference="server")
