@@ -154,9 +154,6 @@ class ShardedSource(JoinedSource):
         probability = sample.info.probability * share.repeat(counts)
         return sample._replace(info=sample.info._replace(probability=probability)), drawn
 
-    def can_sample(self, table: str, n: int) -> bool:
-        return self._client.can_sample(table, n)
-
     def interrupt(self) -> None:
         for source in self._sources:
             source.interrupt()

@@ -185,9 +185,6 @@ class EmbeddedSource(Source):
         table, delivery = drawn
         table.give_back(delivery)
 
-    def can_sample(self, table: str, n: int) -> bool:
-        return self._client.tables[table].can_sample(n)
-
     def interrupt(self) -> None:
         self._interrupted = True
         for table in self._client.tables.values():
