@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
+# The config of an agent and the spec of its environments to a torch module with all of its parameters.
+NetworksFn = Callable[[Any, "EnvironmentSpec"], Any]
 
 
 class Actor(abc.ABC):
@@ -274,6 +276,8 @@ class Agent(abc.ABC):
     ```
     """
 
+    # `(config, spec)` to the networks in place of the agent's own, for agents that take one.
+    networks_fn: NetworksFn | None = None
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
