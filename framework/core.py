@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from framework.adders import Adder
     from framework.datasets import Dataset
+    from framework.environments.base import BatchedEnvironment
     from framework.learners.distributed import LearnerGroup
     from framework.programs.session import Session
     from framework.replay import ReplaySample, Table
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
+# The config of an agent and the spec of its environments to a torch module with all of its parameters.
+NetworksFn = Callable[[Any, "EnvironmentSpec"], Any]
 
 
 class Actor(abc.ABC):
@@ -177,6 +180,16 @@ class Worker(abc.ABC):
             self.step()
 
 
+class Loop(Protocol):
+    """Plays episodes; see `framework.actors.EnvironmentLoop`."""
+
+    environment: BatchedEnvironment
+
+    def run_episodes(self, num_episodes: int) -> dict[str, Any]:
+        """Plays whole episodes from a reset and returns their metrics."""
+        ...
+
+
 class Graph(Protocol):
     """The nodes of a program. `Agent.build` adds them and joins them by their handles.
 
@@ -270,6 +283,8 @@ class Agent(abc.ABC):
     ```
     """
 
+    # `(config, spec)` to the networks in place of the agent's own, for agents that take one.
+    networks_fn: NetworksFn | None = None
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
@@ -349,6 +364,20 @@ class Agent(abc.ABC):
             f"num_learners: got {self.num_learners}, expected 1. {type(self).__name__} cannot learn in "
             "several processes."
         )
+
+    def play(self, loop: Loop, policy: Policy, num_episodes: int) -> dict[str, Any]:
+        """Plays the episodes of an evaluation; the evaluator and `repertory eval` call this.
+
+        Args:
+          loop: drives an actor that stores nothing.
+          policy: the greedy policy of that actor.
+          num_episodes: number of episodes.
+
+        Returns:
+          `episode_return`, `episode_length` and `env`, `[k]` for k episodes, and arrays of other names, whose
+          means are logged too; see `EnvironmentLoop.run_episodes`.
+        """
+        return loop.run_episodes(num_episodes)
 
     def environment_wrappers(self) -> Sequence[Any]:
         """The wrappers of this agent's environments, innermost first; see `environments.make`."""
