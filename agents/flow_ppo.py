@@ -12,6 +12,13 @@ from framework.programs import PlanAgent, PlanLearner, RolloutWorker, concatenat
 class FlowPPO(PlanAgent, ppo.PPO):
     """Proximal policy optimization as a plan. Workers wait while the learner makes its epochs."""
 
+    def __init__(self, config: ppo.PPOConfig | None = None):
+        super().__init__(config)
+        if self.config.max_policy_lag:
+            raise ValueError(
+                f"max_policy_lag: got {self.config.max_policy_lag}, expected 0 for a plan of rounds. Use PPO."
+            )
+
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         return Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
 

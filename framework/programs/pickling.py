@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
+import queue
 import threading
 import types
 import weakref
@@ -40,6 +41,10 @@ class ObjectPickler(StatePickler):
             return weakref.WeakMethod, (obj(),)
         if kind is weakref.finalize:
             return _nothing, ()  # The object's memory is this process's, and ends with it.
+        if kind is queue.SimpleQueue:
+            items = [obj.get() for _ in range(obj.qsize())]
+            _put_all(obj, items)
+            return kind, (), items, None, None, _put_all
         if kind is EmbeddedClient:  # Whose reduction is for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         if kind is Stream:
@@ -71,6 +76,11 @@ def pickle_module(pickler: type[ObjectPickler]) -> types.ModuleType:
 
 def _nothing() -> None:
     return None
+
+
+def _put_all(into: queue.SimpleQueue, items: list[Any]) -> None:
+    for item in items:
+        into.put(item)
 
 
 def _column(shape: tuple[int, ...], dtype: np.dtype, rows: np.ndarray) -> np.ndarray:

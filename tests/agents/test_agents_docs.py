@@ -9,13 +9,13 @@ from framework.programs import RunConfig
 from framework.programs.registry import find_agent
 
 PAGES = pathlib.Path(__file__).parents[2] / "docs" / "agents"
-NAMES = ("dqn", "impala", "ppo", "sac")
+NAMES = ("a2c", "dqn", "impala", "maml", "ppo", "sac")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_holds_every_field(name):
     table = fields_table(type(find_agent(name).make_config()))
-    assert table.count("\n") > 20 and not any(line.endswith("|  |") for line in table.splitlines())
+    assert table.count("\n") > 15 and not any(line.endswith("|  |") for line in table.splitlines())
     assert table in (PAGES / f"{name}.md").read_text(encoding="utf-8"), (
         f"docs/agents/{name}.md lacks\n{table}"
     )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import launch
+from agents.a2c import A2C, A3C, A2CConfig
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
@@ -30,6 +31,8 @@ AGENTS = {
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
     "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16))),
     "random": lambda: RandomActions(),
+    "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
+    "a3c": lambda: A3C(A2CConfig(unroll_length=2)),
 }
 BASE = RunConfig(
     num_actors=2,
