@@ -86,6 +86,7 @@ setup(
             "a2c=agents.a2c:A2C",
             "a3c=agents.a2c:A3C",
             "dqn=agents.dqn:DQN",
+            "flow_impala=agents.flow_impala:FlowIMPALA",
             "flow_ppo=agents.flow_ppo:FlowPPO",
             "impala=agents.impala:IMPALA",
             "maml=agents.maml:MAML",
