@@ -87,8 +87,8 @@ class MultiAgentPlanAgent(PlanAgent):
     def steps(self, learner: PlanLearner) -> dict[str, Callable[[ReplaySample], StepResult | None]]:
         """For each policy, the function that makes a learner step on a batch.
 
-        The new parameters of an on-policy policy are published at once. If all of its agents waited for others
-        in all of their unrolls, there is nothing to learn: no step is made, and the result is None.
+        The new parameters of an on-policy policy are published at once. If all of its agents waited for
+        others in all of their unrolls, there is nothing to learn: no step is made, and the result is None.
         """
 
         def step(name: str, sample: ReplaySample) -> StepResult | None:
