@@ -88,6 +88,7 @@ setup(
             "dqn=agents.dqn:DQN",
             "flow_ppo=agents.flow_ppo:FlowPPO",
             "impala=agents.impala:IMPALA",
+            "maml=agents.maml:MAML",
             "ppo=agents.ppo:PPO",
             "random_actions=agents.random_actions:RandomActions",
             "sac=agents.sac:SAC",

@@ -11,6 +11,8 @@ from framework.commands.options import Checkpoint, Run, UsageError, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
 
+_NAMES = ("episode_return", "episode_length", "env")
+
 
 @dataclass(frozen=True)
 class EvalOptions:
@@ -49,8 +51,9 @@ def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[
 
     environment = policy.make_environment(envs, seed)
     try:
-        loop = EnvironmentLoop(environment, policy.make_actor(envs, seed), should_update=False)
-        played = loop.run_episodes(episodes)
+        actor = policy.make_actor(envs, seed)
+        loop = EnvironmentLoop(environment, actor, should_update=False)
+        played = policy.agent.play(loop, actor.policy, episodes)
     finally:
         environment.close()
     returns = [float(value) for value in played["episode_return"]]
@@ -65,4 +68,5 @@ def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[
         "maximum": max(returns),
         "mean_length": statistics.fmean(played["episode_length"].tolist()),
         "returns": returns,
+        **{f"mean_{name}": float(played[name].mean()) for name in played if name not in _NAMES},
     }

@@ -19,6 +19,8 @@ class Source(Protocol):
     they had never been drawn.
     """
 
+    _client: Client
+
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, Any]:
@@ -48,6 +50,7 @@ class Source(Protocol):
 
     def can_sample(self, table: str, n: int) -> bool:
         """Returns whether a draw of `n` samples would not wait."""
+        return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
         """Ends a waiting draw, and every later draw that would wait, with `ServerClosed`."""
