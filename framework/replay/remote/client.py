@@ -183,10 +183,10 @@ class ServedClient(ReverbApi, Channel, Client):
         plain = [each if isinstance(each, int) else np.asarray(each) for each in arguments]
         return self._call({"op": method, "table": table, "arguments": plain})["value"]
 
-    def weight(self, table: str) -> tuple[float, int]:
+    def weight(self, table: str) -> tuple[float, int, int]:
         """See `EmbeddedClient.weight`."""
-        total, count = self._call_table(table, "weight")
-        return total, count
+        total, count, allowed = self._call_table(table, "weight")
+        return total, count, allowed
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns a description of each table; `DeadlineExceededError` if no answer comes in time."""

@@ -10,8 +10,12 @@ import pytest
 
 import launch
 from agents.a2c import A2C, A3C, A2CConfig
+from agents.flow_impala import FlowIMPALA
 from agents.flow_ppo import FlowPPO
+from agents.impala import IMPALAConfig
+from agents.maml import MAML, MAMLConfig
 from agents.ppo import PPOConfig
+from framework.environments.tasks import Navigation2D
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
@@ -21,7 +25,10 @@ AGENTS = {
     "a2c": A2C(A2CConfig(**UNROLLS)),
     "a2c_with_memory": A2C(A2CConfig(**UNROLLS, recurrent="lstm", recurrent_size=8)),
     "a3c": A3C(A2CConfig(**UNROLLS)),
+    "flow_impala": FlowIMPALA(IMPALAConfig(unroll_length=8, batch_size=6, hidden_sizes=(8,))),
     "flow_ppo": FlowPPO(PPOConfig(**UNROLLS, epochs=2, minibatch_size=16)),
+    # 4 steps before and 4 after the inner step.
+    "maml": MAML(MAMLConfig(unroll_length=4, tasks_per_worker=1, evaluation_tasks=2, hidden_sizes=(8,))),
 }
 # A round of a synchronous plan is 2 * 3 * 8 env steps, some of them resets. 20 steps are left at the end.
 CONFIG = RunConfig(
@@ -38,7 +45,10 @@ CONFIG = RunConfig(
 
 def program(agent, directory=None, episode_length=50, **changes):
     config = RunConfig(**{**vars(CONFIG), "directory": directory, **changes})
-    return make_program(agent, functools.partial(FakeEnvironment, episode_length=episode_length), config)
+    environment = functools.partial(FakeEnvironment, episode_length=episode_length)
+    if isinstance(agent, MAML):
+        environment = functools.partial(Navigation2D, max_steps=4)
+    return make_program(agent, environment, config)
 
 
 def rows(directory, label):
@@ -81,12 +91,12 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("curves")
 
 
-@pytest.mark.parametrize("agent", ["a2c", "a2c_with_memory", "flow_ppo"])
+@pytest.mark.parametrize("agent", ["a2c", "a2c_with_memory", "flow_ppo", "maml"])
 def test_one_seed_gives_one_learning_curve_on_every_engine(directory, concurrent_engine, agent):
     assert curve(agent, directory, concurrent_engine) == curve(agent, directory, "serial")
 
 
-@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+@pytest.mark.parametrize("agent", ["a2c", "a3c", "maml"])
 def test_a_run_is_resumed(tmp_path, engine, agent):
     first = launch.launch(program(AGENTS[agent], tmp_path), engine=engine)
     second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine=engine)
@@ -94,7 +104,7 @@ def test_a_run_is_resumed(tmp_path, engine, agent):
     assert second["learner_steps"] >= first["learner_steps"] + 8
 
 
-@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+@pytest.mark.parametrize("agent", ["a2c", "a3c", "flow_impala"])
 def test_a_stop_ends_calls_in_progress(engine, agent):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
     result = launch.launch(program(AGENTS[agent], **settings), engine=engine)
