@@ -91,6 +91,7 @@ setup(
             "impala=agents.impala:IMPALA",
             "maml=agents.maml:MAML",
             "ppo=agents.ppo:PPO",
+            "ppo_dqn=agents.ppo_dqn:PPODQN",
             "random_actions=agents.random_actions:RandomActions",
             "sac=agents.sac:SAC",
         ],
