@@ -14,8 +14,8 @@ from framework.loggers.base import Logger, to_scalars
 class TensorBoardLogger(Logger):
     """Writes the numbers of each row under `label/name`; ignores strings, bools and None.
 
-    The x axis is `env_steps` of a row or else its `steps`. A row without them gets the number of earlier rows of
-    its label.
+    The x axis is `env_steps` of a row or else its `steps`. A row without them gets the number of earlier rows
+    of its label.
 
     Args:
       directory: directory of the event files.
