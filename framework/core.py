@@ -169,14 +169,18 @@ class Worker(abc.ABC):
         """Whether `step()` can run without blocking. The serial engine calls this."""
         return True
 
+    def finished(self) -> bool:
+        """Whether the work is done. `run` then ends, and the serial engine stops calling `step`."""
+        return False
+
     @abc.abstractmethod
     def step(self) -> None:
         """One unit of work. It may block, for example on replay, but must end soon after a stop."""
 
     def run(self) -> None:
-        """Steps until the program is stopped."""
+        """Steps until the work is done or the program is stopped. All engines but serial call this."""
         stopped = launch.stop_event()
-        while not stopped.is_set():
+        while not (stopped.is_set() or self.finished()):
             self.step()
 
 
