@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
@@ -227,9 +227,17 @@ class Graph(Protocol):
         """
 
     def add_learner(
-        self, replay: launch.Handle | None, *, agent: Agent | None = None, name: str = "learner"
+        self,
+        replay: launch.Handle | None,
+        *,
+        agent: Agent | None = None,
+        name: str = "learner",
+        clients: Mapping[str, launch.Handle] | None = None,
     ) -> launch.Handle | None:
-        """Adds the learner, and the other learners of its group."""
+        """Adds the learner, and the other learners of its group.
+
+        In its nodes, the agent's `clients` are those of the nodes `clients`, by the same names.
+        """
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
         """Adds the nodes that serve the parameters of `learner`; returns `learner` if it serves them."""
@@ -283,6 +291,7 @@ class Agent(abc.ABC):
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
+    clients: Mapping[str, Any] = {}  # In a learner's node: of other nodes, see `Graph.add_learner`.
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
 
     @abc.abstractmethod
@@ -351,6 +360,12 @@ class Agent(abc.ABC):
         agent.num_envs, agent.num_learners, agent.rank = num_envs, num_learners, rank
         if num_learners > 1:
             agent.check_shards()
+        return agent
+
+    def for_learner(self, clients: Mapping[str, Any] | None) -> Self:
+        """A copy with these `clients`. The learners of a program call this."""
+        agent = copy.copy(self)
+        agent.clients = dict(clients or {})
         return agent
 
     def check_shards(self) -> None:
