@@ -198,7 +198,8 @@ class Graph(Protocol):
 
     A method may be called several times, each time with another `name`: the label of the nodes and of their
     rows of metrics, and the name of their part of a checkpoint. `agent` makes the parts of these nodes; None
-    is the agent of the program, whose wrappers all environments have.
+    is the agent of the learner whose `variables` they take, or else that of the program. All environments
+    have the wrappers of the agent of the program.
 
     Attributes:
       spec: the `EnvironmentSpec` of one env.
@@ -213,8 +214,14 @@ class Graph(Protocol):
     monitor: launch.Handle
     checkpointer: launch.Handle | None
 
-    def add_replay(self, *, agent: Agent | None = None, name: str = "replay") -> launch.Handle | None:
-        """Adds a replay server with the agent's tables."""
+    def add_replay(
+        self, shards: int | None = None, *, agent: Agent | None = None, name: str = "replay"
+    ) -> launch.Handle | None:
+        """Adds a replay server with the agent's tables, or several, each with a part of the items.
+
+        The client of several is a `replay.ShardedClient`. Without `shards`, the program's settings say how
+        many.
+        """
         ...
 
     def add_learner(
@@ -224,7 +231,7 @@ class Graph(Protocol):
         ...
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
-        """Returns the node that serves the parameters of `learner`."""
+        """Adds the nodes that serve the parameters of `learner`; returns `learner` if it serves them."""
         ...
 
     def add_inference(

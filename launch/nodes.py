@@ -54,7 +54,7 @@ class Node:
     def handles(self) -> list[Handle]:
         """Returns the handles in the arguments: the nodes that this node can call."""
         found: list[Handle] = []
-        replace_handles((self._args, self._kwargs), found.append)
+        replace_handles((self._args, self._kwargs), lambda handle: found.extend(handle.members()))
         return found
 
     def claim(self) -> None:
@@ -76,7 +76,7 @@ class Node:
 
     def call(self) -> Any:
         """Calls the constructor (or function) with its handles turned into clients."""
-        args, kwargs = replace_handles((self._args, self._kwargs), Handle.dereference)
+        args, kwargs = replace_handles((self._args, self._kwargs), lambda handle: handle.dereference())
         return self._fn(*args, **kwargs)
 
     def disable_run(self) -> None:

@@ -22,6 +22,7 @@ from framework.environments.base import BatchedEnvironment
 from framework.programs.run_config import RunConfig
 from framework.replay import Table
 from framework.replay.errors import ServerClosed
+from framework.replay.sharded import shard_of
 from framework.specs import EnvironmentSpec
 
 _SEEDING = threading.Lock()
@@ -77,9 +78,11 @@ def derive_seed(seed: int, part: str) -> int:
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
 
 
-def make_tables(setup: Setup, seed: int) -> list[Table]:
-    """The agent's tables, seeded."""
+def make_tables(setup: Setup, seed: int, shards: int = 1) -> list[Table]:
+    """The agent's tables, seeded; those of one of several servers with `shards` above 1."""
     tables = setup.agent.make_tables(setup.spec)
+    if shards > 1:
+        tables = [shard_of(table, shards) for table in tables]
     for table in tables:
         table.set_seed(derive_seed(seed, table.name))
     return tables

@@ -182,10 +182,10 @@ class ServedClient(ReverbApi, Channel, Client):
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
         return self._call({"op": method, "table": table, "arguments": arguments})["value"]
 
-    def weight(self, table: str) -> tuple[float, int]:
+    def weight(self, table: str) -> tuple[float, int, int]:
         """See `EmbeddedClient.weight`."""
-        total, count = self._call_table(table, "weight")
-        return total, count
+        total, count, allowed = self._call_table(table, "weight")
+        return total, count, allowed
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns a description of each table; `DeadlineExceededError` if no answer comes in time."""
