@@ -16,6 +16,7 @@ from torch import nn
 from framework import adders, core, learners, losses, networks
 from framework import config_checks as check
 from framework.actors import EnvironmentLoop, PolicyActor
+from framework.core import NetworksFn
 from framework.datasets import Dataset
 from framework.environments.tasks import find_task_environment
 from framework.flow import Flow, Node, Par
@@ -75,7 +76,10 @@ class MAMLConfig(AgentConfig):
 
 
 class MAMLNetworks(nn.Module):
-    """The policy: observations `[..., *]` to a distribution over actions."""
+    """The policy: observations `[..., *]` to a distribution over actions.
+
+    The linear baseline is linear in features of what `encoder` returns.
+    """
 
     def __init__(self, config: MAMLConfig, spec: EnvironmentSpec):
         super().__init__()
@@ -191,15 +195,15 @@ class MAML(PlanAgent, OnPolicyAgent):
     config: MAMLConfig  # type: ignore[assignment]  # Has no value network.
     worker_class = TaskWorker
 
-    def __init__(self, config: MAMLConfig | None = None):
+    def __init__(self, config: MAMLConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config = config or MAMLConfig()
+        self.networks_fn = networks_fn
 
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         return Par(workers, TaskWorker.sample_tasks).sync().map(concatenate).map(learner.step)
 
     def make_networks(self, spec: EnvironmentSpec) -> MAMLNetworks:
-        """Initial parameters come from torch's global generator, which the program seeds."""
-        return MAMLNetworks(self.config, spec)
+        return self.custom_networks(spec, MAMLNetworks, ("actions", "encoder", "forward"))
 
     def make_policy(self, networks: MAMLNetworks, evaluation: bool = False) -> MAMLPolicy:
         return MAMLPolicy(networks, evaluation)

@@ -41,7 +41,8 @@ class Node:
 
     @property
     def description(self) -> str:
-        return f"{type(self).__name__}({getattr(self._fn, '__name__', type(self._fn).__name__)})"
+        fn = getattr(self._fn, "func", self._fn)  # of a partial
+        return f"{type(self).__name__}({getattr(fn, '__name__', type(fn).__name__)})"
 
     def create_handle(self) -> Handle:
         """Returns the handle of this node, as `add_node` does."""

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tree
+
 from framework.commands.options import Checkpoint, Run, UsageError, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
@@ -56,8 +59,12 @@ def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[
         played = policy.agent.play(loop, actor.policy, episodes)
     finally:
         environment.close()
-    returns = [float(value) for value in played["episode_return"]]
+    each = played["episode_return"]
+    # With several agents, the return of an episode is the mean of theirs.
+    returns = [float(value) for value in np.mean(tree.flatten(each), axis=0)]
+    agents = {name: float(np.mean(each[name])) for name in each} if isinstance(each, dict) else {}
     return {
+        **({"agents": agents} if agents else {}),
         "episodes": len(returns),
         "step": policy.step,
         "checkpoint": policy.checkpoint.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +20,14 @@ from framework.types import Gradients, StepResult
 class PlanLearner(ProgramLearner):
     """The learner of a plan. Its steps are counted, published, logged and saved when that is due.
 
+    Flows of `concurrent` may share it: it makes one step at a time.
+
     Attributes:
       dataset: the agent's batches from the replay node; None without that node.
     """
 
     def __init__(self, setup: Setup, **options: Any):
+        self._turn = threading.RLock()
         super().__init__(setup, **options)
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._device = agent.device
@@ -31,18 +35,28 @@ class PlanLearner(ProgramLearner):
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch in numpy, or in tensors on any device. Writes priorities to replay."""
-        started = time.perf_counter()
-        result = super().step(sample._replace(data=as_tensors(sample.data, self._device)))
-        self.busy_s += time.perf_counter() - started
+        with self._turn:
+            started = time.perf_counter()
+            result = super().step(sample._replace(data=as_tensors(sample.data, self._device)))
+            self.busy_s += time.perf_counter() - started
         return result
 
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of a `GradientWorker`."""
-        started = time.perf_counter()
-        result = self.learner.apply(as_tensors(gradients, self._device))
-        self._count(result.metrics)
-        self.busy_s += time.perf_counter() - started
+        with self._turn:
+            started = time.perf_counter()
+            result = self.learner.apply(as_tensors(gradients, self._device))
+            self._count(result.metrics)
+            self.busy_s += time.perf_counter() - started
         return result
+
+    def publish(self) -> dict[str, int]:
+        with self._turn:
+            return super().publish()
+
+    def close(self) -> None:
+        with self._turn:
+            super().close()
 
 
 class PlanWorker(LearnerNode):

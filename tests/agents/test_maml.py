@@ -13,11 +13,12 @@ import tree
 from torch.func import functional_call
 
 import launch
-from agents.maml import MAML, MAMLConfig, Rows
+from agents.maml import MAML, MAMLConfig, MAMLNetworks, Rows
 from framework import environments, losses, specs
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
+from framework.networks import MLP, make_policy_head
 from framework.programs import RunConfig, make_program
 from framework.replay import ReplaySample
 from framework.types import Step
@@ -147,6 +148,21 @@ def test_an_environment_without_tasks_is_named():
         config = RunConfig(max_env_steps=100, evaluate_period=None)
         agent = MAML(SMALL)
         launch.launch(make_program(agent, functools.partial(FakeEnvironment), config), engine="serial")
+
+
+def wide(config, spec):
+    networks = MAMLNetworks(config, spec)
+    networks.body = MLP(2, (17,))
+    networks.head = make_policy_head(17, networks.actions.head_spec)
+    return networks
+
+
+def test_networks_of_one_s_own():
+    run = RunConfig(envs_per_actor=2, max_learner_steps=2, evaluate_period=None)
+    result = launch.launch(make_program(MAML(SMALL, wide), NAME, run), engine="serial")
+    assert result == {"reason": "max_learner_steps", "learner_steps": 2}
+    with pytest.raises(ValueError, match="networks_fn: got Linear without actions, encoder"):
+        MAML(SMALL, lambda config, spec: torch.nn.Linear(1, 1)).make_networks(SPEC)
 
 
 def learned(config):

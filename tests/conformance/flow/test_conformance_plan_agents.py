@@ -10,7 +10,9 @@ import pytest
 
 import launch
 from agents.a2c import A2C, A3C, A2CConfig
+from agents.flow_impala import FlowIMPALA
 from agents.flow_ppo import FlowPPO
+from agents.impala import IMPALAConfig
 from agents.maml import MAML, MAMLConfig
 from agents.ppo import PPOConfig
 from framework.environments.tasks import Navigation2D
@@ -23,6 +25,7 @@ AGENTS = {
     "a2c": A2C(A2CConfig(**UNROLLS)),
     "a2c_with_memory": A2C(A2CConfig(**UNROLLS, recurrent="lstm", recurrent_size=8)),
     "a3c": A3C(A2CConfig(**UNROLLS)),
+    "flow_impala": FlowIMPALA(IMPALAConfig(unroll_length=8, batch_size=6, hidden_sizes=(8,))),
     "flow_ppo": FlowPPO(PPOConfig(**UNROLLS, epochs=2, minibatch_size=16)),
     # 4 steps before and 4 after the inner step.
     "maml": MAML(MAMLConfig(unroll_length=4, tasks_per_worker=1, evaluation_tasks=2, hidden_sizes=(8,))),
@@ -101,7 +104,7 @@ def test_a_run_is_resumed(tmp_path, engine, agent):
     assert second["learner_steps"] >= first["learner_steps"] + 8
 
 
-@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+@pytest.mark.parametrize("agent", ["a2c", "a3c", "flow_impala"])
 def test_a_stop_ends_calls_in_progress(engine, agent):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
     result = launch.launch(program(AGENTS[agent], **settings), engine=engine)
