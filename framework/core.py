@@ -187,7 +187,6 @@ class Loop(Protocol):
 
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
         """Plays whole episodes from a reset and returns their metrics."""
-        ...
 
 
 class Graph(Protocol):
@@ -222,23 +221,19 @@ class Graph(Protocol):
         The client of several is a `replay.ShardedClient`. Without `shards`, the program's settings say how
         many.
         """
-        ...
 
     def add_learner(
         self, replay: launch.Handle | None, *, agent: Agent | None = None, name: str = "learner"
     ) -> launch.Handle | None:
         """Adds the learner, and the other learners of its group."""
-        ...
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
         """Adds the nodes that serve the parameters of `learner`; returns `learner` if it serves them."""
-        ...
 
     def add_inference(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "inference"
     ) -> launch.Handle | None:
         """Adds the node that acts for all actors; `add_actors` calls this."""
-        ...
 
     def add_actors(
         self,
@@ -249,21 +244,17 @@ class Graph(Protocol):
         name: str = "actor",
     ) -> None:
         """Adds the actors, which write to `replay` and take their parameters from `variables`."""
-        ...
 
     def add_plan(self, replay: launch.Handle | None = None, *, agent: Agent | None = None) -> launch.Handle:
         """Adds the workers and the learner of a `PlanAgent`; the workers write to `replay` if it is given."""
-        ...
 
     def add_evaluator(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "evaluator"
     ) -> None:
         """Adds the evaluator, which plays greedily with the parameters of `variables`."""
-        ...
 
     def add_node(self, name: str, node: launch.Node) -> launch.Handle:
         """Adds a node of your own to the group `name`. A `Worker` in it runs on every engine."""
-        ...
 
 
 class Agent(abc.ABC):

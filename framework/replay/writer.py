@@ -56,7 +56,7 @@ class HeldRows:
         # As unsigned numbers, negative rows are too large.
         return (
             rows.dtype == np.int64
-            and np.count_nonzero(rows.view(np.uint64) >= len(self.held)) == 0
+            and np.count_nonzero(rows.view(np.uint64) >= np.array(len(self.held), np.uint64)) == 0
             and np.count_nonzero(self.held.take(rows)) == rows.size
         )
 

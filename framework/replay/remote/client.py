@@ -180,7 +180,8 @@ class ServedClient(ReverbApi, Channel, Client):
         return self.call(message, timeout)
 
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
-        return self._call({"op": method, "table": table, "arguments": arguments})["value"]
+        plain = [each if isinstance(each, int) else np.asarray(each) for each in arguments]
+        return self._call({"op": method, "table": table, "arguments": plain})["value"]
 
     def weight(self, table: str) -> tuple[float, int, int]:
         """See `EmbeddedClient.weight`."""

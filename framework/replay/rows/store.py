@@ -32,7 +32,7 @@ from framework.replay.rows.compression import CompressedColumn
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _HUGE_PAGE = 2 << 20
-_ONE = np.int32(1)
+_ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 
 # (shape of one row, dtype) of a column.
 ColumnSpec = tuple[tuple[int, ...], Any]
@@ -53,7 +53,7 @@ def span(numbers: np.ndarray) -> slice | np.ndarray:
     if not n:
         return numbers
     begin = int(numbers[0])
-    if int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] - numbers[:-1] == 1) != n - 1:
+    if int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] > numbers[:-1]) != n - 1:
         return numbers
     return slice(begin, begin + n)
 
@@ -214,11 +214,11 @@ class Stream:
         """Counts one reference less to each of `rows`, which may repeat; rows without one are free."""
         with self._lock:
             np.subtract.at(self._counts, rows, _ONE)
-            over = self._counts.take(rows) == 0
-            count = np.count_nonzero(over)
+            left = self._counts.take(rows)
+            count = len(rows) - np.count_nonzero(left)
             if not count:
                 return
-            free = rows.copy() if count == len(rows) else rows[over]
+            free = rows.copy() if count == len(rows) else rows[left == 0]
             free.sort()  # so that the next lease gets consecutive rows
             new = free[1:] != free[:-1]
             if np.count_nonzero(new) < count - 1:
