@@ -38,6 +38,7 @@ class ProgramLearner:
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state, which the constructor restores. None keeps nothing.
       name: label of its rows and name of its part of a checkpoint.
+      clients: the agent's `clients`.
       seed: seed of the initial parameters.
 
     Attributes:
@@ -58,9 +59,10 @@ class ProgramLearner:
         monitor: Any,
         checkpointer: Any = None,
         name: str = "learner",
+        clients: Mapping[str, Any] | None = None,
         seed: int = 0,
     ):
-        agent, config = setup.agent, setup.config
+        agent, config = setup.agent.for_learner(clients), setup.config
         self._config, self._replay = config, replay
         self._name, self._steps_name = name, f"{name}_steps"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer

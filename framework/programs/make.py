@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import launch
@@ -156,16 +156,22 @@ class Graph(core.Graph):
         return launch.HandleGroup(handles, functools.partial(_connect_shards, self._seed_of(name)))
 
     def add_learner(
-        self, replay: launch.Handle | None, *, agent: core.Agent | None = None, name: str = "learner"
+        self,
+        replay: launch.Handle | None,
+        *,
+        agent: core.Agent | None = None,
+        name: str = "learner",
+        clients: Mapping[str, launch.Handle] | None = None,
     ) -> launch.Handle | None:
         self._claim(name)
         if replay is None:
             return None
-        learner = self._add_worker(name, LearnerWorker, agent, replay=replay, name=name, **self._handles)
+        data = {"replay": replay, "clients": dict(clients or {})}
+        learner = self._add_worker(name, LearnerWorker, agent, name=name, **data, **self._handles)
         self._learners[learner] = name, agent
         for rank in range(1, self.config.num_learners):
             seed = self._seed_of(f"{name}-{rank}")
-            self._add_worker(name, LearnerReplica, agent, rank=rank, seed=seed, replay=replay, first=learner)
+            self._add_worker(name, LearnerReplica, agent, rank=rank, seed=seed, first=learner, **data)
         return learner
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
