@@ -245,20 +245,17 @@ class PPO(OnPolicyAgent):
             rewards, config.discount * data.discount.float(), values, mask, config.gae_lambda
         )
         targets = values + advantages
+        scaled = advantages
         if config.normalize_advantages:
             scaled = losses.normalize_advantages(advantages, mask, total=context.total)
-        else:
-            scaled = advantages
         actions, policy = networks.actions.drawn(data), data.extras["policy"]
         log_probs = networks.actions.distribution(policy).log_prob(actions)
         rows = Rows(observation, actions, policy, log_probs, values, scaled, targets, mask, starts, state)
         count = int(mask.sum())
         if config.recurrent is None:
             real = mask.flatten().nonzero().squeeze(-1)
-            flat = tree.map_structure(
-                lambda leaf: leaf.flatten(0, 1)[real], rows._replace(mask=(), starts=())
-            )
-            rows = flat
+            rows = rows._replace(mask=(), starts=())
+            rows = tree.map_structure(lambda leaf: leaf.flatten(0, 1)[real], rows)
         staleness = context.learner_steps - data.extras["version"][mask > 0].float().mean()
         real_targets = targets[mask > 0]
         explained = 1.0 - advantages[mask > 0].var() / real_targets.var().clamp(min=1e-8)
