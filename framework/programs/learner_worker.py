@@ -41,6 +41,7 @@ class ProgramLearner:
       seed: seed of the initial parameters.
 
     Attributes:
+      counter: the node that counts steps.
       learner: the agent's learner.
       dataset: the agent's batches from `replay`; None without it.
       block: the published parameters.
@@ -63,7 +64,7 @@ class ProgramLearner:
         agent, config = setup.agent, setup.config
         self._config, self._replay = config, replay
         self._name, self._steps_name = name, f"{name}_steps"
-        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        self.counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         with seeded(seed):
             self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
         self.dataset = None if replay is None else agent.make_dataset(replay)
@@ -93,7 +94,7 @@ class ProgramLearner:
 
     def publish(self) -> dict[str, int]:
         """Counts the steps, then publishes, so that the steps of a published version are always counted."""
-        counts: dict[str, int] = self._counter.increment(**{self._steps_name: self._uncounted})
+        counts: dict[str, int] = self.counter.increment(**{self._steps_name: self._uncounted})
         self._uncounted = 0
         self.learner.env_steps = counts.get("env_steps", 0)
         with self.published:
@@ -112,7 +113,7 @@ class ProgramLearner:
         """Logs and counts the last steps, saves the state, and returns prefetched samples to replay."""
         if self._metrics is not None and self._steps > self._logged[0]:
             self._log(self._metrics)
-        self._counter.increment(**{self._steps_name: self._uncounted})
+        self.counter.increment(**{self._steps_name: self._uncounted})
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, self.save())
         if self.dataset is not None:
@@ -142,7 +143,7 @@ class ProgramLearner:
         if state is not None:
             self.learner.restore(state["learner"])
             self._steps = int(state["steps"])
-        counts = self._counter.get_counts()
+        counts = self.counter.get_counts()
         made, env_steps = counts.get(self._steps_name, 0), counts.get("env_steps", 0)
         # A learner that restarts from an older checkpoint, or from none, continues with versions above those
         # of the actors. Version 0, which tells policies that no step was made, stays, unless actors wait for

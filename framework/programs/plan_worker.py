@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import launch
 from framework import flow
 from framework.networks import as_tensors
 from framework.programs.learner_worker import LearnerNode, ProgramLearner
@@ -19,6 +22,9 @@ from framework.types import Gradients, StepResult
 class PlanLearner(ProgramLearner):
     """The learner of a plan. Its steps are counted, published, logged and saved when that is due.
 
+    A branch of the plan may call it from a thread of its own (`flow.concurrent`). At the end of the program a
+    step raises `launch.ProgramStopped`.
+
     Attributes:
       dataset: the agent's batches from the replay node; None without that node.
     """
@@ -28,21 +34,46 @@ class PlanLearner(ProgramLearner):
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._device = agent.device
         self.busy_s = 0.0  # Seconds spent in steps.
+        self._tables: list[str] | None = None  # Of the replay node.
+        self._stepping = threading.Lock()
+        self._ended = False
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch in numpy, or in tensors on any device. Writes priorities to replay."""
-        started = time.perf_counter()
-        result = super().step(sample._replace(data=as_tensors(sample.data, self._device)))
-        self.busy_s += time.perf_counter() - started
-        return result
+        with self._step():
+            return super().step(sample._replace(data=as_tensors(sample.data, self._device)))
 
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of a `GradientWorker`."""
-        started = time.perf_counter()
-        result = self.learner.apply(as_tensors(gradients, self._device))
-        self._count(result.metrics)
-        self.busy_s += time.perf_counter() - started
-        return result
+        with self._step():
+            result = self.learner.apply(as_tensors(gradients, self._device))
+            self._count(result.metrics)
+            return result
+
+    def batches(self) -> flow.Flow:
+        """The agent's batches from the replay node."""
+        assert self.dataset is not None, "batches: there is no replay node. Give one to add_plan."
+        return flow.Flow.of(self.dataset, self.dataset.ready)
+
+    def replay_accepts(self) -> bool:
+        """Whether every table of the replay node takes another item without a wait."""
+        if self._tables is None:
+            self._tables = [*self._replay.server_info()]
+        return all(self._replay.can_insert(table) for table in self._tables)
+
+    def end(self) -> None:
+        """Waits for the step in progress; there are no further ones."""
+        with self._stepping:
+            self._ended = True
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        with self._stepping:
+            if self._ended or self.finished:
+                raise launch.ProgramStopped("learner: the program stops.")
+            started = time.perf_counter()
+            yield
+            self.busy_s += time.perf_counter() - started
 
 
 class PlanWorker(LearnerNode):
@@ -77,7 +108,14 @@ class PlanWorker(LearnerNode):
         except flow.StepError as error:
             if not isinstance(error.__cause__, BudgetSpent):
                 raise
+            if learner.counter.remaining():
+                return  # Other workers still make their steps, and may wait until the plan learns.
             self._finished = True
+            learner.end()
             learner.publish()  # For the last evaluation.
             next(flow.Par(self._workers, RolloutWorker.finish).sync())
         learner.waited_s += time.perf_counter() - started - (learner.busy_s - busy)
+
+    def close(self) -> None:
+        self._learner.end()
+        super().close()

@@ -10,17 +10,30 @@ import pytest
 
 import launch
 from agents.a2c import A2C, A3C, A2CConfig
+from agents.flow_dqn import ApeX, ApeXConfig, FlowDQN, FlowDQNConfig
+from agents.flow_impala import FlowIMPALA
 from agents.flow_ppo import FlowPPO
+from agents.impala import IMPALAConfig
 from agents.ppo import PPOConfig
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
 UNROLLS = {"unroll_length": 8, "hidden_sizes": (8,)}
+OFF_POLICY = {
+    "min_replay_size": 50,
+    "batch_size": 16,
+    "samples_per_insert": 2.0,
+    "insert_burst": 64,
+    "hidden_sizes": (8,),
+}
 AGENTS = {
     "a2c": A2C(A2CConfig(**UNROLLS)),
     "a2c_with_memory": A2C(A2CConfig(**UNROLLS, recurrent="lstm", recurrent_size=8)),
     "a3c": A3C(A2CConfig(**UNROLLS)),
+    "apex": ApeX(ApeXConfig(**OFF_POLICY)),
+    "flow_dqn": FlowDQN(FlowDQNConfig(**OFF_POLICY)),
+    "flow_impala": FlowIMPALA(IMPALAConfig(**UNROLLS, batch_size=6)),
     "flow_ppo": FlowPPO(PPOConfig(**UNROLLS, epochs=2, minibatch_size=16)),
 }
 # A round of a synchronous plan is 2 * 3 * 8 env steps, some of them resets. 20 steps are left at the end.
@@ -86,7 +99,7 @@ def test_one_seed_gives_one_learning_curve_on_every_engine(directory, concurrent
     assert curve(agent, directory, concurrent_engine) == curve(agent, directory, "serial")
 
 
-@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+@pytest.mark.parametrize("agent", ["a2c", "a3c", "apex"])
 def test_a_run_is_resumed(tmp_path, engine, agent):
     first = launch.launch(program(AGENTS[agent], tmp_path), engine=engine)
     second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine=engine)
@@ -94,7 +107,7 @@ def test_a_run_is_resumed(tmp_path, engine, agent):
     assert second["learner_steps"] >= first["learner_steps"] + 8
 
 
-@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+@pytest.mark.parametrize("agent", ["a2c", "a3c", "apex", "flow_impala"])
 def test_a_stop_ends_calls_in_progress(engine, agent):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
     result = launch.launch(program(AGENTS[agent], **settings), engine=engine)
@@ -102,7 +115,7 @@ def test_a_stop_ends_calls_in_progress(engine, agent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+@pytest.mark.parametrize("agent", ["a2c", "a3c", "apex"])
 def test_a_killed_worker_is_restarted_and_the_plan_goes_on(agent):
     steps = 40_000
     job = launch.start(program(AGENTS[agent], max_env_steps=steps), "processes", restarts={"actor": 1})
