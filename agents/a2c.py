@@ -28,6 +28,7 @@ class A2CConfig(OnPolicyConfig):
 
     unroll_length: int = 16  # Steps of an env in an unroll. More: less bias, and fewer learner steps.
     gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
+    normalize_advantages: bool = False  # Scales advantages to mean 0 and variance 1 over a batch.
     learning_rate: float = 1e-3  # Initial learning rate of Adam.
     adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
     max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
@@ -87,9 +88,12 @@ class A2C(PlanAgent, OnPolicyAgent):
             advantages = losses.generalized_advantages(
                 data.reward.float(), discounts, values, mask, config.gae_lambda
             )
+            targets = values + advantages
+            if config.normalize_advantages:
+                advantages = losses.normalize_advantages(advantages, mask)
         log_probs = policy.log_prob(networks.actions.drawn(data))
         policy_loss = losses.policy_gradient_loss(log_probs, advantages, mask)
-        value_loss = losses.value_loss(values, values.detach() + advantages, mask)
+        value_loss = losses.value_loss(values, targets, mask)
         entropy = losses.masked_mean(policy.entropy(), mask)
         loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}

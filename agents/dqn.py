@@ -20,6 +20,7 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import losses, networks, replay
+from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
@@ -141,12 +142,12 @@ class DQN(OffPolicyAgent):
 
     target_names = ("q_network",)
 
-    def __init__(self, config: DQNConfig | None = None):
+    def __init__(self, config: DQNConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: DQNConfig = config or DQNConfig()
+        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> DQNNetworks:
-        """Initial parameters come from torch's global generator, which the program seeds."""
-        return DQNNetworks(self.config, spec)
+        return self.custom_networks(spec, DQNNetworks, ("actions", "num_actions", "q_network", "values"))
 
     def make_policy(self, networks: DQNNetworks, evaluation: bool = False) -> DQNPolicy:
         return DQNPolicy(networks, self.config, evaluation)

@@ -23,11 +23,12 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import environments, losses, networks
+from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy
+from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest
 
 _TORSOS: dict[str, Any] = {
@@ -182,8 +183,9 @@ class IMPALA(OnPolicyAgent):
     ```
     """
 
-    def __init__(self, config: IMPALAConfig | None = None):
+    def __init__(self, config: IMPALAConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: IMPALAConfig = config or IMPALAConfig()
+        self.networks_fn = networks_fn
         self.extras_of_first_row = () if self.config.lstm_size is None else ("state",)
 
     @property
@@ -212,8 +214,11 @@ class IMPALA(OnPolicyAgent):
         return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
 
     def make_networks(self, spec: EnvironmentSpec) -> IMPALANetworks:
-        """Initial parameters come from torch's global generator, which the program seeds."""
-        return IMPALANetworks(self.config, spec)
+        parts = ("initial_state", "step", "unroll")
+        members = ("actions", *(f"actor_critic.{part}" for part in parts))
+        networks: IMPALANetworks = self.custom_networks(spec, IMPALANetworks, members)
+        check_memory("lstm_size", self.config.lstm_size, networks.actor_critic.initial_state(1))
+        return networks
 
     def make_policy(self, networks: IMPALANetworks, evaluation: bool = False) -> IMPALAPolicy:
         return IMPALAPolicy(networks, self.config.actor_autocast, evaluation)

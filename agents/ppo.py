@@ -13,11 +13,12 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import learners, losses, networks
+from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy
+from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, check_memory
 from framework.types import Nest
 
 
@@ -130,6 +131,10 @@ class PPONetworks(nn.Module):
         return self.head(features), self.value_head(value_features).squeeze(-1)
 
 
+# Children of the networks that acting does not need.
+_LEARNER_ONLY = ("reward_scale", "value_body", "value_head")
+
+
 class PPOPolicy(TorchPolicy):
     """Samples from the policy's distribution, or takes its mode.
 
@@ -142,8 +147,8 @@ class PPOPolicy(TorchPolicy):
     """
 
     def __init__(self, networks: PPONetworks, evaluation: bool = False):
-        used = ("normalizer", "encoder", "body", "head") + (() if networks.core is None else ("core",))
-        super().__init__(networks, networks.actions, variables=used)
+        names = [name for name, _ in networks.named_children() if name not in _LEARNER_ONLY]
+        super().__init__(networks, networks.actions, variables=tuple(names))
         self._initial_state, self._normalizer = networks.initial_state, networks.normalizer
         self._act = networks.act
         self._greedy = evaluation
@@ -191,8 +196,9 @@ class PPO(OnPolicyAgent):
     ```
     """
 
-    def __init__(self, config: PPOConfig | None = None):
+    def __init__(self, config: PPOConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: PPOConfig = config or PPOConfig()
+        self.networks_fn = networks_fn
         self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
 
     @property
@@ -200,8 +206,11 @@ class PPO(OnPolicyAgent):
         return self.config.max_policy_lag
 
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
-        """Initial parameters come from torch's global generator, which the program seeds."""
-        return PPONetworks(self.config, spec)
+        parts = ("actions", "normalizer", "reward_scale", "kl_coefficient")
+        members = (*parts, "initial_state", "act", "forward")
+        networks: PPONetworks = self.custom_networks(spec, PPONetworks, members)
+        check_memory("recurrent", self.config.recurrent, networks.initial_state(1))
+        return networks
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)
@@ -242,7 +251,7 @@ class PPO(OnPolicyAgent):
         log_probs = networks.actions.distribution(policy).log_prob(actions)
         rows = Rows(observation, actions, policy, log_probs, values, scaled, targets, mask, starts, state)
         count = int(mask.sum())
-        if networks.core is None:
+        if config.recurrent is None:
             real = mask.flatten().nonzero().squeeze(-1)
             flat = tree.map_structure(
                 lambda leaf: leaf.flatten(0, 1)[real], rows._replace(mask=(), starts=())

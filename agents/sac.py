@@ -23,6 +23,7 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import learners, losses, networks
+from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput
 from framework.programs.presets import Preset
 from framework.replay import ReplaySample
@@ -193,12 +194,13 @@ class SAC(OffPolicyAgent):
 
     target_names = ("critics",)
 
-    def __init__(self, config: SACConfig | None = None):
+    def __init__(self, config: SACConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: SACConfig = config or SACConfig()
+        self.networks_fn = networks_fn
 
     def make_networks(self, spec: EnvironmentSpec) -> SACNetworks:
-        """Initial parameters come from torch's global generator, which the program seeds."""
-        return SACNetworks(self.config, spec)
+        members = ("actions", "policy", "critics", "temperature.log", "target_entropy")
+        return self.custom_networks(spec, SACNetworks, members)
 
     def make_policy(self, networks: SACNetworks, evaluation: bool = False) -> SACPolicy:
         return SACPolicy(networks, self.config.random_start, evaluation)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from framework.adders import Adder
     from framework.datasets import Dataset
+    from framework.environments.base import BatchedEnvironment
     from framework.learners.distributed import LearnerGroup
     from framework.programs.session import Session
     from framework.replay import ReplaySample, Table
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from framework.specs import EnvironmentSpec
 
 State = TypeVar("State")
+# The config of an agent and the spec of its environments to a torch module with all of its parameters.
+NetworksFn = Callable[[Any, "EnvironmentSpec"], Any]
 
 
 class Actor(abc.ABC):
@@ -177,6 +180,16 @@ class Worker(abc.ABC):
             self.step()
 
 
+class Loop(Protocol):
+    """Plays episodes; see `framework.actors.EnvironmentLoop`."""
+
+    environment: BatchedEnvironment
+
+    def run_episodes(self, num_episodes: int) -> dict[str, Any]:
+        """Plays whole episodes from a reset and returns their metrics."""
+        ...
+
+
 class Graph(Protocol):
     """The nodes of a program. `Agent.build` adds them and joins them by their handles.
 
@@ -185,7 +198,8 @@ class Graph(Protocol):
 
     A method may be called several times, each time with another `name`: the label of the nodes and of their
     rows of metrics, and the name of their part of a checkpoint. `agent` makes the parts of these nodes; None
-    is the agent of the program, whose wrappers all environments have.
+    is the agent of the learner whose `variables` they take, or else that of the program. All environments
+    have the wrappers of the agent of the program.
 
     Attributes:
       spec: the `EnvironmentSpec` of one env.
@@ -200,8 +214,14 @@ class Graph(Protocol):
     monitor: launch.Handle
     checkpointer: launch.Handle | None
 
-    def add_replay(self, *, agent: Agent | None = None, name: str = "replay") -> launch.Handle | None:
-        """Adds a replay server with the agent's tables."""
+    def add_replay(
+        self, shards: int | None = None, *, agent: Agent | None = None, name: str = "replay"
+    ) -> launch.Handle | None:
+        """Adds a replay server with the agent's tables, or several, each with a part of the items.
+
+        The client of several is a `replay.ShardedClient`. Without `shards`, the program's settings say how
+        many.
+        """
         ...
 
     def add_learner(
@@ -211,7 +231,7 @@ class Graph(Protocol):
         ...
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
-        """Returns the node that serves the parameters of `learner`."""
+        """Adds the nodes that serve the parameters of `learner`; returns `learner` if it serves them."""
         ...
 
     def add_inference(
@@ -263,6 +283,8 @@ class Agent(abc.ABC):
     ```
     """
 
+    # `(config, spec)` to the networks in place of the agent's own, for agents that take one.
+    networks_fn: NetworksFn | None = None
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
@@ -342,6 +364,20 @@ class Agent(abc.ABC):
             f"num_learners: got {self.num_learners}, expected 1. {type(self).__name__} cannot learn in "
             "several processes."
         )
+
+    def play(self, loop: Loop, policy: Policy, num_episodes: int) -> dict[str, Any]:
+        """Plays the episodes of an evaluation; the evaluator and `repertory eval` call this.
+
+        Args:
+          loop: drives an actor that stores nothing.
+          policy: the greedy policy of that actor.
+          num_episodes: number of episodes.
+
+        Returns:
+          `episode_return`, `episode_length` and `env`, `[k]` for k episodes, and arrays of other names, whose
+          means are logged too; see `EnvironmentLoop.run_episodes`.
+        """
+        return loop.run_episodes(num_episodes)
 
     def environment_wrappers(self) -> Sequence[Any]:
         """The wrappers of this agent's environments, innermost first; see `environments.make`."""

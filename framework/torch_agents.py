@@ -20,10 +20,13 @@ only to change a part.
 from __future__ import annotations
 
 import abc
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import tree
 from torch import nn
 
 from framework import adders, core, learners, replay, specs
@@ -151,6 +154,31 @@ class TorchAgent(core.Agent):
     def loss(self, networks: Any, batch: Any, context: LossContext) -> LossOutput:
         """The loss of `networks` on a `ReplaySample` of tensors (or a minibatch), a mean over its items."""
 
+    def custom_networks(
+        self, spec: specs.EnvironmentSpec, default: core.NetworksFn, members: Sequence[str]
+    ) -> Any:
+        """The networks that `networks_fn` makes, or `default` without one.
+
+        Initial parameters come from torch's global generator, which the program seeds.
+
+        Args:
+          spec: the spec of one env.
+          default: makes the agent's own networks.
+          members: attributes that the agent needs; `part.name` for those of a part.
+
+        Raises:
+          ValueError: The networks are not a torch module with these members.
+        """
+        networks = (self.networks_fn or default)(self.config, spec)
+        missing = [member for member in members if not _has(networks, member)]
+        if missing or not isinstance(networks, nn.Module):
+            raise ValueError(
+                f"networks_fn: got {type(networks).__name__} without {', '.join(missing) or 'parameters'}, "
+                f"expected a torch module that has {', '.join(members)}. Make the agent's own networks, "
+                "replace parts of them and return them, or see docs/agents.md."
+            )
+        return networks
+
     def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
         """Adam for all parameters that need a gradient."""
         parameters = [p for p in networks.parameters() if p.requires_grad]
@@ -189,6 +217,29 @@ class TorchAgent(core.Agent):
     @abc.abstractmethod
     def items_per_step(self) -> int:
         """Number of items in the batch of all learners together."""
+
+
+def _has(module: Any, member: str) -> bool:
+    try:
+        operator.attrgetter(member)(module)
+    except AttributeError:
+        return False
+    return True
+
+
+def check_memory(field: str, value: Any, state: Nest) -> None:
+    """Raises ValueError unless the config's `field` is None exactly if the networks have no memory.
+
+    Args:
+      field: name of the field.
+      value: its value.
+      state: the networks' initial state; empty without a memory.
+    """
+    if (value is None) != (len(tree.flatten(state)) == 0):
+        raise ValueError(
+            f"networks_fn: got networks {'with' if value is None else 'without'} a memory and {field} "
+            f"{value!r}, expected both or neither. {field} makes replay store the memory's state."
+        )
 
 
 class OffPolicyAgent(TorchAgent):

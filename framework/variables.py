@@ -126,6 +126,11 @@ class VariableBlock:
         ]
 
     @property
+    def names(self) -> Sequence[str]:
+        """The names of the variables."""
+        return tuple(self._layout)
+
+    @property
     def version(self) -> int:
         """The newest version; -1 before the first publication."""
         done = int(self._header[_DONE])

@@ -34,6 +34,7 @@ from launch.errors import RemoteTraceback as RemoteTraceback
 from launch.errors import StopTimeoutWarning as StopTimeoutWarning
 from launch.handles import Client as Client
 from launch.handles import Handle as Handle
+from launch.handles import HandleGroup as HandleGroup
 from launch.nodes import CacherNode as CacherNode
 from launch.nodes import CourierNode as CourierNode
 from launch.nodes import MultiProcessingColocation as MultiProcessingColocation

@@ -53,7 +53,9 @@ def batched_handler(
     def mark(function: Callable[..., Any]) -> Any:
         if getattr(function, "__self__", None) is not None:
             return BatchedMethod(function, function.__name__, options)
-        return _BatchedHandler(function, options)
+        return _BatchedHandler(
+            lambda obj: BatchedMethod(functools.partial(function, obj), function.__name__, options)
+        )
 
     return mark
 
@@ -67,25 +69,12 @@ class BatchOptions(NamedTuple):
     max_parallelism: int = 1
 
 
-class _BatchedHandler:
+class _BatchedHandler(functools.cached_property):
     """The descriptor in the class; each object gets its own `BatchedMethod`."""
 
-    def __init__(self, function: Callable[..., Any], options: BatchOptions):
-        functools.update_wrapper(self, function)  # type: ignore[arg-type]
-        self._function = function
-        self._options = options
-        self._name = function.__name__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
-        if obj is None:
-            return self
-        method = BatchedMethod(functools.partial(self._function, obj), self._name, self._options)
-        # The object's attribute now precedes this descriptor. If two threads get here at once, both receive
-        # the one that was stored first.
-        return obj.__dict__.setdefault(self._name, method)
+        # If two threads get here at once, both receive the method that was stored first.
+        return self if obj is None else obj.__dict__.setdefault(self.attrname, self.func(obj))
 
 
 class _Call(NamedTuple):

@@ -10,7 +10,8 @@ class LaunchError(RuntimeError):
 class NodeError(LaunchError):
     """A node failed, and its program ended because of it.
 
-    The `__cause__` is the node's exception with its own type, if it can be unpickled in this process.
+    The `__cause__` is the node's exception with its own type, or a `RemoteError` if it cannot be unpickled in
+    this process.
 
     Attributes:
       node: label of the node, e.g. `"actor-3"`.

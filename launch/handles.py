@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch import context
@@ -23,6 +23,10 @@ class Handle:
     def __init__(self, node_id: int, description: str) -> None:
         self.node_id = node_id
         self._description = description
+
+    def members(self) -> Sequence[Handle]:
+        """Returns the handles of the single nodes that this one represents."""
+        return (self,)
 
     def dereference(self) -> Any:
         """Returns the client of the node, for use inside of the running program."""
@@ -53,6 +57,30 @@ class Handle:
             f"{self!r} has no attribute {name!r}: a handle is not the node. Pass it to a node, which gets a "
             f"client in its place, or call handle.dereference().{name} inside of a node."
         )
+
+
+class HandleGroup(Handle):
+    """Represents several nodes. Becomes `connect(handles)` in the process that uses it.
+
+    Args:
+      handles: those of the nodes.
+      connect: a function of a module, or a partial of one, that makes a client of the handles, with
+        `Handle.dereference`.
+    """
+
+    def __init__(self, handles: Sequence[Handle], connect: Callable[[Sequence[Handle]], Any]) -> None:
+        super().__init__(handles[0].node_id, ", ".join(map(repr, handles)))
+        self._handles, self._connect = handles, connect
+
+    def members(self) -> Sequence[Handle]:
+        return self._handles
+
+    def dereference(self) -> Any:
+        """Returns the client of the nodes."""
+        return self._connect(self._handles)
+
+    def __reduce__(self) -> Any:
+        return HandleGroup, (self._handles, self._connect)
 
 
 def replace_handles(value: Any, replace: Callable[[Handle], Any], _inside: tuple[int, ...] = ()) -> Any:

@@ -41,7 +41,8 @@ class Node:
 
     @property
     def description(self) -> str:
-        return f"{type(self).__name__}({getattr(self._fn, '__name__', type(self._fn).__name__)})"
+        fn = getattr(self._fn, "func", self._fn)  # of a partial
+        return f"{type(self).__name__}({getattr(fn, '__name__', type(fn).__name__)})"
 
     def create_handle(self) -> Handle:
         """Returns the handle of this node, as `add_node` does."""
@@ -54,7 +55,7 @@ class Node:
     def handles(self) -> list[Handle]:
         """Returns the handles in the arguments: the nodes that this node can call."""
         found: list[Handle] = []
-        replace_handles((self._args, self._kwargs), found.append)
+        replace_handles((self._args, self._kwargs), lambda handle: found.extend(handle.members()))
         return found
 
     def claim(self) -> None:
@@ -76,7 +77,7 @@ class Node:
 
     def call(self) -> Any:
         """Calls the constructor (or function) with its handles turned into clients."""
-        args, kwargs = replace_handles((self._args, self._kwargs), Handle.dereference)
+        args, kwargs = replace_handles((self._args, self._kwargs), lambda handle: handle.dereference())
         return self._fn(*args, **kwargs)
 
     def disable_run(self) -> None:

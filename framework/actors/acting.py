@@ -144,6 +144,7 @@ class EnvironmentLoop:
     when they end.
 
     Attributes:
+      environment: the environment.
       num_steps: transitions of all envs since the construction of the loop.
       seconds: seconds spent in `reset`, `select_action`, `step` and `observe` since the last row. Without
         rows, the caller may set them to 0.
@@ -169,7 +170,7 @@ class EnvironmentLoop:
           observers: add metrics of each episode.
           should_update: whether to call `actor.update()` once per batched step.
         """
-        self._environment = environment
+        self.environment = environment
         self._actor = actor
         self._counter = counter
         self._logger = logger
@@ -207,7 +208,7 @@ class EnvironmentLoop:
         start = clock()
         action = self._actor.select_action(before.observation)
         chosen = clock()
-        timestep = self._environment.step(action)
+        timestep = self.environment.step(action)
         stepped = clock()
         moved = timestep.step_type != FIRST
         num_steps = int(np.count_nonzero(moved))
@@ -217,7 +218,7 @@ class EnvironmentLoop:
             num_steps = max_steps
         self._actor.observe(action, timestep)
         for observer in self._observers:
-            observer.observe(self._environment, timestep, action)
+            observer.observe(self.environment, timestep, action)
         if self._should_update:
             self._actor.update()
         seconds["select_action"] += chosen - start
@@ -276,7 +277,7 @@ class EnvironmentLoop:
         short episodes. Episodes that an env plays beyond its share, while others finish theirs, are neither
         returned nor logged. The next use of the loop starts from a reset.
         """
-        num_envs = self._environment.num_envs
+        num_envs = self.environment.num_envs
         share = np.full(num_envs, num_episodes // num_envs)
         share[: num_episodes % num_envs] += 1
         none = np.zeros(0, np.int64)
@@ -298,11 +299,11 @@ class EnvironmentLoop:
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()
-        timestep = self._environment.reset()
+        timestep = self.environment.reset()
         made = time.perf_counter()
         self._actor.observe_first(timestep)
         for observer in self._observers:
-            observer.observe_first(self._environment, timestep)
+            observer.observe_first(self.environment, timestep)
         self.seconds["reset"] += made - start
         self.seconds["observe"] += time.perf_counter() - made
         for total in self._returns:

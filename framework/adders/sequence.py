@@ -65,6 +65,8 @@ class RowAdder(BlockAdder):
     _continues = False
     # Whether items have their own lengths. Otherwise they are padded.
     _ragged = False
+    # Whether items without a transition are written.
+    _writes_empty = False
     # Largest number of rows in an item.
     _length: int
 
@@ -189,7 +191,7 @@ class RowAdder(BlockAdder):
         return {**values, START: np.zeros((), np.bool_), MASK: np.zeros((), np.float32)}
 
     def _write(self, last: np.ndarray, envs: np.ndarray, sizes: np.ndarray, real: np.ndarray) -> None:
-        """Writes the items that have a transition.
+        """Writes the items that have a transition, or all of them with `_writes_empty`.
 
         Args:
           last: int64 `[k]`, the time index of each item's last row.
@@ -202,7 +204,7 @@ class RowAdder(BlockAdder):
         times[padded] = 0
         index = times * self._width + envs[:, None]
         is_real = real.reshape(-1)[index] & ~padded
-        kept = is_real.any(axis=1)
+        kept = is_real.any(axis=1) | self._writes_empty
         if not kept.any():
             return
         index, padded, is_real, sizes = index[kept], padded[kept], is_real[kept], sizes[kept]

@@ -34,9 +34,13 @@ class UnrollAdder(SequenceAdder):
     `start_of_episode` is also set in the first row of each item. A recurrent learner starts that row from the
     stored state, which is the initial state if an episode begins there. It reads `start_of_episode` in later
     rows only.
+
+    An env in which no step of an unroll is a transition (an agent that waits for others) writes an item, too,
+    whose mask is 0. Each unroll is therefore one batch.
     """
 
     _writes_early = False
+    _writes_empty = True
 
     def __init__(
         self,

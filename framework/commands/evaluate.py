@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tree
+
 from framework.commands.options import Checkpoint, Run, UsageError, parse
 from framework.programs.loading import LoadedPolicy, load_policy
 from framework.programs.run_folder import RunFolder
+
+_NAMES = ("episode_return", "episode_length", "env")
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,17 @@ def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[
 
     environment = policy.make_environment(envs, seed)
     try:
-        loop = EnvironmentLoop(environment, policy.make_actor(envs, seed), should_update=False)
-        played = loop.run_episodes(episodes)
+        actor = policy.make_actor(envs, seed)
+        loop = EnvironmentLoop(environment, actor, should_update=False)
+        played = policy.agent.play(loop, actor.policy, episodes)
     finally:
         environment.close()
-    returns = [float(value) for value in played["episode_return"]]
+    each = played["episode_return"]
+    # With several agents, the return of an episode is the mean of theirs.
+    returns = [float(value) for value in np.mean(tree.flatten(each), axis=0)]
+    agents = {name: float(np.mean(each[name])) for name in each} if isinstance(each, dict) else {}
     return {
+        **({"agents": agents} if agents else {}),
         "episodes": len(returns),
         "step": policy.step,
         "checkpoint": policy.checkpoint.name,
@@ -65,4 +75,5 @@ def evaluate(policy: LoadedPolicy, episodes: int, envs: int, seed: int) -> dict[
         "maximum": max(returns),
         "mean_length": statistics.fmean(played["episode_length"].tolist()),
         "returns": returns,
+        **{f"mean_{name}": float(played[name].mean()) for name in played if name not in _NAMES},
     }

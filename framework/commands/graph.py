@@ -1,4 +1,4 @@
-"""`repertory graph`: the program graph of an agent, as text and as SVG."""
+"""`repertory graph`: the program graph of an agent, as text, SVG or Mermaid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -14,7 +14,7 @@ from framework.commands import building
 from framework.commands.options import TrainOptions, UsageError, parse
 from framework.commands.train import find
 from framework.programs.registry import agent_names
-from framework.programs.run_config import RunConfig
+from framework.programs.run_config import Inference, RunConfig
 from launch import Program
 
 _BOX_HEIGHT, _ROW, _MARGIN, _TOP = 46, 68, 36, 64  # Sizes in the picture, in pixels.
@@ -27,6 +27,12 @@ class GraphOptions:
     # The environment that the agent is built for.
     environment: Annotated[str, tyro.conf.arg(metavar="SUITE:NAME")] = TrainOptions.environment
     num_actors: int = 2  # Number of actor nodes.
+    num_learners: int = RunConfig.num_learners  # Number of learner nodes.
+    replay_shards: int = RunConfig.replay_shards  # Number of replay nodes.
+    variable_sources: int = RunConfig.variable_sources  # Number of variable-source nodes.
+    inference: Inference = RunConfig.inference  # Where actions come from.
+    # What to print: text; svg, a picture; mermaid, a diagram for Markdown pages.
+    format: Literal["text", "svg", "mermaid"] = "text"
     svg: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None  # Also write the picture to this file.
 
 
@@ -57,14 +63,21 @@ def main(arguments: Sequence[str]) -> int:
             f"graph: got no agent, expected repertory graph AGENT, one of {', '.join(agent_names())}."
         )
     agent = find(name).make()
-    config = RunConfig(num_actors=options.num_actors, directory=str(Path("runs") / name))
+    fields = ("num_actors", "num_learners", "replay_shards", "variable_sources", "inference")
+    settings = {field: getattr(options, field) for field in fields}
+    envs = 2 if options.inference.startswith("alternating") else 1
+    try:
+        config = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     building.environment_spec(agent, options.environment, config)
     program = building.build_program(agent, options.environment, config)
     groups = groups_of(program)
-    print(as_text(program.name, groups))
+    print({"text": as_text, "svg": as_svg, "mermaid": as_mermaid}[options.format](program.name, groups))
     if options.svg is not None:
         Path(options.svg).write_text(as_svg(program.name, groups), encoding="utf-8")
-        print(f"\nPicture in {options.svg}")
+        if options.format == "text":
+            print(f"\nPicture in {options.svg}")
     return 0
 
 
@@ -92,6 +105,14 @@ def as_text(name: str, groups: Sequence[Group]) -> str:
         calls = f"  ->  {', '.join(group.uses)}" if group.uses else ""
         lines.append(f"  {title:<{wide}}  {kind:<{wider}}{calls}".rstrip())
     return "\n".join(lines)
+
+
+def as_mermaid(name: str, groups: Sequence[Group]) -> str:
+    """Returns a Mermaid flowchart: a box per group, and an arrow from each caller to what it calls."""
+    ids = {group.label: f"n{number}" for number, group in enumerate(groups)}
+    boxes = [f'  {ids[group.label]}["{_title(group)}<br/>{html.escape(group.kind)}"]' for group in groups]
+    arrows = [f"  {ids[group.label]} --> {ids[used]}" for group in groups for used in group.uses]
+    return "\n".join(["---", f"title: {name}", "---", "flowchart TD", *boxes, *arrows])
 
 
 def as_svg(name: str, groups: Sequence[Group]) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 import tree
 
 from framework.config_checks import whole_number
@@ -90,12 +91,8 @@ class Dataset:
         self._pad = ragged == "pad"
         self._device = device
         self._pinned: PinnedTransfer | None = None
-        if device is not None:
-            import torch
-
-            self._from_numpy = torch.from_numpy
-            if torch.device(device).type == "cuda":
-                self._pinned = PinnedTransfer(device)
+        if device is not None and torch.device(device).type == "cuda":
+            self._pinned = PinnedTransfer(device)
         self._ended = False
         self._closed = False
         # What the thread that fetches ahead shares with the consumer.
@@ -181,7 +178,7 @@ class Dataset:
             if self._device is not None and out is None:
                 device = self._device if pinned is None else "cpu"
                 leaves = [
-                    self._from_numpy(leaf if leaf.flags.writeable else leaf.copy()).to(device)
+                    torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy()).to(device)
                     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
                     else leaf
                     for leaf in tree.flatten(sample.data)

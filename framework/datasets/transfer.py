@@ -6,6 +6,7 @@ import collections
 from typing import Any
 
 import numpy as np
+import torch
 
 from framework import nest as nests
 from framework.replay.types import PaddedSample, ReplaySample
@@ -25,9 +26,6 @@ class PinnedTransfer:
     """
 
     def __init__(self, device: Any) -> None:
-        import torch
-
-        self._torch = torch
         self._device = torch.device(device)
         self._stream = torch.cuda.Stream(self._device)
         # Pinned buffers with the event after which they may be filled again.
@@ -43,15 +41,12 @@ class PinnedTransfer:
             tensors, event = self._free.popleft()
             event.synchronize()
         else:
-            tensors = [
-                self._torch.empty(like.shape, dtype=like.dtype, pin_memory=True) for like in self._template
-            ]
+            tensors = [torch.empty(like.shape, dtype=like.dtype, pin_memory=True) for like in self._template]
         self._current = tensors
         return [tensor.numpy() for tensor in tensors]
 
     def send(self, sample: ReplaySample | PaddedSample, buffered: bool) -> _Moving:
         """Starts the copy of a sample: arrays in `buffers()` if `buffered`, else tensors on the CPU."""
-        torch = self._torch
         leaves, structure = nests.flatten(sample.data)
         if buffered and self._current is not None:
             pinned = self._current
@@ -74,10 +69,10 @@ class PinnedTransfer:
     def receive(self, moving: _Moving) -> ReplaySample | PaddedSample:
         """Returns the sample; what the caller's stream does next waits for the copy."""
         sample, tensors, event, _ = moving
-        stream = self._torch.cuda.current_stream(self._device)
+        stream = torch.cuda.current_stream(self._device)
         stream.wait_event(event)
         for tensor in tensors:
-            if isinstance(tensor, self._torch.Tensor):
+            if isinstance(tensor, torch.Tensor):
                 tensor.record_stream(stream)
         return sample
 

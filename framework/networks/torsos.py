@@ -29,13 +29,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def make_activation(name: str) -> nn.Module:
-    """The activation module called `name`: relu, tanh, elu or silu."""
-    if name not in ACTIVATIONS:
-        raise ValueError(f"activation: got {name!r}, expected one of {sorted(ACTIVATIONS)}.")
-    return ACTIVATIONS[name]()
-
-
 def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:
     """Orthogonal weights with the given gain and zero biases, in place (Saxe et al., 2014)."""
     nn.init.orthogonal_(module.weight, gain)
@@ -68,13 +61,15 @@ class MLP(nn.Module):
         layer_norm: bool = False,
     ):
         super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation: got {activation!r}, expected one of {sorted(ACTIVATIONS)}.")
         layers: list[nn.Module] = []
         width = input_size
         for size in hidden_sizes:
             layers.append(nn.Linear(width, size))
             if layer_norm:
                 layers.append(nn.LayerNorm(size))
-            layers.append(make_activation(activation))
+            layers.append(ACTIVATIONS[activation]())
             width = size
         if output_size is not None:
             layers.append(nn.Linear(width, output_size))

@@ -5,6 +5,8 @@ from framework.programs.loading import LoadedPolicy as LoadedPolicy
 from framework.programs.loading import load_policy as load_policy
 from framework.programs.make import Graph as Graph
 from framework.programs.make import make_program as make_program
+from framework.programs.multi_agent import MultiAgentPlanAgent as MultiAgentPlanAgent
+from framework.programs.multi_agent import MultiAgentWorker as MultiAgentWorker
 from framework.programs.plan_agent import PlanAgent as PlanAgent
 from framework.programs.plan_worker import PlanLearner as PlanLearner
 from framework.programs.presets import Preset as Preset

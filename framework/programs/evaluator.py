@@ -41,7 +41,7 @@ class Evaluator(ProgramWorker):
         seed: int = 0,
     ):
         prepare_process(seed)
-        self._config, self._evaluators = setup.config, setup.evaluators
+        self._agent, self._config, self._evaluators = setup.agent, setup.config, setup.evaluators
         self._name, self._steps_name = name, steps_name
         self._best_part = "best" if name == "evaluator" else f"{name}-best"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
@@ -77,7 +77,7 @@ class Evaluator(ProgramWorker):
         """Plays the episodes now, writes a row, and ends the program at its goal or its last step."""
         counts = self._counter.get_counts()
         self._actor.update(wait=True)
-        played = self._loop.run_episodes(self._config.num_evaluation_episodes)
+        played = self._agent.play(self._loop, self._actor.policy, self._config.num_evaluation_episodes)
         row = {
             "env_steps": counts.get("env_steps", 0),
             "learner_steps": counts.get(self._steps_name, 0),

@@ -200,9 +200,18 @@ class LearnerNode(ProgramWorker):
         """The newest parameters. A client that cannot map this machine's shared memory gets None."""
         return self._learner.block
 
-    def get_variables(self, names: Sequence[str] = (), newer_than: int = -1) -> Variables | None:
-        """See `VariableBlock.get_variables`; for clients that cannot map the block."""
-        return self._learner.block.get_variables(names, newer_than)
+    def get_variables(
+        self, names: Sequence[str] = (), newer_than: int = -1, timeout: float = 0.0
+    ) -> Variables | None:
+        """See `VariableBlock.get_variables`; for clients that cannot map the block.
+
+        Waits up to `timeout` seconds for a version that is newer.
+        """
+        block, published = self._learner.block, self._learner.published
+        if timeout > 0:
+            with published:
+                published.wait_for(lambda: block.version > newer_than, timeout)
+        return block.get_variables(names, newer_than)
 
     def close(self) -> None:
         """See `ProgramLearner.close`."""

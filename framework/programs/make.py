@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,9 +29,12 @@ from framework.programs.services import (
     make_counter,
     newest_checkpoint,
     replay_checkpointer,
+    replay_parts,
 )
 from framework.programs.snapshot import Snapshot
+from framework.programs.variable_source import VariableSource
 from framework.programs.worker import Setup, derive_seed, make_tables
+from framework.replay import ShardedClient
 
 _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.dm_reverb"}
 # Names of services and of parts of a checkpoint.
@@ -110,10 +114,11 @@ class Graph(core.Graph):
         self.config, self.spec = setup.config, setup.spec
         self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
         self._names = {*_RESERVED}
-        self._replays: list[tuple[str, launch.Node]] = []
+        self._replays: list[tuple[str, str, launch.Node]] = []  # With the part of a checkpoint.
         self._services: list[tuple[str, launch.Node]] = []
         self._workers: list[tuple[str, launch.Node]] = []
-        self._learners: dict[launch.Handle | None, str] = {}  # The learner's name by its variable source.
+        # The learner's name and agent, by its variable source.
+        self._learners: dict[launch.Handle | None, tuple[str, core.Agent | None]] = {}
         self.counter = self._add(self._services, "counter", make_counter, self.config)
         make_rows = logger_factory or functools.partial(make_logger, self.config)
         self.monitor = self._add(
@@ -123,19 +128,32 @@ class Graph(core.Graph):
         if run is not None:
             self.checkpointer = self._add(self._services, "checkpointer", RunCheckpointer, self.config)
 
-    def add_replay(self, *, agent: core.Agent | None = None, name: str = "replay") -> launch.Handle | None:
+    def add_replay(
+        self, shards: int | None = None, *, agent: core.Agent | None = None, name: str = "replay"
+    ) -> launch.Handle | None:
         setup = self._setup_of(agent)
         self._claim(name)
         if not setup.agent.make_tables(self.spec):
             return None
-        tables_fn = functools.partial(make_tables, setup, self._seed_of(name))
-        checkpointer_fn = None
-        if self.config.directory is not None:
-            checkpointer_fn = functools.partial(replay_checkpointer, self.config, name)
+        shards = shards or self.config.replay_shards
+        if shards > 1 and setup.agent.max_policy_lag is not None:
+            raise ValueError(
+                f"replay_shards: got {shards}, expected 1: {type(setup.agent).__name__} learns from one "
+                "unroll of every env at a time, which are in one table."
+            )
         backend = _REPLAY_MODULES[self.config.replay_backend]
-        node = launch.ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
-        self._replays.append((name, node))
-        return node.create_handle()
+        handles = []
+        for index, part in enumerate(replay_parts(name, shards)):
+            tables_fn = functools.partial(make_tables, setup, self._seed_of(part), shards)
+            checkpointer_fn = None
+            if self.config.directory is not None:
+                checkpointer_fn = functools.partial(replay_checkpointer, self.config, name, index, shards)
+            node = launch.ReplayNode(tables_fn, checkpointer_fn=checkpointer_fn, backend=backend)
+            self._replays.append((name, part, node))
+            handles.append(node.create_handle())
+        if shards == 1:
+            return handles[0]
+        return launch.HandleGroup(handles, functools.partial(_connect_shards, self._seed_of(name)))
 
     def add_learner(
         self, replay: launch.Handle | None, *, agent: core.Agent | None = None, name: str = "learner"
@@ -144,14 +162,22 @@ class Graph(core.Graph):
         if replay is None:
             return None
         learner = self._add_worker(name, LearnerWorker, agent, replay=replay, name=name, **self._handles)
-        self._learners[learner] = name
+        self._learners[learner] = name, agent
         for rank in range(1, self.config.num_learners):
             seed = self._seed_of(f"{name}-{rank}")
             self._add_worker(name, LearnerReplica, agent, rank=rank, seed=seed, replay=replay, first=learner)
         return learner
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
-        return learner
+        if learner is None or not self.config.variable_sources:
+            return learner
+        handles = [
+            self._add_worker("variable_source", VariableSource, self._agent_of(learner), learner=learner)
+            for _ in range(self.config.variable_sources)
+        ]
+        sources = handles[0] if len(handles) == 1 else launch.HandleGroup(handles, _connect_one)
+        self._learners[sources] = self._learners.get(learner, ("learner", None))
+        return sources
 
     def add_inference(
         self, variables: launch.Handle | None, *, agent: core.Agent | None = None, name: str = "inference"
@@ -162,7 +188,7 @@ class Graph(core.Graph):
         return self._add_worker(
             name,
             InferenceWorker,
-            agent,
+            agent or self._agent_of(variables),
             learner=variables,
             monitor=self.monitor,
             checkpointer=self.checkpointer,
@@ -181,6 +207,7 @@ class Graph(core.Graph):
         name: str = "actor",
     ) -> None:
         self._claim(name)
+        agent = agent or self._agent_of(variables)
         inference = self.add_inference(
             variables, agent=agent, name="inference" if name == "actor" else f"{name}.inference"
         )
@@ -192,8 +219,8 @@ class Graph(core.Graph):
                 name=name,
                 index=index,
                 seed=self._seed_of(f"{name}-{index}"),
-                replay=replay,
-                learner=variables,
+                replay=_member(replay, index),
+                learner=_member(variables, index),
                 inference=inference,
                 **self._handles,
             )
@@ -211,7 +238,7 @@ class Graph(core.Graph):
         node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})
         self._workers.append(("learner", node))
         learner = node.create_handle()
-        self._learners[learner] = "learner"
+        self._learners[learner] = "learner", agent
         own = setup.agent.for_worker(self.config.envs_per_actor) if replay is None else setup.agent
         of_workers = dataclasses.replace(setup, agent=own)
         workers = []
@@ -221,7 +248,7 @@ class Graph(core.Graph):
                 of_workers,
                 index=index,
                 seed=self._seed_of(f"actor-{index}"),
-                replay=replay,
+                replay=_member(replay, index),
                 learner=learner,
                 **self._handles,
             )
@@ -242,7 +269,8 @@ class Graph(core.Graph):
         if self.config.evaluate_period is None:
             return
         self._setup.evaluators.append(name)
-        steps_name = f"{self._learners.get(variables, 'learner')}_steps"
+        agent = agent or self._agent_of(variables)
+        steps_name = f"{self._learners.get(variables, ('learner', None))[0]}_steps"
         self._add_worker(
             name, Evaluator, agent, learner=variables, name=name, steps_name=steps_name, **self._handles
         )
@@ -257,14 +285,15 @@ class Graph(core.Graph):
         """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
         program = launch.Program(name)
         program.snapshot = self._snapshot
-        for label, node in (*self._replays, *self._services, *self._workers):
+        replays = [(label, node) for label, _, node in self._replays]
+        for label, node in (*replays, *self._services, *self._workers):
             if label == "checkpointer":
                 node.configure(
                     self.config,
                     counter=self.counter,
                     monitor=self.monitor,
-                    replays={part: replay.create_handle() for part, replay in self._replays},
-                    learners=[*self._learners.values()],
+                    replays={part: replay.create_handle() for _, part, replay in self._replays},
+                    learners=sorted({learner for learner, _ in self._learners.values()}),
                 )
             program.add_node(node, label=label)
         return program
@@ -272,6 +301,10 @@ class Graph(core.Graph):
     @property
     def _handles(self) -> dict[str, launch.Handle | None]:
         return {"counter": self.counter, "monitor": self.monitor, "checkpointer": self.checkpointer}
+
+    def _agent_of(self, variables: launch.Handle | None) -> core.Agent | None:
+        """The agent of the learner whose parameters `variables` serves; None is that of the program."""
+        return self._learners.get(variables, ("", None))[1]
 
     def _setup_of(self, agent: core.Agent | None) -> Setup:
         if agent is None:
@@ -353,6 +386,21 @@ def make_logger(config: RunConfig) -> Logger | None:
     if config.tensorboard:
         made.append(TensorBoardLogger(os.path.join(config.directory, "tensorboard")))
     return Dispatcher(made)
+
+
+def _member(handle: launch.Handle | None, index: int) -> launch.Handle | None:
+    """The node that the worker `index` uses, of those that `handle` represents."""
+    return None if handle is None else handle.members()[index % len(handle.members())]
+
+
+def _connect_shards(seed: int, handles: Sequence[launch.Handle]) -> ShardedClient:
+    return ShardedClient([handle.dereference() for handle in handles], seed=seed)
+
+
+def _connect_one(handles: Sequence[launch.Handle]) -> Any:
+    """A client of one of the nodes, another one in each node that asks."""
+    label = launch.get_node_context().label
+    return handles[zlib.crc32(label.encode()) % len(handles)].dereference()
 
 
 def _make_monitor(

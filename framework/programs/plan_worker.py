@@ -22,8 +22,8 @@ from framework.types import Gradients, StepResult
 class PlanLearner(ProgramLearner):
     """The learner of a plan. Its steps are counted, published, logged and saved when that is due.
 
-    A branch of the plan may call it from a thread of its own (`flow.concurrent`). At the end of the program a
-    step raises `launch.ProgramStopped`.
+    A branch of the plan may call it from a thread of its own (`flow.concurrent`). It makes one
+    step at a time, and raises `launch.ProgramStopped` after the last one.
 
     Attributes:
       dataset: the agent's batches from the replay node; None without that node.

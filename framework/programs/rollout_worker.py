@@ -106,13 +106,17 @@ class RolloutWorker(ActorWorker):
             self._dataset.close()
 
     def _collect(self, steps: int) -> None:
+        self._begin(steps)
+        for _ in range(steps):
+            self._step_envs()
+
+    def _begin(self, steps: int) -> None:
+        """Takes the newest parameters, and the program's budget for `steps` steps of every env."""
         self._update()
         if self._grant(steps) < steps * self._config.envs_per_actor:
             # Without regard to what resets would save, so that the order of the workers does not matter.
             self._spend_rest()
             raise BudgetSpent(f"{self._name}: the env steps left do not suffice for {steps} of every env.")
-        for _ in range(steps):
-            self._step_envs()
 
     def _spend_rest(self) -> None:
         self._close_adders(timeout=0.0)

@@ -17,7 +17,14 @@ ReplayBackend = Literal["repertory", "reverb"]
 Stepping = Literal["auto", "inline", "vector", "processes"]
 
 _AT_LEAST_1 = (
-    *("num_actors", "envs_per_actor", "num_learners", "inference_min_batch", "inference_max_batch"),
+    *(
+        "num_actors",
+        "envs_per_actor",
+        "num_learners",
+        "replay_shards",
+        "inference_min_batch",
+        "inference_max_batch",
+    ),
     *("max_env_steps", "max_learner_steps", "evaluate_period", "num_evaluation_episodes", "publish_period"),
     *("update_period", "log_period", "learner_log_period", "checkpoint_period", "keep_checkpoints"),
 )
@@ -37,6 +44,10 @@ class RunConfig:
     num_actors: int = 1  # Actor nodes. More collect faster while cores are free.
     envs_per_actor: int = 1  # Environments that each actor steps as one batch.
     num_learners: int = 1  # Learner nodes, each with its shard of every batch. More need engine processes.
+    replay_shards: int = 1  # Replay servers, each with an equal part of the items and of the actors.
+    # Nodes that serve the parameters to actors and evaluators in place of the learner: one for each machine
+    # of actors takes the load off the learner's. 0 makes none.
+    variable_sources: int = 0
     stepping: Stepping = "auto"  # How an actor steps its envs. See `environments.make`.
 
     # Where actions come from. local: each actor has the policy. server: one node acts for all actors.
@@ -71,13 +82,23 @@ class RunConfig:
             object.__setattr__(self, "directory", os.path.abspath(self.directory))
         config_checks.types(self)
         config_checks.at_least(self, 1, *_AT_LEAST_1)
-        config_checks.at_least(self, 0, "seed", "inference_timeout")
+        config_checks.at_least(self, 0, "seed", "inference_timeout", "variable_sources")
         config_checks.above(self, 0, "checkpoint_minutes")
         config_checks.device(self, "inference_device")
         if self.target_return is not None and self.evaluate_period is None:
             raise ValueError(
                 f"target_return: got {self.target_return} without an evaluator, expected None. Give "
                 "evaluate_period (env steps)."
+            )
+        if self.num_actors % self.replay_shards:
+            raise ValueError(
+                f"replay_shards: got {self.replay_shards}, expected a divisor of num_actors "
+                f"({self.num_actors}), since each actor writes to one of them."
+            )
+        if self.replay_shards > 1 and self.replay_backend != "repertory":
+            raise ValueError(
+                f"replay_shards: got {self.replay_shards} with replay_backend {self.replay_backend!r}, "
+                "expected 1. Use the back end 'repertory'."
             )
         if self.inference.startswith("alternating") and self.envs_per_actor < 2:
             raise ValueError(

@@ -23,7 +23,7 @@ from framework import core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
 from framework.environments.suites import SUITES
 from framework.loggers.files import explained
-from framework.objects import target_of
+from framework.objects import load_object, target_of
 from framework.programs import config_file
 from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
@@ -54,6 +54,7 @@ class RunFolder:
       environment: its name, or `module:function`; None if the factory cannot be imported again.
       config: the settings of the program.
       environment_spec: the specs of the environment as text, to detect a changed environment.
+      networks_fn: the agent's, as `module:function`; None without one, empty if it cannot be imported again.
       engine: the engine that runs the program.
       restarts: how often each node may fail and be restarted.
     """
@@ -63,6 +64,7 @@ class RunFolder:
     environment: str | None
     config: RunConfig
     environment_spec: str
+    networks_fn: str | None = None
     engine: str = "processes"
     restarts: int = 0
 
@@ -103,7 +105,10 @@ class RunFolder:
             environment = "" if target.partition(":")[0] in SUITES else target
         # Equal for equal environments.
         described = f"observations: {spec.observations!r}; actions: {spec.actions!r}"
-        return cls(name, plain, environment or None, config, described)
+        networks_fn = None
+        if agent.networks_fn is not None and not agent.made_by:  # What made the agent makes it again.
+            networks_fn = target_of(agent.networks_fn) or ""
+        return cls(name, plain, environment or None, config, described, networks_fn)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -129,12 +134,13 @@ class RunFolder:
             settings = {name: content.pop(name) for name in fields}
             settings["directory"] = os.fspath(path)
             config = config_file.from_plain(RunConfig(), settings, str(file))
-            spec = recorded["environment_spec"]
+            own["environment_spec"] = recorded["environment_spec"]
+            own["networks_fn"] = recorded.get("networks_fn")
         except KeyError as error:
             raise RunError(f"{file} has no entry {error}; it was altered.") from error
         except ValueError as error:
             raise RunError(str(error)) from error
-        return cls(agent_config=content, config=config, environment_spec=spec, **own)
+        return cls(agent_config=content, config=config, **own)
 
     def restore(self, which: str | int | os.PathLike[str] | None = None) -> CheckpointReader:
         """Opens a checkpoint, as `Checkpointer.restore` does. Raises RunError with the run's own advice."""
@@ -183,7 +189,12 @@ class RunFolder:
             **{name: getattr(self, name) for name in ("agent", "environment", "engine", "restarts")},
             **settings,
             **self.agent_config,
-            config_file.RECORDED: {"format": FORMAT, "environment_spec": self.environment_spec, **start},
+            config_file.RECORDED: {
+                "format": FORMAT,
+                "environment_spec": self.environment_spec,
+                "networks_fn": self.networks_fn,
+                **start,
+            },
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -230,7 +241,22 @@ class RunFolder:
             config = config_file.from_plain(config, self.agent_config, f"{self.path}/config.yaml")
         except ValueError as error:
             raise RunError(str(error)) from error
-        return entry.make(config)
+        agent = entry.make(config)
+        if self.networks_fn is not None:
+            agent.networks_fn = self._networks_fn()
+        return agent
+
+    def _networks_fn(self) -> core.NetworksFn:
+        if not self.networks_fn:
+            raise RunError(
+                f"{self.path}: its networks_fn was a function without a name that can be imported. Give the "
+                "agent a function of a module."
+            )
+        try:
+            networks_fn: core.NetworksFn = load_object(self.networks_fn)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise RunError(f"{self.path}: networks_fn {self.networks_fn!r}: {error}") from error
+        return networks_fn
 
     def environment_factory(self) -> str:
         """The argument of `environments.make`. Raises RunError if it was a factory that has no name."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import launch
-from framework.checkpoints import Checkpointer, CheckpointReader, Part, torch_part
+from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, Part, torch_part
 from framework.core import Saveable
 from framework.loggers import Logger
 from framework.programs.callbacks import Callback
@@ -356,19 +356,37 @@ def make_counter(config: RunConfig) -> Counter:
     return counter
 
 
-def replay_checkpointer(config: RunConfig, name: str = "replay") -> DefaultCheckpointer:
-    """The checkpointer of the run's replay server that writes the part `name`.
+def replay_parts(name: str, shards: int) -> list[str]:
+    """The parts of a checkpoint that the servers of the replay `name` write."""
+    return [name] if shards == 1 else [f"{name}-{index}" for index in range(shards)]
+
+
+def replay_checkpointer(
+    config: RunConfig, name: str = "replay", index: int = 0, shards: int = 1
+) -> DefaultCheckpointer:
+    """The checkpointer of the server `index` of the run's replay `name`.
 
     It writes a folder beside the run's checkpoints, and `RunCheckpointer` moves the folder into a checkpoint.
     It restores the replay part of the newest intact checkpoint, so that all parts of a run come from the same
     checkpoint.
     """
     assert config.directory is not None
-    aside = Path(config.directory) / "checkpoints" / f".{name}"
+    parts = replay_parts(name, shards)
+    aside = Path(config.directory) / "checkpoints" / f".{parts[index]}"
     shutil.rmtree(aside, ignore_errors=True)  # From a killed server; part of no checkpoint.
     reader = newest_checkpoint(config)
-    part = reader.part(name) if reader is not None and name in reader.names else None
+    kept = [] if reader is None else [part for part in reader.names if _is_part(part, name)]
+    if reader is not None and kept and sorted(kept) != sorted(parts):
+        raise CheckpointError(
+            f"replay_shards: got {shards}, expected {len(kept)}: the checkpoint {reader.path} has the parts "
+            f"{', '.join(kept)}. Resume the run with its number of shards."
+        )
+    part = reader.part(parts[index]) if reader is not None and kept else None
     return DefaultCheckpointer(aside, fallback_checkpoint_path=part)
+
+
+def _is_part(part: str, name: str) -> bool:
+    return part == name or (part.startswith(f"{name}-") and part.removeprefix(f"{name}-").isdigit())
 
 
 def newest_checkpoint(config: RunConfig) -> CheckpointReader | None:

@@ -21,6 +21,7 @@ from framework.environments.base import BatchedEnvironment
 from framework.programs.run_config import RunConfig
 from framework.replay import Table
 from framework.replay.errors import ServerClosed
+from framework.replay.sharded import shard_of
 from framework.specs import EnvironmentSpec
 
 _SEEDING = threading.Lock()
@@ -76,9 +77,11 @@ def derive_seed(seed: int, part: str) -> int:
     return int(np.random.SeedSequence([seed, zlib.crc32(part.encode())]).generate_state(1)[0])
 
 
-def make_tables(setup: Setup, seed: int) -> list[Table]:
-    """The agent's tables, seeded."""
+def make_tables(setup: Setup, seed: int, shards: int = 1) -> list[Table]:
+    """The agent's tables, seeded; those of one of several servers with `shards` above 1."""
     tables = setup.agent.make_tables(setup.spec)
+    if shards > 1:
+        tables = [shard_of(table, shards) for table in tables]
     for table in tables:
         table.set_seed(derive_seed(seed, table.name))
     return tables
@@ -113,14 +116,17 @@ def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
 
     With several agents, they are of the mean return of all agents; `episode_return/AGENT` is that of each.
+    Of arrays of other names, the mean.
     """
     if not ended:
         return {}
+    others = [name for name in ended[0] if name not in ("episode_return", "episode_length", "env")]
     lengths = np.concatenate([episodes["episode_length"] for episodes in ended])
     each = tree.map_structure(lambda *parts: np.concatenate(parts), *[one["episode_return"] for one in ended])
     returns = np.mean(tree.flatten(each), axis=0)
     of_agents = each if isinstance(each, dict) else {}
     return {
+        **{name: float(np.mean(np.concatenate([one[name] for one in ended]))) for name in others},
         **{f"episode_return/{agent}": float(np.mean(of_agents[agent])) for agent in of_agents},
         "episode_return": float(np.mean(returns)),
         "episode_return_min": float(np.min(returns)),

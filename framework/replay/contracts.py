@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from framework.replay.types import PaddedSample, ReplaySample, TableInfo
 from framework.replay.writer import Writer as Writer
 
@@ -18,6 +16,8 @@ class Source(Protocol):
     Samples count when they are drawn. The caller releases them after use, or gives unused samples back as if
     they had never been drawn.
     """
+
+    _client: Client
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
@@ -48,6 +48,7 @@ class Source(Protocol):
 
     def can_sample(self, table: str, n: int) -> bool:
         """Returns whether a draw of `n` samples would not wait."""
+        return self._client.can_sample(table, n)
 
     def interrupt(self) -> None:
         """Ends a waiting draw, and every later draw that would wait, with `ServerClosed`."""
@@ -124,12 +125,7 @@ class Client(Protocol):
 
     def _mutate(self, table: str, keys: Any, priorities: Any, deletes: Any) -> None:
         """Deletes the items `deletes`, then sets `priorities` of the items `keys`."""
-        arrays = (
-            np.asarray(keys, np.uint64),
-            np.asarray(priorities, np.float64),
-            np.asarray(deletes, np.uint64),
-        )
-        self._call_table(table, "mutate", *arrays)
+        self._call_table(table, "mutate", keys, priorities, deletes)
 
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
         """Calls a method of a `Table`; for clients that do not answer in other ways."""

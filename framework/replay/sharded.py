@@ -7,8 +7,8 @@ client = ShardedClient(["host-a:8000", "host-b:8000"], curve=keys)
 Each writer writes to one server, because an item's rows must be in one store. Writers are spread over the
 servers. Samples are drawn from all servers, so that each item is as likely as if all were in one table: the
 number of samples from a server is proportional to the size of its table or, if the sampler is `Prioritized`,
-to the sum of its weights. Before each batch the client asks each server for these numbers with one small
-message.
+to the sum of its weights. A server whose rate limiter allows fewer gives fewer, and the others more.
+Before each batch the client asks each server for these numbers with one small message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import math
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,6 +31,8 @@ from framework.replay.client import Client
 from framework.replay.contracts import Source
 from framework.replay.errors import DeadlineExceededError
 from framework.replay.reverb_api.client import ReverbApi
+from framework.replay.tables.rate_limiters import RateLimiter
+from framework.replay.tables.table import Table
 from framework.replay.types import CallStats, PaddedSample, ReplaySample, TableInfo, check_priorities
 from framework.replay.writer import SHARD_SHIFT, Writer
 from launch.rpc.sockets import CurveKeys
@@ -36,8 +40,31 @@ from launch.rpc.sockets import CurveKeys
 _SHIFT = np.uint64(SHARD_SHIFT)
 _KEY = np.uint64((1 << SHARD_SHIFT) - 1)  # the bits of a server's own keys
 MAX_SHARDS = 32
-_LOOK = 0.05  # seconds to wait for each of several empty tables in turn
-_SUMMED = ("current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples", "max_size")
+_LOOK = 0.05  # seconds of a wait for one server, before the others are asked again
+_SUMMED = (
+    "current_size",
+    "num_episodes",
+    "num_deleted_episodes",
+    "num_unique_samples",
+    "max_size",
+    "sampled_age",
+)
+
+
+def shard_of(table: Table, shards: int) -> Table:
+    """Returns an empty table that holds one of `shards` equal parts of the items of `table`.
+
+    Its sizes and the window of its rate limiter are divided. `shards` of them together keep the ratio of
+    samples to inserts as exactly as `table` does.
+    """
+    limiter = table.rate_limiter
+    divided = RateLimiter(
+        limiter.samples_per_insert,
+        math.ceil(limiter.min_size_to_sample / shards),
+        limiter.min_diff / shards,
+        limiter.max_diff / shards,
+    )
+    return table.replace(max_size=math.ceil(table.max_size / shards), rate_limiter=divided)
 
 
 class ShardedClient(ReverbApi, contracts.Client):
@@ -49,21 +76,22 @@ class ShardedClient(ReverbApi, contracts.Client):
       seed: seed of the random numbers that split a batch among the servers.
     """
 
-    concurrent = True
-
     def __init__(
         self, servers: Sequence[Any], *, curve: CurveKeys | None = None, seed: int | None = None
     ) -> None:
         if not 1 <= len(servers) <= MAX_SHARDS:
             raise ValueError(f"servers: got {len(servers)}, expected 1 to {MAX_SHARDS}.")
         self.shards = [Client(each, curve=curve) if isinstance(each, str) else each for each in servers]
+        self.concurrent = all(shard.concurrent for shard in self.shards)
         self._seed = seed
-        self._turns = itertools.count(secrets.randbelow(len(servers)) if seed is None else seed)
+        self._turn = secrets.randbelow(len(servers)) if seed is None else seed
+        self._turning = threading.Lock()
         self._idle: collections.deque[ShardedSource] = collections.deque()  # those of `sample_batch`
 
     def batch_writer(self, max_in_flight_items: int | None = None) -> Writer:
         """Returns a writer to one of the servers, the next in turn; `shard` is its number."""
-        shard = next(self._turns) % len(self.shards)
+        with self._turning:
+            shard, self._turn = self._turn % len(self.shards), self._turn + 1
         writer: Writer = self.shards[shard].batch_writer(max_in_flight_items)
         writer.shard = shard
         return writer
@@ -139,23 +167,35 @@ class ShardedSource(JoinedSource):
         self._sources: list[Source] = [each.source() for each in client.shards]
         self._rng = np.random.default_rng(seed)
         self._checked: set[str] = set()  # tables whose samplers are known to be the same on all servers
+        # Counts and shares of the next batch, by table and size, if `can_sample` has chosen them.
+        self._chosen: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
     ) -> tuple[ReplaySample | PaddedSample, list[tuple[Source, Any]]]:
         """Draws samples of all servers, those of the first server first."""
         deadline = np.inf if timeout is None else time.monotonic() + timeout
-        weights = self._weights(table, deadline)
-        share = weights / weights.sum()
-        counts = self._rng.multinomial(n, share)
         parts = [(source, table) for source in self._sources]
-        left = None if timeout is None else deadline - time.monotonic()
-        sample, drawn = self.draw_parts(parts, counts, SHARD_SHIFT, left, out, pad)
-        probability = sample.info.probability * share.repeat(counts)
-        return sample._replace(info=sample.info._replace(probability=probability)), drawn
+        chosen = self._chosen.pop((table, n), None)
+        while True:
+            counts, share = chosen or self._choose(n, self._wait(table, deadline))
+            try:
+                left = max(0.0, min(_LOOK, deadline - time.monotonic()))
+                sample, drawn = self.draw_parts(parts, counts, SHARD_SHIFT, left, out, pad)
+            except DeadlineExceededError:
+                if time.monotonic() >= deadline:
+                    raise
+                chosen = None  # Other servers may have more by now.
+            else:
+                probability = sample.info.probability * share.repeat(counts)
+                return sample._replace(info=sample.info._replace(probability=probability)), drawn
 
     def can_sample(self, table: str, n: int) -> bool:
-        return self._client.can_sample(table, n)
+        servers = self._servers(table)
+        if servers is None or servers[1].sum() < n:
+            return False
+        self._chosen[table, n] = self._choose(n, servers)
+        return True
 
     def interrupt(self) -> None:
         for source in self._sources:
@@ -165,8 +205,26 @@ class ShardedSource(JoinedSource):
         for source in self._sources:
             source.close()
 
-    def _weights(self, table: str, deadline: float) -> np.ndarray:
-        """Returns the servers' current weights, or sizes if all weights are 0; waits until one has items."""
+    def _choose(self, n: int, servers: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how many of `n` samples each server draws, and the servers' shares in the probabilities."""
+        weights, allowed = servers
+        share = weights / weights.sum()
+        counts = self._rng.multinomial(n, share)
+        if (counts <= allowed).all() or allowed.sum() < n:
+            return counts, share
+        while (counts > allowed).any():
+            left = n - np.minimum(counts, allowed).sum()
+            counts = np.minimum(counts, allowed)
+            others = np.where(counts < allowed, weights, 0)
+            counts = counts + self._rng.multinomial(left, others / others.sum())
+        return counts, counts / n
+
+    def _servers(self, table: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns each server's weight and the number of samples that its limiter allows; None if all are
+        empty.
+
+        The weights are the sizes if all weights are 0. A server without weight gives no samples.
+        """
         shards = self._client.shards
         if table not in self._checked:
             infos = [shard.server_info()[table] for shard in shards]
@@ -176,10 +234,18 @@ class ShardedSource(JoinedSource):
                     f"table {table!r}: got the samplers {sorted(found)}, expected the same on all servers."
                 )
             self._checked.add(table)
+        weights, sizes, allowed = np.array([shard.weight(table) for shard in shards], np.float64).T
+        if not sizes.any():
+            return None
+        weights = weights if weights.any() else sizes
+        return weights, np.where(weights > 0, allowed, 0).astype(np.int64)
+
+    def _wait(self, table: str, deadline: float) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `_servers` when one has items."""
         for source in itertools.cycle(self._sources):
-            weights, sizes = np.array([shard.weight(table) for shard in shards], np.float64).T
-            if sizes.any():
-                return weights if weights.any() else sizes
+            servers = self._servers(table)
+            if servers is not None:
+                return servers
             try:
                 left = max(0.0, deadline - time.monotonic())
                 source.give_back(source.draw(table, 1, min(_LOOK, left), None, True)[1])

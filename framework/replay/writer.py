@@ -56,7 +56,7 @@ class HeldRows:
         # As unsigned numbers, negative rows are too large.
         return (
             rows.dtype == np.int64
-            and np.count_nonzero(rows.view(np.uint64) >= len(self.held)) == 0
+            and np.count_nonzero(rows.view(np.uint64) >= np.array(len(self.held), np.uint64)) == 0
             and np.count_nonzero(self.held.take(rows)) == rows.size
         )
 
@@ -151,16 +151,19 @@ class Writer:
                 self._raise()
             held = self._streams.get(stream)
             specs = {} if held is None else held.specs
-            rows = None if rows is None else np.asarray(rows, np.int64)
-            count = -1 if rows is None else len(rows)
-            arrays: dict[str, np.ndarray] = {}
+            arrays = {name: np.asarray(value) for name, value in columns.items()}
+            counts = {array.shape[:1] for array in arrays.values()}
+            if rows is not None:
+                rows = np.asarray(rows, np.int64)
+                counts.add(rows.shape)
+            if len(counts) != 1 or () in counts:
+                shapes = {name: list(array.shape) for name, array in arrays.items()}
+                raise ValueError(
+                    f"stream {stream!r}: got columns of the shapes {shapes}, expected one or more, each "
+                    "[n, ...] with the same n."
+                )
             new: dict[str, ColumnSpec] = {}
-            for name, value in columns.items():
-                arrays[name] = array = value if type(value) is np.ndarray else np.asarray(value)
-                if not array.ndim:
-                    raise ValueError(
-                        f"stream {stream!r}, column {name!r}: got a scalar, expected an array [n, ...]."
-                    )
+            for name, array in arrays.items():
                 spec = specs.get(name)
                 if spec is None:
                     new[name] = (array.shape[1:], array.dtype)
@@ -169,15 +172,6 @@ class Writer:
                         f"stream {stream!r}, column {name!r}: got {array.dtype}{list(array.shape[1:])}, "
                         f"expected {spec[1]}{list(spec[0])} in each row as in the first append."
                     )
-                if count < 0:
-                    count = len(array)
-                elif len(array) != count:
-                    raise ValueError(
-                        f"stream {stream!r}, column {name!r}: got {len(array)} rows, expected {count} as in "
-                        "the other columns."
-                    )
-            if not arrays:
-                raise ValueError(f"stream {stream!r}: got no columns, expected at least one.")
             if rows is not None:
                 check_held("append", held, rows)
             if held is None or new:
@@ -186,7 +180,7 @@ class Writer:
                 self._streams[stream] = self._owned[held.stream] = held
             fresh = rows is None
             if rows is None:
-                rows = self._lease(held, count)
+                rows = self._lease(held, len(array))
             at = span(rows)
             if fresh:
                 end = at.stop if isinstance(at, slice) else int(at.max(initial=-1)) + 1

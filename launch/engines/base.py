@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.context import NodeContext, Runtime
-from launch.errors import LaunchError, NodeError, ProgramStopped, RemoteTraceback
+from launch.errors import LaunchError, NodeError, ProgramStopped
 from launch.nodes import MultiProcessingColocation, Node
 from launch.program import Program
 
@@ -183,10 +183,7 @@ def remote_error(label: str, failure: Mapping[str, Any], log_tail: str = "") -> 
     from launch.rpc import wire
 
     error = NodeError(label, failure["kind"], failure["message"], failure["traceback"], log_tail)
-    original = wire.rebuild_error(failure)
-    if original is not None:
-        original.__cause__ = RemoteTraceback(label, failure["traceback"])
-        error.__cause__ = original
+    error.__cause__ = wire.rebuild_error(failure, label)
     return error
 
 

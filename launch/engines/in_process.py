@@ -113,19 +113,19 @@ class LocalRuntime(Runtime):
         self._building.place = place
         try:
             with entered(self, place.leaf.context):
-                place.object = self._make(place)
+                node = place.leaf.node
+                if isinstance(node, ReplayNode):
+                    place.object = node.serve(
+                        embedded=True, concurrent=self._concurrent, address=None, curve=None
+                    )
+                elif not node.is_function:
+                    place.object = node.call()
             place.target = Target(place.object, place.label)
             place.built = True
         finally:
             self._building.place = before
             with self._changed:
                 self._changed.notify_all()
-
-    def _make(self, place: Place) -> Any:
-        node = place.leaf.node
-        if isinstance(node, ReplayNode):
-            return node.serve(embedded=True, concurrent=self._concurrent, address=None, curve=None)
-        return None if node.is_function else node.call()
 
     def _wait_until_built(self, place: Place) -> None:
         """Waits for the node's object; raises `LaunchError` if its constructor waits for this thread's."""
@@ -223,16 +223,6 @@ class LocalRuntime(Runtime):
             expire(future, timeout, CallTimeout(f"{place.label}.{name} was not answered within {timeout} s."))
         return future
 
-    def close(self, place: Place) -> None:
-        """Calls `close()` of the object (`stop()` of a replay server), if it has one."""
-        if not place.built:
-            return
-        failed = place.state == "failed"
-        place.state = "closing"
-        with entered(self, place.leaf.context):
-            place.leaf.node.close(place.object)
-        place.state = "failed" if failed else "closed"
-
 
 class LocalJob(Job):
     """A program in the launching process."""
@@ -273,9 +263,13 @@ class LocalJob(Job):
 
     def _close(self, places: list[Place]) -> None:
         """Closes the nodes in reverse order of addition and ends the run."""
-        for place in reversed(places):
+        for place in reversed([place for place in places if place.built]):
+            failed = place.state == "failed"
+            place.state = "closing"
             try:
-                self._runtime.close(place)
+                with entered(self._runtime, place.leaf.context):
+                    place.leaf.node.close(place.object)
+                place.state = "failed" if failed else "closed"
             except Exception as error:
                 place.state = "failed"
                 self.outcome.fail(node_error(place.label, error))

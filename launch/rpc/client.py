@@ -310,7 +310,7 @@ class Connection:
             return
         try:
             result = wire.load(body, buffers)
-            error = wire.rebuild_call_error(result, self._name) if kind == wire.ERROR else None
+            error = wire.rebuild_error(result, self._name) if kind == wire.ERROR else None
         except Exception as failure:  # a class that cannot be imported here
             error = failure
         settle(call_of_answer.future, None if error is not None else result, error)

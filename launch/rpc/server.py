@@ -38,7 +38,6 @@ class Server:
       address: address that clients connect to.
       calls: number of calls received.
       malformed: number of malformed messages received; further messages of their senders are ignored.
-      undeliverable: number of answers whose client had disconnected.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Server:
             )
         self.calls = 0
         self.malformed = 0
-        self.undeliverable = 0
         self._target = Target(obj, name)
         socket = sockets.make_server_socket(address, curve, max_frame_bytes=max_frame_bytes)
         self.address = sockets.bound_address(socket)
@@ -175,9 +173,8 @@ class Server:
         try:
             self._socket.send([client, wire.head(kind, number, len(buffers)) + data, *buffers])
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
+            if error.errno != zmq.EHOSTUNREACH:  # the client has disconnected
                 raise
-            self.undeliverable += 1
 
 
 def _raise(error: BaseException) -> None:

@@ -14,7 +14,7 @@ import pickle
 import struct
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -104,19 +104,14 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     return {"kind": type(error).__name__, "message": str(error), "traceback": text, "pickled": pickled}
 
 
-def rebuild_call_error(failure: Any, node: str) -> BaseException:
-    """Returns the exception of a call that failed in `node`, with the remote traceback as its `__cause__`."""
-    error = rebuild_error(failure) or RemoteError(failure["kind"], failure["message"])
+def rebuild_error(failure: Mapping[str, Any], node: str) -> BaseException:
+    """Returns the exception that `describe_error` described in `node`, with the traceback as its `__cause__`.
+
+    It is a `RemoteError` if it has no pickle, or its class cannot be imported here.
+    """
+    try:
+        error: BaseException = pickle.loads(failure["pickled"])
+    except Exception:
+        error = RemoteError(failure["kind"], failure["message"])
     error.__cause__ = RemoteTraceback(node, failure["traceback"])
     return error
-
-
-def rebuild_error(failure: Any) -> BaseException | None:
-    """Returns the exception that `describe_error` described, or None if it cannot be rebuilt here."""
-    if failure["pickled"] is None:
-        return None
-    try:
-        error = pickle.loads(failure["pickled"])
-    except Exception:
-        return None  # its class cannot be imported here; the caller uses the text
-    return error if isinstance(error, BaseException) else None

@@ -105,6 +105,7 @@ FIELDS = {
     "unroll_length": (7, lambda config: A2C(config).unroll_length, {}),
     "discount": (0.5, learned, {}),
     "gae_lambda": (0.5, learned, {}),
+    "normalize_advantages": (True, learned, {}),
     "value_coefficient": (5.0, learned, {}),
     "entropy_coefficient": (1.0, learned, {}),
     "learning_rate": (1e-2, learned, {}),

@@ -21,7 +21,8 @@ PAGES = [ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "agents").glob("
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_tables_of_a_page_are_those_of_the_files(page):
     tables = TABLE.findall(page.read_text(encoding="utf-8"))
-    assert tables
+    measured = {json.loads(file.read_text(encoding="utf-8"))["agent"] for file in RESULTS.glob("*.json")}
+    assert tables or page.stem not in {"results", *measured}
     for rows, table in tables:
         done = subprocess.run(
             [

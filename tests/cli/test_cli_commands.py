@@ -415,6 +415,44 @@ class TestGraph:
         ElementTree.parse(tmp_path / "g.svg")
 
 
+WATCHED = """
+import launch
+from agents.dqn import DQN
+
+def watch(learners, replay):
+    pass
+
+class Watched(DQN):
+    def build(self, graph):
+        super().build(graph)
+        replay = graph.add_replay(name="other_replay")
+        learner = graph.add_learner(replay, name="other_learner")
+        graph.add_node("watcher", launch.PyNode(watch, [learner], replay=replay))
+"""
+
+
+def test_what_build_made_is_drawn_with_its_own_nodes(repertory, tmp_path, monkeypatch):
+    (tmp_path / "watched.py").write_text(WATCHED)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--num-actors", "4", "--replay-shards", "2", "--variable-sources", "2")
+    code, text, _ = repertory("graph", "watched:Watched", *flags)
+    assert code == 0
+    assert re.search(r"watcher +PyNode\(watch\) +-> +other_learner, other_replay\n", text)
+    assert re.search(r"\n +replay x2 +ReplayNode\(make_tables\)\n", text) and "other_replay x2" in text
+    assert re.search(r"actor x4 .*-> +replay, variable_source, ", text)
+    code, mermaid, _ = repertory("graph", "watched:Watched", *flags, "--format", "mermaid")
+    ids = {title: node for node, title in re.findall(r'  (n\d+)\["([^<]+)<br/>', mermaid)}
+    arrows = set(re.findall(r"  (n\d+) --> (n\d+)", mermaid))
+    assert code == 0 and "flowchart TD" in mermaid
+    assert {(ids["watcher"], ids["other_learner"]), (ids["watcher"], ids["other_replay x2"])} <= arrows
+    assert len(arrows) == sum(
+        len(line.split("->")[1].split(",")) for line in text.splitlines() if "->" in line
+    )
+    code, svg, _ = repertory("graph", "watched:Watched", *flags, "--format", "svg")
+    texts = {text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+    assert code == 0 and {"watcher", "other_learner", "PyNode(watch)"} <= texts
+
+
 def test_ctrl_c_before_anything_runs(repertory, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

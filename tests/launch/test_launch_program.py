@@ -180,6 +180,33 @@ def test_handle_of_a_node_that_was_not_added():
         lp.launch(program, "threads")
 
 
+class Part:
+    def __init__(self, number):
+        self.number = number
+
+    def get(self):
+        return self.number
+
+
+def connect_all(handles):
+    return [handle.dereference() for handle in handles]
+
+
+def main_of_group(parts):
+    lp.stop([part.get() for part in parts])
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_group_of_handles_becomes_one_client(engine):
+    program = lp.Program("test")
+    handles = [program.add_node(lp.CourierNode(Part, number), label="part") for number in range(3)]
+    group = lp.HandleGroup(handles, connect_all)
+    main = lp.PyNode(main_of_group, group)
+    program.add_node(main, label="main")
+    assert main.handles() == list(group.members()) == handles and handles[0].members() == (handles[0],)
+    assert lp.launch(program, engine) == [0, 1, 2]
+
+
 # Outside of a program.
 
 

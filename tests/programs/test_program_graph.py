@@ -143,8 +143,8 @@ class Two(DQN):
             replay = graph.add_replay(agent=agent, name="replay" + suffix)
             learner = graph.add_learner(replay, agent=agent, name="learner" + suffix)
             variables = graph.add_variable_source(learner)
-            graph.add_actors(replay, variables, agent=agent, name="actor" + suffix)
-            graph.add_evaluator(variables, agent=agent, name="evaluator" + suffix)
+            graph.add_actors(replay, variables, name="actor" + suffix)
+            graph.add_evaluator(variables, name="evaluator" + suffix)
 
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])

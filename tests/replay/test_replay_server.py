@@ -202,9 +202,9 @@ WRONG_WRITES = {
     "shape": (lambda w, rows: w.append("s", {"x": np.zeros((2, 2), np.int64)}), "as in the first append"),
     "ragged append": (
         lambda w, rows: w.append("s", {"x": np.zeros(2, int), "z": np.zeros(3)}),
-        "rows, expected",
+        "with the same n",
     ),
-    "nothing": (lambda w, rows: w.append("s", {}), "no columns"),
+    "nothing": (lambda w, rows: w.append("s", {}), "got columns of the shapes {}"),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from framework import replay
 from framework.datasets import Dataset
 from framework.replay.remote.client import ServedClient
-from framework.replay.sharded import ShardedClient
+from framework.replay.sharded import ShardedClient, shard_of
 
 
 def table(sampler=None, name="t", size=1000):
@@ -161,3 +161,33 @@ def test_inserts_are_spread(shards):
 def test_too_many_shards():
     with pytest.raises(ValueError, match="1 to 32"):
         ShardedClient([])
+
+
+def test_a_shard_has_its_part_of_the_sizes_and_of_the_window():
+    limiter = replay.rate_limiters.SampleToInsertRatio(4.0, 10, 20.0)
+    whole = replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), 101, limiter)
+    part = shard_of(whole, 4)
+    assert part.max_size == 26 and part.rate_limiter.min_size_to_sample == 3
+    assert (part.rate_limiter.min_diff, part.rate_limiter.max_diff) == (5.0, 15.0)
+    assert part.rate_limiter.samples_per_insert == 4.0 and whole.max_size == 101
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_server_at_the_end_of_its_ratio_leaves_the_batch_to_the_others(shards, served):
+    def limited(samples):
+        limiter = replay.rate_limiters.RateLimiter(1.0, 1, 100.0 - samples, 1e9)
+        return replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), 1000, limiter)
+
+    client = shards(limited(10), limited(50), served=served)
+    for _ in range(2):
+        write(client.batch_writer(), list(range(100)))
+    source = client.source()
+    assert source.can_sample("t", 60) and not source.can_sample("t", 61)
+    info = client.sample_batch("t", 40, timeout=5).info
+    first = int(np.sum(info.key >> np.uint64(56) == 0))
+    assert first <= 10
+    np.testing.assert_allclose(info.probability[:first], first / 40 / 100)
+    np.testing.assert_allclose(info.probability[first:], (40 - first) / 40 / 100)
+    client.sample_batch("t", 20, timeout=5)
+    with pytest.raises(replay.DeadlineExceededError):
+        client.sample_batch("t", 1, timeout=0.2)

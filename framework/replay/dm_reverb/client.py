@@ -198,9 +198,6 @@ class _Source(contracts.Source):
     def give_back(self, drawn: tuple[str, list[Any]]) -> None:
         self._client.keep(*drawn)
 
-    def can_sample(self, table: str, n: int) -> bool:
-        return self._client.can_sample(table, n)
-
     def interrupt(self) -> None:
         with self._client.changed:
             self._interrupted = True

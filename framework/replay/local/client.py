@@ -129,10 +129,11 @@ class EmbeddedClient(ReverbApi, Client):
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
         return getattr(self.tables[table], method)(*arguments)
 
-    def weight(self, table: str) -> tuple[float, int]:
-        """Returns the sum of the sampler's weights, and the number of items that it can choose from.
+    def weight(self, table: str) -> tuple[float, int, int]:
+        """Returns the sum of the sampler's weights, the number of its items, and that of samples to draw now.
 
-        The sum is the number of items if the sampler is not `Prioritized`.
+        The sum is the number of items if the sampler is not `Prioritized`. The third number is the limit of
+        one draw without waiting.
         """
         return self.tables[table].weight()
 
@@ -184,9 +185,6 @@ class EmbeddedSource(Source):
     def give_back(self, drawn: tuple[Table, Delivery]) -> None:
         table, delivery = drawn
         table.give_back(delivery)
-
-    def can_sample(self, table: str, n: int) -> bool:
-        return self._client.tables[table].can_sample(n)
 
     def interrupt(self) -> None:
         self._interrupted = True

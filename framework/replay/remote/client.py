@@ -12,7 +12,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class ServedSource(Source):
       hold: whether samples are given back if the session ends before they are released.
     """
 
+    _client: ServedClient
+
     def __init__(self, client: ServedClient, connection: Connection, hold: bool = True) -> None:
         self._client = client
         self._connection = connection
@@ -46,13 +48,13 @@ class ServedSource(Source):
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
-    ) -> tuple[ReplaySample | PaddedSample, Drawn]:
+    ) -> tuple[ReplaySample | PaddedSample, tuple[int, int | None]]:
         connection, hold = self._connection, self._hold
         self._client.show()
         message = {"op": "sample", "table": table, "n": n, "hold": hold, "pad": pad}
         answer = connection.call(message, timeout, wait=True)
         info = SampleInfo(*[array.copy() for array in answer["info"]])
-        drawn = Drawn(connection.session, answer.get("delivery"))
+        drawn = connection.session, answer.get("delivery")
         layouts, local = connection.layouts, connection.mapped.local
         try:
             for number, description, files in answer["define"]:
@@ -76,16 +78,15 @@ class ServedSource(Source):
             (self.give_back if hold else self.release)(drawn)
             raise
 
-    def release(self, drawn: Drawn) -> None:
-        if drawn.session == self._connection.session and drawn.delivery is not None:
-            self._connection.done.append(drawn.delivery)
+    def release(self, drawn: tuple[int, int | None]) -> None:
+        session, delivery = drawn
+        if session == self._connection.session and delivery is not None:
+            self._connection.done.append(delivery)
 
-    def give_back(self, drawn: Drawn) -> None:
-        if drawn.session == self._connection.session:  # one that has ended has given everything back
-            self._tell({"op": "give_back", "deliveries": [drawn.delivery]})
-
-    def can_sample(self, table: str, n: int) -> bool:
-        return self._client.can_sample(table, n)
+    def give_back(self, drawn: tuple[int, int | None]) -> None:
+        session, delivery = drawn
+        if session == self._connection.session:  # one that has ended has given everything back
+            self._tell({"op": "give_back", "deliveries": [delivery]})
 
     def interrupt(self) -> None:
         self._connection.wake.set()
@@ -99,13 +100,6 @@ class ServedSource(Source):
         """Sends a message, and waits until the server has carried it out or cannot be reached."""
         with contextlib.suppress(SessionLost, ServerClosed, DeadlineExceededError):
             self._connection.request(message, timeout=LAST_WORDS)
-
-
-class Drawn(NamedTuple):
-    """A batch that a source has drawn, as its server knows it: a delivery of one session."""
-
-    session: int
-    delivery: int | None
 
 
 class ServedClient(ReverbApi, Channel, Client):
@@ -186,12 +180,13 @@ class ServedClient(ReverbApi, Channel, Client):
         return self.call(message, timeout)
 
     def _call_table(self, table: str, method: str, *arguments: Any) -> Any:
-        return self._call({"op": method, "table": table, "arguments": arguments})["value"]
+        plain = [each if isinstance(each, int) else np.asarray(each) for each in arguments]
+        return self._call({"op": method, "table": table, "arguments": plain})["value"]
 
-    def weight(self, table: str) -> tuple[float, int]:
+    def weight(self, table: str) -> tuple[float, int, int]:
         """See `EmbeddedClient.weight`."""
-        total, count = self._call_table(table, "weight")
-        return total, count
+        total, count, allowed = self._call_table(table, "weight")
+        return total, count, allowed
 
     def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
         """Returns a description of each table; `DeadlineExceededError` if no answer comes in time."""

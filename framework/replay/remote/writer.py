@@ -145,13 +145,10 @@ class ServedWriter(Writer):
         """Takes spare rows. Asks for more now if there are too few, and with the next message if few stay."""
         short = n - len(held.spare)
         if short > 0:
-            message = {
-                "op": "lease",
-                "stream": held.stream,
-                "n": max(short, min(2 * short, _MAX_LEASE), held.block),
-            }
+            message = {"op": "lease", "stream": held.stream}
+            most = max(short, min(2 * short, _MAX_LEASE), held.block)
             try:
-                answer = self._call(self._connection.request, message)
+                answer = self._call(self._connection.request, {**message, "n": most})
             except MemoryError:  # no room for more than needed
                 answer = self._call(self._connection.request, {**message, "n": short})
             held.spare = np.concatenate([held.spare, answer["rows"]])
@@ -163,15 +160,11 @@ class ServedWriter(Writer):
     def _send_rows(self, held: HeldRows, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         copies = {held.names[name]: array.copy() for name, array in arrays.items()}
         self._message["write"].append([held.stream, rows, copies])
-        self._num_bytes += sum(array.nbytes for array in copies.values())
-        if self._num_bytes >= _SEND_BYTES:
-            self._send()
+        self._fill(sum(array.nbytes for array in copies.values()) / _SEND_BYTES)
 
     def _free(self, stream: str, rows: np.ndarray) -> None:
         self._message["release"].append((stream, rows.copy()))
-        self._num_released += len(rows)
-        if self._num_released >= _SEND_ROWS:
-            self._send()
+        self._fill(len(rows) / _SEND_ROWS)
 
     # --- items ---
 
@@ -187,18 +180,22 @@ class ServedWriter(Writer):
             self._message["layouts"].append([self._layouts[layout], layout.to_wire()])
         items.layout = self._layouts[layout]
         self._items.append((table, items))
-        self._num_items += n
         self.num_pending += n
         self._created += n
-        if self._num_items >= _SEND_ITEMS:
-            self._send()
-        else:
+        self._fill(n / _SEND_ITEMS)
+        if self._items:
             self._late.call_later(self._send_late, _DELAY)
 
     def _begin_message(self) -> None:
         self._message = {"op": "insert", "layouts": [], "write": [], "release": [], "lease": {}}
         self._items: list[tuple[str, NewItems]] = []
-        self._num_bytes = self._num_items = self._num_released = 0
+        self._filled = 0.0
+
+    def _fill(self, share: float) -> None:
+        """Notes that the message has more in it; sends it once it is full."""
+        self._filled += share
+        if self._filled >= 1.0:
+            self._send()
 
     def _send(self) -> None:
         """Sends the message, if there is anything in it but a request for rows."""
@@ -209,7 +206,8 @@ class ServedWriter(Writer):
             [table, new.layout, new.index, new.lengths, new.keys, new.priorities, new.episodes]
             for table, new in joined(self._items)
         ]
-        self._in_flight[self._call(self._connection.post, message)] = self._num_items
+        count = sum(len(new.keys) for _, new in self._items)
+        self._in_flight[self._call(self._connection.post, message)] = count
         self._begin_message()
         self._collect(0.0)
 

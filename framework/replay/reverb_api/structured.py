@@ -263,21 +263,18 @@ def infer_signature(configs: Sequence[Config], step_spec: Nest) -> Nest:
     """
     if not configs:
         raise ValueError("configs: got none, expected at least one.")
-    names = sorted({config.table for config in configs})
-    if len(names) > 1:
-        raise ValueError(f"configs: got tables {names}, expected one table.")
-    structure = configs[0].structure
-    if any(config.structure != structure for config in configs):
-        raise ValueError("configs: got patterns of different nests for one table, expected one kind.")
+    names, structure = sorted({config.table for config in configs}), configs[0].structure
+    if len(names) > 1 or any(config.structure != structure for config in configs):
+        raise ValueError(
+            f"configs: got patterns of tables {names}, expected one table and no different nests."
+        )
     step = [TensorSpec.of(spec) for spec in nests.flatten(step_spec)[0]]
+    for leaf in [leaf for config in configs for leaf in config.leaves if leaf.leaf >= len(step)]:
+        raise ValueError(
+            f"pattern of {leaf.path!r}: got leaf {leaf.leaf}, expected one of {len(step)} leaves."
+        )
     specs = []
     for path, *patterns in zip(nests.paths(structure), *[config.leaves for config in configs], strict=True):
-        for pattern in patterns:
-            if pattern.leaf >= len(step):
-                raise ValueError(
-                    f"pattern of {pattern.path!r}: got leaf {pattern.leaf}, expected one of {len(step)} "
-                    "leaves. Create the pattern from a step of the same structure."
-                )
         kinds = {(p.squeeze, step[p.leaf].dtype, step[p.leaf].shape) for p in patterns}
         if len(kinds) > 1:
             raise ValueError(

@@ -91,10 +91,8 @@ class TrajectoryWriter:
         if num_keep_alive_refs < 1:
             raise ValueError(f"num_keep_alive_refs: got {num_keep_alive_refs}, expected at least 1.")
         if max_chunk_length is not None and not 1 <= max_chunk_length <= num_keep_alive_refs:
-            raise ValueError(
-                f"max_chunk_length: got {max_chunk_length}, expected 1 to num_keep_alive_refs "
-                f"{num_keep_alive_refs}."
-            )
+            most = f"num_keep_alive_refs {num_keep_alive_refs}"
+            raise ValueError(f"max_chunk_length: got {max_chunk_length}, expected 1 to {most}.")
         self._column(name).keep = num_keep_alive_refs
         self._longest = max(self._longest, num_keep_alive_refs)
 

@@ -32,7 +32,7 @@ from framework.replay.rows.compression import CompressedColumn
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _HUGE_PAGE = 2 << 20
-_ONE = np.int32(1)
+_ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 
 # (shape of one row, dtype) of a column.
 ColumnSpec = tuple[tuple[int, ...], Any]
@@ -53,7 +53,7 @@ def span(numbers: np.ndarray) -> slice | np.ndarray:
     if not n:
         return numbers
     begin = int(numbers[0])
-    if int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] - numbers[:-1] == 1) != n - 1:
+    if int(numbers[-1]) - begin != n - 1 or np.count_nonzero(numbers[1:] > numbers[:-1]) != n - 1:
         return numbers
     return slice(begin, begin + n)
 
@@ -71,8 +71,6 @@ class Allocator:
     def allocate(self, stream: str, column: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Returns a zeroed array of `shape` (rows first), whose pages need not be backed by memory yet."""
         size = max(1, int(np.prod(shape)) * dtype.itemsize)
-        if not hasattr(mmap, "MAP_PRIVATE"):
-            return np.zeros(shape, dtype)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         try:
             memory = mmap.mmap(-1, size, flags=flags)
@@ -101,6 +99,7 @@ class Stream:
     Attributes:
       columns: arrays `[capacity, ...]` by name; `CompressedColumn` where `RowStore` compresses.
       specs: shape of one row and dtype of each column.
+      num_leased: rows that were ever in use: those before this number.
       row_bytes: bytes of one row over all columns that are not compressed, its reference count included.
     """
 
@@ -116,19 +115,14 @@ class Stream:
         self._counts = store.allocator.allocate(name, "", (capacity,), np.dtype(np.int32))
         self._free = np.empty(1024, np.int64)  # a stack
         self._num_free = 0
-        self._next = 0  # rows from here on were never leased
+        self.num_leased = 0
         self._reserved = 0
         self.row_bytes = 4
 
     @property
     def num_rows(self) -> int:
         """Rows in use."""
-        return self._next - self._num_free
-
-    @property
-    def num_leased(self) -> int:
-        """Rows that were ever in use: those before this number."""
-        return self._next
+        return self.num_leased - self._num_free
 
     def arrays(self) -> list[np.ndarray]:
         """Returns the arrays `[capacity, ...]` of the columns that are not compressed, and of the counts."""
@@ -189,10 +183,10 @@ class Stream:
             begin, fresh = self._num_free - reused, n - reused
             rows = self._free[begin : self._num_free].copy()
             if fresh:
-                if self._next + fresh > self._reserved:
-                    self._reserve(self._next + fresh)
-                rows = np.concatenate([rows, np.arange(self._next, self._next + fresh)])
-                self._next += fresh
+                if self.num_leased + fresh > self._reserved:
+                    self._reserve(self.num_leased + fresh)
+                rows = np.concatenate([rows, np.arange(self.num_leased, self.num_leased + fresh)])
+                self.num_leased += fresh
             self._num_free = begin
             self._counts[rows] = _ONE
         return rows
@@ -220,11 +214,11 @@ class Stream:
         """Counts one reference less to each of `rows`, which may repeat; rows without one are free."""
         with self._lock:
             np.subtract.at(self._counts, rows, _ONE)
-            over = self._counts.take(rows) == 0
-            count = np.count_nonzero(over)
+            left = self._counts.take(rows)
+            count = len(rows) - np.count_nonzero(left)
             if not count:
                 return
-            free = rows.copy() if count == len(rows) else rows[over]
+            free = rows.copy() if count == len(rows) else rows[left == 0]
             free.sort()  # so that the next lease gets consecutive rows
             new = free[1:] != free[:-1]
             if np.count_nonzero(new) < count - 1:

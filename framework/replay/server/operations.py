@@ -31,7 +31,7 @@ import itertools
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,13 @@ class Session:
     deliveries: dict[int, tuple[Table, Delivery, bool]] = dataclasses.field(default_factory=dict)
     held: dict[str, HeldRows] = dataclasses.field(default_factory=dict)
     inserted: int = 0
+
+    def end(self, numbers: Iterable[int], give_back: bool) -> None:
+        """Ends deliveries; unknown numbers are ignored."""
+        for number in numbers:
+            if number in self.deliveries:
+                table, delivery, _ = self.deliveries.pop(number)
+                (table.give_back if give_back else table.release)(delivery)
 
     def check(self, stream: str, rows: np.ndarray) -> None:
         """ValueError unless the client holds all of `rows`."""
@@ -166,10 +173,7 @@ class Operations:
 
     def handle(self, session: Session, message: dict[str, Any]) -> Reply | Request:
         """Carries out one message; see the module. Invalid fields may raise any `Exception`."""
-        for number in message.get("done", ()):
-            held = session.deliveries.pop(number, None)  # unknown numbers are ignored
-            if held is not None:
-                held[0].release(held[1])
+        session.end(message.get("done", ()), False)
         match message["op"]:
             case "insert":
                 tables = {self._tables[item[0]] for item in message["items"]}
@@ -183,10 +187,7 @@ class Operations:
             case "sync":
                 return {"inserted": session.inserted}
             case "give_back":
-                for number in message["deliveries"]:
-                    held = session.deliveries.pop(number, None)
-                    if held is not None:
-                        held[0].give_back(held[1])
+                session.end(message["deliveries"], True)
                 return {}
             case "info":
                 return {"tables": [table.info.to_wire() for table in self._tables.values()]}

@@ -25,7 +25,7 @@ FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
 # Bits 56 to 63 of a key are 0, free for a client of several servers. Bit 55 is set: no key is 0.
 _KEY_BIT = 1 << 55
-_ONE = np.int32(1)
+_ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 # Samples drawn at once where some may be taken back, because an item has left before them.
 _MAX_PICK = 64
 # The arrays of `Items`, and those of them that a checkpoint holds.
@@ -316,7 +316,7 @@ class Items:
         # Each of several samples of an item has a number of its own.
         times = self.times.take(slots)
         np.add.at(self.times, slots, _ONE)
-        times += 1
+        times += _ONE
         repeated = (self.times.take(slots) != times).nonzero()[0]
         if len(repeated):
             seen: dict[int, int] = {}

@@ -139,24 +139,16 @@ class SampleToInsertRatio(RateLimiter):
             low, high = error_buffer
         super().__init__(samples_per_insert, min_size_to_sample, low, high)
         narrowest = 2 * max(1.0, samples_per_insert)
-        if not high - low >= narrowest:
+        if not high - low >= narrowest or low > center:
             raise ValueError(
-                f"error_buffer: got the window [{low}, {high}], expected a width of at least "
-                f"2 * max(1, samples_per_insert) = {narrowest}. A narrower one blocks both sides."
-            )
-        if low > center:
-            raise ValueError(
-                f"error_buffer: got {low}, expected at most samples_per_insert * min_size_to_sample = "
-                f"{center}: nothing could be sampled when the table reaches its minimum size."
+                f"error_buffer: got the window [{low}, {high}], expected a width of at least 2 * max(1, "
+                f"samples_per_insert) = {narrowest} and a lower end of at most samples_per_insert * "
+                f"min_size_to_sample = {center}. Otherwise it blocks one side or both."
             )
         if high < center:
-            logging.getLogger(__name__).warning(
-                "error_buffer: got the upper end %s, expected at least samples_per_insert * "
-                "min_size_to_sample = %s: inserts stop when the table reaches its minimum size, until enough "
-                "is sampled.",
-                high,
-                center,
-            )
+            text = f"error_buffer: got the upper end {high}, expected at least the center {center}"
+            advice = "inserts stop when the table reaches its minimum size, until enough is sampled"
+            logging.getLogger(__name__).warning("%s: %s.", text, advice)
 
 
 class Queue(RateLimiter):

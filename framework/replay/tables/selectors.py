@@ -23,6 +23,8 @@ _FANOUT = 1 << _SHIFT
 # The highest level is one array, searched through its running sum: cheaper than one more level.
 _HIGHEST = 2048
 _ONES = np.ones(_FANOUT)
+# numpy takes several times longer to convert a scalar.
+_TIMES, _BY = np.array(_FANOUT), np.array(_SHIFT)
 _RUNNING = np.triu(np.ones((_FANOUT, _FANOUT)))  # block @ this = its running sums
 
 
@@ -216,7 +218,7 @@ class SumTree:
         self.levels[0][leaves] = weights
         nodes = leaves
         for below, above in zip(self.blocks, self.levels[1:], strict=True):
-            nodes = nodes >> _SHIFT
+            nodes = nodes >> _BY
             above[nodes] = below.take(nodes, 0) @ _ONES
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -225,7 +227,7 @@ class SumTree:
         The total must be > 0.
         """
         sums = self._running_sums()
-        total = float(sums[-1])
+        total = np.array(sums[-1])
         leaves, weights = self._descend(sums, rng.random(n) * total)
         while np.count_nonzero(weights) < len(weights):
             # Rounding can end a descent just past the last child that weighs anything: draw those again.
@@ -253,11 +255,11 @@ class SumTree:
             running = self.blocks[level].take(nodes, 0, mode="clip") @ _RUNNING
             # The first child whose running sum is above; 0 if none is, by rounding.
             at = (running <= mass[:, None]).argmin(1)
-            nodes *= _FANOUT
+            nodes *= _TIMES
             nodes += at
             at += begins
         leaves = np.empty_like(nodes)
-        leaves[order] = np.minimum(nodes, len(above) - 1, out=nodes)
+        leaves[order] = np.minimum(nodes, np.array(len(above) - 1), out=nodes)
         return leaves, above.take(leaves)
 
 
@@ -282,10 +284,11 @@ class Prioritized(_Members):
         self._tree = SumTree()
 
     def check(self, priorities: np.ndarray) -> None:
-        low, high = float(np.minimum.reduce(priorities)), float(np.maximum.reduce(priorities))
-        extreme = high if self.priority_exponent >= 0.0 else (low or high)
+        extreme = float(np.maximum.reduce(priorities))
+        if self.priority_exponent < 0.0:
+            extreme = float(np.minimum.reduce(priorities)) or extreme
         try:
-            weight = float(extreme) ** self.priority_exponent if extreme else 0.0
+            weight = extreme**self.priority_exponent if extreme else 0.0
         except OverflowError:
             weight = math.inf
         if weight > _LARGEST:

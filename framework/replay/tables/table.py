@@ -453,11 +453,14 @@ class Table:
         with self.lock:
             return self.rate_limiter.allowed_inserts(num_inserts) == num_inserts
 
-    def weight(self) -> tuple[float, int]:
-        """Returns the sum of the sampler's weights, and the number of items that it can choose from."""
+    def weight(self) -> tuple[float, int, int]:
+        """The sum of the weights, the number of items, and that of samples that need not wait."""
         self.drain()
         with self.lock:
-            return self.sampler.total_weight(), len(self.sampler)
+            allowed = self.rate_limiter.allowed_samples(_MAX_DRAW)
+            if self.max_times_sampled:
+                allowed = min(allowed, self._items.turns())
+            return self.sampler.total_weight(), len(self.sampler), allowed
 
     @property
     def size(self) -> int:

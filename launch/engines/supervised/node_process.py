@@ -63,7 +63,9 @@ class NodeProcess:
         unit: Unit = wire.load(setup.unit, ())
         self._living = [_Living(leaf) for leaf in unit.leaves]
         job = unit.leaves[0].context.job
-        self._runtime = RemoteRuntime(job, setup.entries, setup.keys, self._ask_for_stop)
+        self._runtime = RemoteRuntime(
+            job, setup.entries, setup.keys, lambda result=None: self._tell("stop", result)
+        )
         if len(self._living) == 1:
             self._runtime.only_context = self._living[0].leaf.context
         self.close = threading.Event()
@@ -165,9 +167,6 @@ class NodeProcess:
             address = living.server.address
         if entry.address is None:
             self._tell("serving", {node.node_id: address})
-
-    def _ask_for_stop(self, result: Any) -> None:
-        self._tell("stop", result)
 
     def _listen(self) -> None:
         """Carries out the launcher's orders. Ends the process when the channel breaks: the launcher died."""

@@ -1,0 +1,289 @@
+"""MAML: its meta-gradient, evaluation by adaptation, every field of its config, and that it learns."""
+
+import contextlib
+import dataclasses
+import functools
+from unittest import mock
+
+import config_fields
+import numpy as np
+import pytest
+import torch
+import tree
+from torch.func import functional_call
+
+import launch
+from agents.maml import MAML, MAMLConfig, MAMLNetworks, Rows
+from framework import environments, losses, specs
+from framework.actors import EnvironmentLoop, PolicyActor
+from framework.environments.testing import FakeEnvironment
+from framework.loggers import read_jsonl
+from framework.networks import MLP, make_policy_head
+from framework.programs import RunConfig, make_program
+from framework.replay import ReplaySample
+from framework.types import Step
+
+NAME = "tasks:Navigation2D"
+SPEC = specs.make_environment_spec(environments.make(NAME))
+SMALL = MAMLConfig(unroll_length=6, hidden_sizes=(8,), activation="tanh", evaluation_tasks=2)
+
+
+def make_networks(config):
+    torch.manual_seed(0)
+    return MAML(config).make_networks(SPEC)
+
+
+def make_data(seed, num_envs=3, length=6):
+    """Unrolls as the adder writes them. The second env starts a new episode."""
+    random = np.random.default_rng(seed)
+    shape = (num_envs, length + 1)
+    starts, mask = np.zeros(shape, bool), np.ones(shape, np.float32)
+    starts[:, 0] = starts[1, 3] = True
+    mask[:, -1] = mask[1, 2] = 0.0
+    draw = functools.partial(random.normal, size=(*shape, 2))
+    data = Step(
+        observation=draw().astype(np.float32),
+        action=np.zeros((*shape, 2), np.float32),
+        reward=(random.normal(size=shape) * mask).astype(np.float32),
+        discount=mask,
+        start_of_episode=starts,
+        extras={
+            "action": draw().astype(np.float32),
+            "log_prob": random.normal(-3, 0.3, shape).astype(np.float32),
+        },
+        mask=mask,
+    )
+    return tree.map_structure(torch.from_numpy, data)
+
+
+def make_batch(config, networks, tasks=3, num_envs=3):
+    """A learner's batch, `[tasks, rounds, B, T, ...]`."""
+    agent, length = MAML(config), config.unroll_length
+
+    def stack(parts):
+        return tree.map_structure(lambda *leaves: torch.stack(leaves), *parts)
+
+    rounds = range(1 + config.inner_steps)
+    rows = [
+        stack([agent.make_rows(networks, make_data(10 * t + k, num_envs, length)) for k in rounds])
+        for t in range(tasks)
+    ]
+    return ReplaySample((), stack(rows))
+
+
+@pytest.mark.parametrize("inner_steps", [0, 1, 2])
+def test_the_meta_gradient_is_that_of_a_loop_with_autograd(inner_steps):
+    config = dataclasses.replace(SMALL, inner_steps=inner_steps, inner_learning_rate=0.7)
+    networks = make_networks(config)
+    rows: Rows = make_batch(config, networks).data
+    context = mock.Mock()
+    parameters = dict(networks.named_parameters())
+    loss = MAML(config).loss(networks, rows, context).loss
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+
+    def log_probs(values, k):
+        policy = functional_call(networks, values, (rows.observation[task, k],))
+        return policy.log_prob(rows.action[task, k])
+
+    total = 0.0
+    for task in range(3):
+        adapted = parameters
+        for k in range(inner_steps):
+            ratios = (log_probs(adapted, k) - rows.log_prob[task, k]).exp()
+            mask = rows.mask[task, k]
+            inner = -(ratios * rows.advantage[task, k] * mask).sum() / mask.sum()
+            slopes = torch.autograd.grad(inner, list(adapted.values()), create_graph=True)
+            adapted = {
+                name: value - 0.7 * slope
+                for (name, value), slope in zip(adapted.items(), slopes, strict=True)
+            }
+        last = inner_steps
+        surrogate = losses.clipped_surrogate(
+            log_probs(adapted, last),
+            rows.log_prob[task, last],
+            rows.advantage[task, last],
+            rows.mask[task, last],
+            config.clip,
+        )
+        total = total + surrogate.loss / 3
+    torch.testing.assert_close(loss, total)
+    for one, other in zip(gradients, torch.autograd.grad(total, list(parameters.values())), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_have_the_first_episode_s_return_and_normalized_advantages():
+    data = make_data(0)
+    rows = MAML(SMALL).make_rows(make_networks(SMALL), data)
+    assert rows.mask.shape == (3, 6) and rows.mask.sum() == 17
+    expected = [data.reward[0, :6].sum(), data.reward[1, :2].sum(), data.reward[2, :6].sum()]
+    np.testing.assert_allclose(rows.episode_return[:, 0], expected, rtol=1e-5)
+    counted = rows.advantage[rows.mask > 0]
+    assert abs(counted.mean()) < 1e-5 and abs(counted.std(correction=0) - 1) < 1e-4
+    assert (rows.advantage[rows.mask == 0] == 0).all()
+
+
+def test_an_evaluation_adapts_in_each_task_and_restores_the_parameters():
+    config = dataclasses.replace(SMALL, inner_learning_rate=0.5)
+    agent, networks = MAML(config), make_networks(config)
+    environment = environments.make(NAME, num_envs=3, seed=1, options={"max_steps": 4})
+    policy = agent.make_policy(networks, evaluation=True)
+    loop = EnvironmentLoop(environment, PolicyActor(policy, num_envs=3), should_update=False)
+    initial = {name: value.clone() for name, value in networks.state_dict().items()}
+    played = agent.play(loop, policy, 3)
+    assert {name: len(array) for name, array in played.items()} == dict.fromkeys(
+        ("episode_return", "episode_length", "env", "return_before"), 6
+    )
+    torch.testing.assert_close(networks.state_dict(), initial, rtol=0, atol=0)
+    # Greedy episodes of one task are alike, those of two tasks are not.
+    for values in (played["episode_return"], played["return_before"]):
+        assert np.ptp(values[:3]) < 1e-6 and abs(values[0] - values[3]) > 1e-3
+    assert (np.abs(played["episode_return"] - played["return_before"]) > 1e-6).all()
+    unadapted = MAML(dataclasses.replace(config, evaluation_inner_steps=0))
+    played = unadapted.play(loop, policy, 3)
+    np.testing.assert_array_equal(played["episode_return"], played["return_before"])
+
+
+def test_an_environment_without_tasks_is_named():
+    with pytest.raises(launch.NodeError, match="expected a TaskEnvironment"):
+        config = RunConfig(max_env_steps=100, evaluate_period=None)
+        agent = MAML(SMALL)
+        launch.launch(make_program(agent, functools.partial(FakeEnvironment), config), engine="serial")
+
+
+def wide(config, spec):
+    networks = MAMLNetworks(config, spec)
+    networks.body = MLP(2, (17,))
+    networks.head = make_policy_head(17, networks.actions.head_spec)
+    return networks
+
+
+def test_networks_of_one_s_own():
+    run = RunConfig(envs_per_actor=2, max_learner_steps=2, evaluate_period=None)
+    result = launch.launch(make_program(MAML(SMALL, wide), NAME, run), engine="serial")
+    assert result == {"reason": "max_learner_steps", "learner_steps": 2}
+    with pytest.raises(ValueError, match="networks_fn: got Linear without actions, encoder"):
+        MAML(SMALL, lambda config, spec: torch.nn.Linear(1, 1)).make_networks(SPEC)
+
+
+def learned(config):
+    """Parameters after two learner steps, as one vector."""
+    torch.manual_seed(0)
+    agent, networks = MAML(config), make_networks(config)
+    learner = agent.make_learner(networks, SPEC)
+    for env_steps in (0, 100):
+        learner.env_steps = env_steps
+        learner.step(make_batch(config, networks, tasks=4))
+    return torch.cat([p.detach().flatten() for p in networks.parameters()]).double().numpy()
+
+
+def network(config):
+    return str(make_networks(config))
+
+
+def initial(config):
+    return make_networks(config).head.log_std.detach().numpy()
+
+
+def rows_of_a_worker(config):
+    """The shape of what a worker samples, from the rows that its learner sees."""
+    run = RunConfig(envs_per_actor=2, max_learner_steps=1, evaluate_period=None)
+    shapes = []
+    with mock.patch.object(MAML, "prepare", autospec=True, side_effect=MAML.prepare) as prepare:
+        launch.launch(make_program(MAML(config), NAME, run), engine="serial")
+    for call in prepare.call_args_list:
+        shapes.append(call.args[2].data.mask.shape)
+    return str(shapes)
+
+
+def evaluated(config):
+    agent, networks = MAML(config), make_networks(config)
+    environment = environments.make(NAME, num_envs=2, seed=1, options={"max_steps": 4})
+    policy = agent.make_policy(networks, evaluation=True)
+    loop = EnvironmentLoop(environment, PolicyActor(policy, num_envs=2), should_update=False)
+    return agent.play(loop, policy, 2)["episode_return"]
+
+
+def advantages(config):
+    return MAML(config).make_rows(make_networks(config), make_data(0)).advantage.numpy()
+
+
+def chosen(config):
+    with mock.patch("torch.compile", return_value="compiled") as compiled:
+        learner = MAML(config).make_learner(make_networks(config), SPEC)
+    return (compiled.called, learner._precision is contextlib.nullcontext)
+
+
+FIELDS = {
+    "discount": (0.5, advantages, {}),
+    "learning_rate": (0.1, learned, {}),
+    "learning_rate_decay": (200, learned, {}),
+    "learning_rate_end": (0.5, learned, {"learning_rate_decay": 100}),
+    "adam_epsilon": (0.1, learned, {}),
+    "max_gradient_norm": (1e-4, learned, {"adam_epsilon": 1.0}),
+    "compile_loss": (True, chosen, {}),
+    "autocast": (True, chosen, {}),
+    "tasks_per_worker": (3, rows_of_a_worker, {}),
+    "unroll_length": (5, rows_of_a_worker, {}),
+    "gae_lambda": (0.3, advantages, {}),
+    "inner_steps": (2, rows_of_a_worker, {}),
+    "inner_learning_rate": (0.5, learned, {}),
+    "clip": (0.01, learned, {}),
+    "epochs": (2, learned, {}),
+    "minibatch_tasks": (2, learned, {}),
+    "evaluation_tasks": (3, evaluated, {}),
+    "evaluation_inner_steps": (2, evaluated, {}),
+    "hidden_sizes": ((4, 4), network, {}),
+    "activation": ("elu", network, {}),
+    "initial_std": (0.5, initial, {}),
+}
+
+
+def test_the_table_holds_every_field():
+    config_fields.assert_complete(FIELDS, MAMLConfig)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_changes_something(field):
+    config = dataclasses.replace(SMALL, tasks_per_worker=2)
+    config_fields.assert_changes_something(FIELDS, field, config)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tasks_per_worker", 0),
+        ("unroll_length", 1),
+        ("gae_lambda", 1.5),
+        ("inner_steps", -1),
+        ("inner_learning_rate", -0.1),
+        ("clip", 0.0),
+        ("evaluation_tasks", 0),
+        ("activation", "sine"),
+        ("initial_std", 0.0),
+    ],
+)
+def test_wrong_values_are_named(field, value):
+    config_fields.assert_refuses(MAMLConfig, field, value)
+
+
+def test_the_learner_uses_its_device():
+    networks = make_networks(SMALL)
+    config_fields.assert_learns_on_the_device(
+        lambda config: MAML(config).make_learner(make_networks(config), SPEC),
+        SMALL,
+        make_batch(SMALL, networks),
+    )
+
+
+def test_one_inner_step_improves_the_return_in_new_tasks(tmp_path):
+    config = RunConfig(
+        envs_per_actor=20,
+        max_env_steps=200_000,
+        evaluate_period=200_000,
+        directory=str(tmp_path),
+        seed=101,
+    )
+    launch.launch(make_program(MAML(MAMLConfig(tasks_per_worker=5)), NAME, config), engine="serial")
+    row = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"][-1]
+    assert row["episodes"] == 400
+    assert row["episode_return"] > row["return_before"] + 5

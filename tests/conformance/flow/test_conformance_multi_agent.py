@@ -1,0 +1,67 @@
+"""PPO and DQN trained together in a multi-agent environment, in whole programs on every engine."""
+
+from __future__ import annotations
+
+import pytest
+
+import launch
+from agents.ppo_dqn import PPODQN, PPODQNConfig
+from framework.loggers import read_jsonl
+from framework.programs import RunConfig, load_policy, make_program
+
+CONFIG = PPODQNConfig(
+    ppo_unroll_length=8,
+    ppo_epochs=2,
+    ppo_minibatch_size=32,
+    ppo_hidden_sizes=(8,),
+    dqn_hidden_sizes=(8,),
+    dqn_min_replay_size=50,
+    dqn_batch_size=16,
+    dqn_samples_per_insert=2.0,
+)
+
+
+def program(directory, steps, **changes):
+    settings = {
+        "num_actors": 2,
+        "envs_per_actor": 3,
+        "max_env_steps": steps,
+        "evaluate_period": steps,
+        "num_evaluation_episodes": 2,
+        "log_period": 50,
+        "learner_log_period": 1,
+        "directory": directory,
+        **changes,
+    }
+    return make_program(PPODQN(CONFIG), "multi_agent:CartPole", RunConfig(**settings))
+
+
+def rows(directory, label):
+    return [row for row in read_jsonl(directory / "metrics.jsonl") if row["label"] == label]
+
+
+def test_both_policies_learn_and_a_run_is_resumed(tmp_path, engine):
+    result = launch.launch(program(tmp_path, 500), engine=engine)
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 500)
+    last = rows(tmp_path, "learner")[-1]
+    assert last["ppo/steps"] >= 8 and last["dqn/steps"] >= 10
+    assert last["steps"] == last["ppo/steps"] + last["dqn/steps"]
+    assert {row["ppo/staleness"] for row in rows(tmp_path, "learner") if "ppo/staleness" in row} == {0.0}
+    evaluated = rows(tmp_path, "evaluator")[-1]
+    agents = [evaluated[f"episode_return/agent_{index}"] for index in range(4)]
+    assert evaluated["episode_return"] == pytest.approx(sum(agents) / 4)
+    assert len(set(load_policy(tmp_path).spec.actions)) == 4
+
+    again = launch.launch(program(tmp_path, 1000), engine=engine)
+    assert again["env_steps"] == 1000
+    resumed = rows(tmp_path, "learner")[-1]
+    assert resumed["ppo/steps"] >= last["ppo/steps"] + 8 and resumed["dqn/steps"] >= last["dqn/steps"] + 10
+
+
+def test_one_seed_gives_one_run_on_the_serial_engine(tmp_path):
+    def learned(name):
+        launch.launch(program(tmp_path / name, 500), engine="serial")
+        kept = rows(tmp_path / name, "learner")
+        return [{key: row[key] for key in row if not key.startswith("time/")} for row in kept]
+
+    assert learned("a") == learned("b")

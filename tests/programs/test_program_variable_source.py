@@ -1,0 +1,137 @@
+"""Nodes that serve the parameters of a learner in its place."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+from dm_env import specs as dm_specs
+
+import launch
+from agents.dqn import DQN, DQNConfig
+from agents.ppo import PPO, PPOConfig
+from framework import specs
+from framework.programs import RunConfig, make_program
+from framework.programs.variable_source import VariableSource
+from framework.programs.worker import Setup
+from framework.variables import VariableBlock, VariableClient
+
+CARTPOLE = "gymnasium:CartPole-v1"
+SPEC = specs.EnvironmentSpec(
+    dm_specs.Array((4,), np.float32),
+    dm_specs.DiscreteArray(2),
+    dm_specs.Array((), np.float32),
+    dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
+)
+AGENT = DQN(DQNConfig(hidden_sizes=(8,)))
+SETUP = Setup(AGENT, None, SPEC, RunConfig())  # type: ignore[arg-type]
+
+
+def networks_of(version):
+    networks = AGENT.make_networks(SPEC)
+    with torch.no_grad():
+        for parameter in networks.parameters():
+            parameter.fill_(version)
+    return networks
+
+
+class FarLearner:
+    """A learner whose memory no other process can map, as on another machine. Counts its copies."""
+
+    def __init__(self):
+        self._block = VariableBlock(self._parameters(0))
+        self._block.publish(0, self._parameters(0))
+        self.copies = 0
+        self._changed = threading.Condition()
+
+    def _parameters(self, version):
+        return {"q_network": networks_of(version).q_network.state_dict()}
+
+    def variable_block(self):
+        return self._block
+
+    def get_variables(self, names=(), newer_than=-1, timeout=0.0):
+        with self._changed:
+            self._changed.wait_for(lambda: self._block.version > newer_than, timeout)
+            found = self._block.get_variables(names, newer_than)
+            self.copies += found is not None
+            return found
+
+    def wait_for_version(self, version, timeout, actor=None):
+        with self._changed:
+            return self._changed.wait_for(lambda: self._block.version >= version, timeout)
+
+    def publish(self, version):
+        with self._changed:
+            self._block.publish(version, self._parameters(version), 10 * version)
+            self._changed.notify_all()
+
+    def num_copies(self):
+        return self.copies
+
+
+def _read(learner, sources):
+    """Reads versions 0 to 2 with three clients of each source."""
+    clients = []
+    for source in sources:
+        for _ in range(3):
+            networks = networks_of(-1)
+            policy = AGENT.make_policy(networks)
+            clients.append((VariableClient(source, networks, policy), networks, policy))
+    found = []
+    for version in range(3):
+        if version:
+            learner.publish(version)
+        for source in sources:
+            assert source.wait_for_version(version, 60.0)
+        for client, networks, policy in clients:
+            client.update(wait=True)
+            value = float(next(networks.q_network.parameters()).flatten()[0].detach())
+            found.append((client.version, policy.progress.env_steps, value))
+    launch.stop({"found": found, "copies": learner.num_copies()})
+
+
+def test_a_source_pulls_each_version_once_and_serves_all():
+    program = launch.Program("sources")
+    learner = program.add_node(launch.CourierNode(FarLearner), label="learner")
+    with program.group("source"):
+        sources = [
+            program.add_node(launch.CourierNode(VariableSource, SETUP, learner=learner)) for _ in range(2)
+        ]
+    program.add_node(launch.PyNode(_read, learner, sources), label="reader")
+    result = launch.launch(program, engine="processes")
+    assert result["found"] == [(v, 10 * v, float(v)) for v in range(3) for _ in range(6)]
+    assert result["copies"] == 6  # three versions for each of two sources
+
+
+@pytest.mark.parametrize(
+    "engine, num_sources", [("serial", 1), ("serial", 2), ("threads", 2), ("processes", 2)]
+)
+def test_actors_and_evaluator_take_their_parameters_from_sources(tmp_path, engine, num_sources):
+    config = RunConfig(
+        directory=str(tmp_path),
+        num_actors=2,
+        max_env_steps=600,
+        evaluate_period=600,
+        num_evaluation_episodes=2,
+        log_period=100,
+        variable_sources=num_sources,
+    )
+    program = make_program(DQN(DQNConfig(min_replay_size=50, batch_size=16)), CARTPOLE, config)
+    assert len(program.groups["variable_source"]) == num_sources
+    launch.launch(program, engine=engine)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row for row in rows if row["label"] == "evaluator"][-1]["variables_version"] > 0
+
+
+def test_an_agent_on_policy_waits_through_a_source():
+    config = RunConfig(
+        num_actors=2, envs_per_actor=2, max_env_steps=640, evaluate_period=None, variable_sources=1
+    )
+    agent = PPO(PPOConfig(unroll_length=16))
+    for engine in ("serial", "processes"):
+        result = launch.launch(make_program(agent, CARTPOLE, config), engine=engine)
+        assert result["env_steps"] == 640

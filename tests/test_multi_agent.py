@@ -1,0 +1,240 @@
+"""Several policies in one multi-agent environment: rows, mapping, what each adder and learner gets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import tree
+
+from agents.dqn import DQN, DQNConfig
+from agents.ppo import PPO, PPOConfig
+from agents.ppo_dqn import PPODQN, PPODQNConfig
+from framework import environments, specs
+from framework.actors import EnvironmentLoop, PolicyActor
+from framework.adders import NStepTransitionAdder, UnrollAdder
+from framework.environments import FIRST, LAST, MID, StepLimit
+from framework.environments.testing import make_spec
+from framework.multi_agent import (
+    MultiAgentAdder,
+    MultiAgentLearner,
+    MultiAgentNetworks,
+    MultiAgentPolicy,
+    group_agents,
+)
+from framework.replay import EmbeddedClient, Table
+
+SMALL = {"hidden_sizes": (8,)}
+
+
+def half(agent):
+    return "first" if agent in ("agent_0", "agent_1") else "second"
+
+
+def cartpoles(num_envs, **options):
+    return environments.make("multi_agent:CartPole", num_envs=num_envs, seed=1, **options)
+
+
+def two_policies(spec, evaluation=False):
+    """PPO for agents 0 and 1, DQN for 2 and 3, and their networks."""
+    groups = group_agents(spec, half)
+    parts = {"first": PPO(PPOConfig(**SMALL)), "second": DQN(DQNConfig(**SMALL))}
+    networks = MultiAgentNetworks(
+        groups, {name: part.make_networks(groups[name].spec) for name, part in parts.items()}
+    )
+    policies = {name: part.make_policy(networks.part(name), evaluation) for name, part in parts.items()}
+    return networks, MultiAgentPolicy(networks, policies), parts
+
+
+def test_agents_are_grouped_by_policy():
+    groups = group_agents(cartpoles(1).spec, half)
+    assert {name: group.agents for name, group in groups.items()} == {
+        "first": ("agent_0", "agent_1"),
+        "second": ("agent_2", "agent_3"),
+    }
+    assert groups["first"].spec.actions.num_values == 2
+
+
+def test_agents_that_cannot_share_a_policy():
+    with pytest.raises(ValueError, match="expected a dict with an entry for each agent"):
+        group_agents(make_spec(), half)
+    actions = {"a": specs.DiscreteArray(2), "b": specs.DiscreteArray(3)}
+    parts = (dict.fromkeys("ab", leaf) for leaf in make_spec())
+    spec = specs.EnvironmentSpec(*parts)._replace(actions=actions)
+    with pytest.raises(ValueError, match=r"policy 'one': got agents 'a' and 'b' with different specs"):
+        group_agents(spec, lambda agent: "one")
+    assert len(group_agents(spec, str)) == 2
+    with pytest.raises(
+        ValueError, match=r"got agents for \['dqn'\], expected some for each of \['dqn', 'ppo'\]"
+    ):
+        PPODQN(PPODQNConfig(ppo_agents=("nobody",))).make_networks(cartpoles(1).spec)
+
+
+def test_rows_are_the_agents_of_each_env():
+    group = group_agents(cartpoles(1).spec, half)["second"]
+    nest = {f"agent_{agent}": np.array([[10 * env + agent] for env in range(3)]) for agent in range(4)}
+    rows = group.rows(nest)
+    assert rows[:, 0].tolist() == [2, 3, 12, 13, 22, 23]
+    assert group.of_envs(rows)[..., 0].tolist() == [[2, 3], [12, 13], [22, 23]]
+    split = group.split(rows)
+    assert sorted(split) == ["agent_2", "agent_3"]
+    for agent, value in split.items():
+        np.testing.assert_array_equal(value, nest[agent])
+
+
+def test_a_wrapper_that_ends_an_episode_ends_it_for_all_agents():
+    environment = cartpoles(2, wrappers=[lambda inner: StepLimit(inner, 3)])
+    group = group_agents(environment.spec, half)["first"]
+    zeros = {agent: np.zeros(2, np.int64) for agent in specs.agents(environment.spec)}
+    kinds = [group.timestep(environment.reset()).step_type.tolist()]
+    kinds += [group.timestep(environment.step(zeros)).step_type.tolist() for _ in range(4)]
+    assert kinds == [[FIRST] * 4, [MID] * 4, [MID] * 4, [LAST] * 4, [FIRST] * 4]
+
+
+def test_each_policy_acts_for_its_agents():
+    torch.manual_seed(0)
+    spec = cartpoles(1).spec
+    networks, policy, parts = two_policies(spec, evaluation=True)
+    rng = np.random.default_rng(0)
+    names = specs.agents(spec)
+    observation = {name: rng.normal(size=(5, 4)).astype(np.float32) for name in names}
+    actions, extras, _ = policy.step(observation, policy.initial_state(5))
+    assert tree.map_structure(np.shape, extras["first"]["version"]) == (5, 2)
+    for name in names:
+        part = half(name)
+        alone = parts[part].make_policy(networks.part(part), evaluation=True)
+        expected, _, _ = alone.step(observation[name], alone.initial_state(5))
+        np.testing.assert_array_equal(actions[name], expected)
+
+
+def test_the_recurrent_state_has_an_entry_for_each_agent_of_each_env():
+    spec = cartpoles(1).spec
+    groups = group_agents(spec, lambda agent: "all")
+    part = PPO(PPOConfig(**SMALL, recurrent="lstm", recurrent_size=6))
+    networks = MultiAgentNetworks(groups, {"all": part.make_networks(groups["all"].spec)})
+    policy = MultiAgentPolicy(networks, {"all": part.make_policy(networks.part("all"))})
+    state = policy.initial_state(3)
+    assert {tuple(leaf.shape) for leaf in tree.flatten(state)} == {(3, 4, 6)}
+    observation = {name: np.ones((3, 4), np.float32) for name in specs.agents(spec)}
+    _, _, after = policy.step(observation, state)
+    assert tree.map_structure(lambda leaf: leaf.shape, after) == tree.map_structure(
+        lambda leaf: leaf.shape, state
+    )
+
+
+def _play(num_steps, unroll_length=8):
+    """Plays with two policies. Returns the time steps, and the items of both tables."""
+    environment = cartpoles(3)
+    _, policy, _ = two_policies(environment.spec)
+    clients = {
+        "first": EmbeddedClient([Table.queue("queue", 10_000)], concurrent=False),
+        "second": EmbeddedClient([Table.queue("replay", 10_000)], concurrent=False),
+    }
+    parts = {
+        "first": UnrollAdder(clients["first"], unroll_length),
+        "second": NStepTransitionAdder(clients["second"], 1, 0.9),
+    }
+    adder = MultiAgentAdder(group_agents(environment.spec, half), parts)
+    timesteps = []
+
+    class Watch:
+        def observe_first(self, environment, timestep):
+            timesteps.append(tree.map_structure(np.array, timestep))
+
+        def observe(self, environment, timestep, action):
+            timesteps.append(tree.map_structure(np.array, timestep))
+
+        def get_metrics(self, envs):
+            return {}
+
+    loop = EnvironmentLoop(environment, PolicyActor(policy, adder, num_envs=3, seed=0), observers=[Watch()])
+    returns = []
+    for _ in range(num_steps):
+        finished = loop.step()
+        if finished is not None:
+            returns.append(finished["episode_return"])
+    adder.flush()
+    items = {
+        name: client.server_info()[table].current_size
+        for (name, client), table in zip(clients.items(), ("queue", "replay"), strict=True)
+    }
+    return timesteps, clients, items, returns
+
+
+def test_replay_gets_what_the_agents_did_and_nothing_while_they_wait():
+    timesteps, clients, items, returns = _play(64)
+    moved = {
+        agent: np.stack([each.agents[agent] for each in timesteps[1:]]) != FIRST
+        for agent in timesteps[0].agents
+    }
+    assert moved["agent_0"].sum() != moved["agent_1"].sum()  # They end at different times.
+    assert items["second"] == moved["agent_2"].sum() + moved["agent_3"].sum()
+    data = clients["second"].sample_batch("replay", items["second"]).data
+    assert np.abs(data.observation).sum(-1).min() > 0.0  # Observations of agents that wait are zeros.
+    assert data.reward.tolist() == [1.0] * items["second"]
+    # A queue of unrolls: 3 envs of 2 agents, every 8 steps, those that waited throughout among them.
+    assert items["first"] == 6 * 64 // 8
+    data = clients["first"].sample_batch("queue", items["first"]).data
+    assert data.mask.sum() == moved["agent_0"].sum() + moved["agent_1"].sum()
+    assert data.mask.sum(1).min() == 0.0
+    # The loop's returns are those of each agent.
+    assert sum(each["agent_2"].sum() for each in returns) <= moved["agent_2"].sum()
+
+
+def test_a_step_of_the_learner_is_one_of_one_policy():
+    torch.manual_seed(0)
+    _, clients, _, _ = _play(16, unroll_length=4)
+    spec = cartpoles(1).spec
+    networks, policy, parts = two_policies(spec)
+    groups = networks.groups
+    learner = MultiAgentLearner(
+        networks,
+        {name: part.make_learner(networks.part(name), groups[name].spec) for name, part in parts.items()},
+    )
+    learner.env_steps = 7
+    sample = clients["second"].sample_batch("replay", 8)
+    sample = sample._replace(data={"second": tree.map_structure(torch.as_tensor, sample.data)})
+    before = {name: networks.part(name).state_dict() for name in parts}
+    before = tree.map_structure(torch.clone, before)
+    result = learner.step(sample)
+    assert result.metrics["second/steps"] == 1 and "second/loss" in result.metrics
+    same = tree.map_structure(
+        torch.equal, before, {name: dict(networks.part(name).state_dict()) for name in parts}
+    )
+    assert all(same["first"].values()) and not all(same["second"].values())
+    parameters = learner.parameters()
+    assert set(parameters) == {"first", "second", "steps"}
+    policy.progress = policy.progress._replace(version=40, env_steps=50)
+    assert policy._policies["second"].progress == (1, 50) and policy._policies["first"].progress == (0, 50)
+
+    state = learner.save()
+    fresh, _, _ = two_policies(spec)
+    again = MultiAgentLearner(
+        fresh, {name: part.make_learner(fresh.part(name), groups[name].spec) for name, part in parts.items()}
+    )
+    again.restore(state)
+    for one, other in zip(tree.flatten(learner.parameters()), tree.flatten(again.parameters()), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_settings_reach_both_algorithms():
+    for field in dataclasses.fields(PPODQNConfig):
+        algorithm, _, name = field.name.partition("_")
+        if field.name == "ppo_agents":
+            continue
+        value = {"device": "cuda:0", "learning_rate_decay": 9}.get(field.name)
+        if value is None:
+            value = (3,) if isinstance(field.default, tuple) else field.default / 2 or 0.5
+        value = round(value) if isinstance(field.default, int) else value
+        config = PPODQNConfig(**{field.name: value})
+        both = {"ppo": config.ppo(), "dqn": config.dqn()}
+        for part, made in both.items():
+            if algorithm in ("ppo", "dqn"):
+                if algorithm == part:
+                    assert getattr(made, name) == value
+            else:
+                assert getattr(made, field.name) == value
+    with pytest.raises(ValueError, match="epochs: got 0"):
+        PPODQNConfig(ppo_epochs=0)
