@@ -61,7 +61,7 @@ test-reverb: .venv-reverb/installed
 
 # The second in a process of its own: after other clusters in one process Ray asks its job server for a token.
 test-ray: .venv-ray/installed
-	$(call tests,.venv-ray,tests/conformance/launch tests/conformance/flow -k "ray" --ignore tests/conformance/launch/test_ray_jobs.py)
+	$(call tests,.venv-ray,tests/conformance/launch tests/conformance/flow tests/conformance/programs -k "ray" --ignore tests/conformance/launch/test_ray_jobs.py)
 	$(call tests,.venv-ray,tests/conformance/launch/test_ray_jobs.py)
 
 # LAUNCHPAD=launchpad runs the conformance tests with a process for each node too, which takes minutes more.

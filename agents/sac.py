@@ -81,25 +81,6 @@ class Policy(nn.Module):
         return self.head(self.body(self.encoder(observation)))
 
 
-class DiscreteCritics(nn.Module):
-    """Values of all A actions by several critics: observation `[..., *]` to `[count, ..., A]`."""
-
-    def __init__(self, config: SACConfig, spec: EnvironmentSpec):
-        super().__init__()
-        self.members = nn.ModuleList(
-            networks.QNetwork(
-                spec.observations,
-                int(spec.actions.num_values),
-                config.hidden_sizes,
-                layer_norm=config.layer_norm,
-            )
-            for _ in range(config.num_critics)
-        )
-
-    def forward(self, observation: Nest) -> torch.Tensor:
-        return torch.stack([member(observation) for member in self.members])
-
-
 class Temperature(nn.Module):
     """Logarithm of the weight of the entropy: a parameter if it is learned."""
 
@@ -129,18 +110,14 @@ class SACNetworks(nn.Module):
         self.actions = networks.Actions(action, squash=True)
         self.policy = Policy(config, spec, self.actions.head_spec)
         if self.actions.continuous:
-            size = self.actions.head_spec.shape[0]
+            size, num_actions = self.actions.head_spec.shape[0], None
             entropy = -float(size)
-            self.critics: nn.Module = networks.Critics(
-                spec.observations,
-                size,
-                config.hidden_sizes,
-                config.num_critics,
-                layer_norm=config.layer_norm,
-            )
         else:
-            entropy = 0.5 * math.log(int(action.num_values))
-            self.critics = DiscreteCritics(config, spec)
+            size, num_actions = 0, int(action.num_values)
+            entropy = 0.5 * math.log(num_actions)
+        self.critics = networks.Critics(
+            spec.observations, size, config.hidden_sizes, config.num_critics, config.layer_norm, num_actions
+        )
         self.target_entropy = entropy if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config)
 

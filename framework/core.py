@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import launch
@@ -169,14 +169,18 @@ class Worker(abc.ABC):
         """Whether `step()` can run without blocking. The serial engine calls this."""
         return True
 
+    def finished(self) -> bool:
+        """Whether the work is done. `run` then ends, and the serial engine stops calling `step`."""
+        return False
+
     @abc.abstractmethod
     def step(self) -> None:
         """One unit of work. It may block, for example on replay, but must end soon after a stop."""
 
     def run(self) -> None:
-        """Steps until the program is stopped."""
+        """Steps until the work is done or the program is stopped. All engines but serial call this."""
         stopped = launch.stop_event()
-        while not stopped.is_set():
+        while not (stopped.is_set() or self.finished()):
             self.step()
 
 
@@ -187,7 +191,6 @@ class Loop(Protocol):
 
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
         """Plays whole episodes from a reset and returns their metrics."""
-        ...
 
 
 class Graph(Protocol):
@@ -222,23 +225,27 @@ class Graph(Protocol):
         The client of several is a `replay.ShardedClient`. Without `shards`, the program's settings say how
         many.
         """
-        ...
 
     def add_learner(
-        self, replay: launch.Handle | None, *, agent: Agent | None = None, name: str = "learner"
+        self,
+        replay: launch.Handle | None,
+        *,
+        agent: Agent | None = None,
+        name: str = "learner",
+        clients: Mapping[str, launch.Handle] | None = None,
     ) -> launch.Handle | None:
-        """Adds the learner, and the other learners of its group."""
-        ...
+        """Adds the learner, and the other learners of its group.
+
+        In its nodes, the agent's `clients` are those of the nodes `clients`, by the same names.
+        """
 
     def add_variable_source(self, learner: launch.Handle | None) -> launch.Handle | None:
         """Adds the nodes that serve the parameters of `learner`; returns `learner` if it serves them."""
-        ...
 
     def add_inference(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "inference"
     ) -> launch.Handle | None:
         """Adds the node that acts for all actors; `add_actors` calls this."""
-        ...
 
     def add_actors(
         self,
@@ -249,21 +256,17 @@ class Graph(Protocol):
         name: str = "actor",
     ) -> None:
         """Adds the actors, which write to `replay` and take their parameters from `variables`."""
-        ...
 
     def add_plan(self, replay: launch.Handle | None = None, *, agent: Agent | None = None) -> launch.Handle:
         """Adds the workers and the learner of a `PlanAgent`; the workers write to `replay` if it is given."""
-        ...
 
     def add_evaluator(
         self, variables: launch.Handle | None, *, agent: Agent | None = None, name: str = "evaluator"
     ) -> None:
         """Adds the evaluator, which plays greedily with the parameters of `variables`."""
-        ...
 
     def add_node(self, name: str, node: launch.Node) -> launch.Handle:
         """Adds a node of your own to the group `name`. A `Worker` in it runs on every engine."""
-        ...
 
 
 class Agent(abc.ABC):
@@ -288,6 +291,7 @@ class Agent(abc.ABC):
     num_envs: int = 1  # Of the whole program.
     num_learners: int = 1
     rank: int = 0  # Of the learner in this node.
+    clients: Mapping[str, Any] = {}  # In a learner's node: of other nodes, see `Graph.add_learner`.
     made_by: str | None = None  # `module:function` that made the agent; None if its class did.
 
     @abc.abstractmethod
@@ -356,6 +360,12 @@ class Agent(abc.ABC):
         agent.num_envs, agent.num_learners, agent.rank = num_envs, num_learners, rank
         if num_learners > 1:
             agent.check_shards()
+        return agent
+
+    def for_learner(self, clients: Mapping[str, Any] | None) -> Self:
+        """A copy with these `clients`. The learners of a program call this."""
+        agent = copy.copy(self)
+        agent.clients = dict(clients or {})
         return agent
 
     def check_shards(self) -> None:

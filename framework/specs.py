@@ -12,7 +12,6 @@ spec.actions.num_values    # 2
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,8 +207,3 @@ def is_bounded(spec: Array) -> bool:
 def zeros(spec: Nest, batch_shape: tuple[int, ...] = ()) -> Nest:
     """A nest of zeros of `[*batch_shape, *shape]` in the specs' dtypes (not necessarily within bounds)."""
     return tree.map_structure(lambda leaf: np.zeros((*batch_shape, *leaf.shape), leaf.dtype), spec)
-
-
-def flat_size(spec: Nest) -> int:
-    """Number of elements in one env's value of this spec."""
-    return sum(math.prod(leaf.shape) for leaf in tree.flatten(spec))

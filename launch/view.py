@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 _STYLES = {"failed": "red", "killed": "red", "restarting": "yellow", "starting": "dim"}
 
 
+@dataclass
 class NodesView:
     """Renders the newest status as a table; rates are relative to the previous status.
 
@@ -28,25 +30,19 @@ class NodesView:
       clock: returns seconds, for statuses without a `"time"`.
     """
 
-    def __init__(
-        self,
-        read: Callable[[], Mapping[str, Any]],
-        interval: float = 1.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._read = read
-        self._interval = interval
-        self._clock = clock
-        self._before: Mapping[str, Any] = {}
-        self._now: Mapping[str, Any] = {}
+    read: Callable[[], Mapping[str, Any]]
+    interval: float = 1.0
+    clock: Callable[[], float] = time.time
+    _before: Mapping[str, Any] = field(default_factory=dict, init=False)
+    _now: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __call__(self) -> Any:
         """Returns a `rich.table.Table`."""
-        newest = self._read()
+        newest = self.read()
         if newest:
-            newest = {"time": self._clock(), **newest}
+            newest = {"time": self.clock(), **newest}
             passed = newest["time"] - self._now["time"] if self._now else math.inf
-            if passed > 0 and passed >= self._interval:
+            if passed > 0 and passed >= self.interval:
                 self._before, self._now = self._now, newest
             elif newest.get("state") != self._now.get("state"):  # the end is shown at once
                 self._now = {**newest, "time": self._now["time"]}

@@ -219,6 +219,29 @@ def test_a_step_of_the_learner_is_one_of_one_policy():
         assert torch.equal(one, other)
 
 
+def test_unrolls_in_which_all_agents_waited_are_no_step():
+    class Learner:
+        names, published = [], 0
+
+        def step(self, sample):
+            self.names += sample.data
+
+        def publish(self):
+            self.published += 1
+
+    _, clients, items, _ = _play(64)
+    learner = Learner()
+    steps = PPODQN().steps(learner)
+    sample = clients["first"].sample_batch("queue", items["first"])
+    waited = np.flatnonzero(sample.data.mask.sum(1) == 0)
+    steps["ppo"](sample._replace(data=tree.map_structure(lambda leaf: leaf[waited], sample.data)))
+    assert len(waited) and learner.names == [] and learner.published == 0
+    steps["ppo"](sample)
+    assert learner.names == ["ppo"] and learner.published == 1  # For the workers' next unrolls.
+    steps["dqn"](clients["second"].sample_batch("replay", 8))
+    assert learner.names == ["ppo", "dqn"] and learner.published == 1
+
+
 def test_settings_reach_both_algorithms():
     for field in dataclasses.fields(PPODQNConfig):
         algorithm, _, name = field.name.partition("_")

@@ -89,9 +89,8 @@ def test_paths_pick_the_leaves_in_order():
     assert [specs.pick(value, path) for path, _ in specs.leaves(value)] == tree.flatten(value)
 
 
-def test_zeros_and_flat_size():
+def test_zeros():
     spec = {"a": specs.Array((2, 3), np.uint8), "b": specs.DiscreteArray(4, np.int64)}
     zeros = specs.zeros(spec, (5,))
     assert zeros["a"].shape == (5, 2, 3) and zeros["a"].dtype == np.uint8
     assert zeros["b"].shape == (5,) and zeros["b"].dtype == np.int64
-    assert specs.flat_size(spec) == 7

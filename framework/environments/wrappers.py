@@ -13,6 +13,7 @@ The first wrapper of a list is the innermost. The next one receives its time ste
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import dm_env
@@ -305,7 +306,7 @@ class Flatten(_ObservationWrapper):
         super().__init__(environment)
         self._leaves = tree.flatten(self.spec.observations)
         sizes = [
-            leaf.num_values if isinstance(leaf, specs.DiscreteArray) else specs.flat_size(leaf)
+            leaf.num_values if isinstance(leaf, specs.DiscreteArray) else math.prod(leaf.shape)
             for leaf in self._leaves
         ]
         self.spec = self.spec._replace(

@@ -117,10 +117,6 @@ class ProgressDisplay:
             result["time to go"] = f"{seconds // 3600}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
         return result
 
-    def line(self) -> str:
-        """Returns the numbers on one line."""
-        return " | ".join(f"{name} {text}" for name, text in self.numbers().items())
-
     def render(self) -> Any:
         """Returns the bar, the table and `below`, for rich."""
         from rich.console import Group
@@ -155,7 +151,7 @@ class ProgressDisplay:
 
     def _print_line(self) -> None:
         """Prints the numbers, unless the last line has the same."""
-        line = self.line()
+        line = " | ".join(f"{name} {text}" for name, text in self.numbers().items())
         if self._last_line is None or line != self._last_line[1]:
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
         self._last_line = (self._clock(), line)

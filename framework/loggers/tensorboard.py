@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from framework.loggers.base import Logger, to_scalars
@@ -14,17 +14,17 @@ from framework.loggers.base import Logger, to_scalars
 class TensorBoardLogger(Logger):
     """Writes the numbers of each row under `label/name`; ignores strings, bools and None.
 
+    The x axis is `env_steps` of a row or else its `steps`. A row without them gets the number of earlier rows
+    of its label.
+
     Args:
       directory: directory of the event files.
-      steps_keys: names of the step; the first that a row has is its position on the x axis. A row without any
-        of them gets the number of earlier rows of its label.
     """
 
-    def __init__(self, directory: str | os.PathLike, steps_keys: Sequence[str] = ("env_steps", "steps")):
+    def __init__(self, directory: str | os.PathLike):
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(os.fspath(directory))
-        self._steps_keys = tuple(steps_keys)
         self._rows: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class TensorBoardLogger(Logger):
         label = str(plain.get("label", ""))
         count = self._rows.get(label, 0)
         self._rows[label] = count + 1
-        step = next((plain[key] for key in self._steps_keys if isinstance(plain.get(key), int)), count)
+        step = next((plain[key] for key in ("env_steps", "steps") if isinstance(plain.get(key), int)), count)
         for name, value in plain.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
                 self._writer.add_scalar(f"{label}/{name}" if label else name, value, step)

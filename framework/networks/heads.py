@@ -180,6 +180,8 @@ class QNetwork(nn.Module):
 class Critics(nn.Module):
     """Several estimates of the value of an action: observation and action to `[count, ...]`.
 
+    With `num_actions`, those of all discrete actions: observation to `[count, ..., num_actions]`.
+
     SAC and TD3 use the smaller value of two critics (Fujimoto et al., 2018). Each critic has its own
     parameters and its own encoder.
 
@@ -189,6 +191,7 @@ class Critics(nn.Module):
       hidden_sizes: widths of the hidden layers of each critic.
       count: number of critics.
       layer_norm: normalizes each hidden layer before its activation.
+      num_actions: number of discrete actions; `action_size` is then 0.
     """
 
     def __init__(
@@ -198,19 +201,22 @@ class Critics(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         count: int = 2,
         layer_norm: bool = False,
+        num_actions: int | None = None,
     ):
         super().__init__()
         encoders = [ObservationEncoder(observation_spec) for _ in range(count)]
         width = encoders[0].output_size + action_size
         self.encoders = nn.ModuleList(encoders)
-        self.heads = nn.ModuleList(MLP(width, hidden_sizes, 1, layer_norm=layer_norm) for _ in range(count))
+        self.heads = nn.ModuleList(
+            MLP(width, hidden_sizes, num_actions or 1, layer_norm=layer_norm) for _ in range(count)
+        )
 
-    def forward(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
-        values = [
-            head(torch.cat([encoder(observation), action], -1)).squeeze(-1)
-            for encoder, head in zip(self.encoders, self.heads, strict=True)
-        ]
-        return torch.stack(values)
+    def forward(self, observation: Nest, action: torch.Tensor | None = None) -> torch.Tensor:
+        features = [encoder(observation) for encoder in self.encoders]
+        if action is not None:
+            features = [torch.cat([each, action], -1) for each in features]
+        values = torch.stack([head(each) for head, each in zip(self.heads, features, strict=True)])
+        return values if action is None else values.squeeze(-1)
 
 
 class Actions:

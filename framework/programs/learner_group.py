@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,7 @@ class LearnerReplica(ProgramWorker):
       replay: the replay client to sample from and to write priorities to.
       first: a client of the learner of rank 0.
       rank: rank of this learner, from 1.
+      clients: the agent's `clients`.
       seed: seed of this worker.
     """
 
@@ -129,11 +131,12 @@ class LearnerReplica(ProgramWorker):
         replay: Any,
         first: Any,
         rank: int,
+        clients: Mapping[str, Any] | None = None,
         seed: int = 0,
     ):
         prepare_process(seed)
         self._first, self._rank, self._size = first, rank, setup.config.num_learners
-        agent = setup.agent.for_program(setup.config.num_envs, self._size, rank)
+        agent = setup.agent.for_program(setup.config.num_envs, self._size, rank).for_learner(clients)
         self._learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
         self._dataset = agent.make_dataset(replay)
         self._group: LearnerGroup | None = None

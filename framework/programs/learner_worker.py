@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import numpy as np
+import torch
 
 from framework.programs.learner_group import FirstLearner
 from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import StallDetector
-from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded
+from framework.programs.worker import ProgramWorker, Setup, learner_threads, prepare_process, seeded
 from framework.replay import ReplaySample, TableInfo
 from framework.types import StepResult
 from framework.variables import VariableBlock, Variables, shared_path
@@ -38,10 +39,10 @@ class ProgramLearner:
       monitor: takes the rows of metrics.
       checkpointer: keeps the learner's state, which the constructor restores. None keeps nothing.
       name: label of its rows and name of its part of a checkpoint.
+      clients: the agent's `clients`.
       seed: seed of the initial parameters.
 
     Attributes:
-      counter: the node that counts steps.
       learner: the agent's learner.
       dataset: the agent's batches from `replay`; None without it.
       block: the published parameters.
@@ -59,14 +60,17 @@ class ProgramLearner:
         monitor: Any,
         checkpointer: Any = None,
         name: str = "learner",
+        clients: Mapping[str, Any] | None = None,
         seed: int = 0,
     ):
-        agent, config = setup.agent, setup.config
+        agent, config = setup.agent.for_learner(clients), setup.config
         self._config, self._replay = config, replay
         self._name, self._steps_name = name, f"{name}_steps"
-        self.counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
+        self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         with seeded(seed):
             self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+        sizes = [tensor.numel() for of in self.learner.parameters().values() for tensor in of.values()]
+        self._threads = learner_threads(config, sum(sizes))
         self.dataset = None if replay is None else agent.make_dataset(replay)
         # Actors with a limited policy lag need every version.
         self._is_on_policy = agent.max_policy_lag is not None
@@ -84,6 +88,8 @@ class ProgramLearner:
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch of the learner's device. Writes priorities back to replay."""
+        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
+            torch.set_num_threads(self._threads)
         result = self.learner.step(sample)
         if result.priorities is not None and self.dataset is not None:
             priorities = np.asarray(result.priorities, np.float64)
@@ -94,7 +100,7 @@ class ProgramLearner:
 
     def publish(self) -> dict[str, int]:
         """Counts the steps, then publishes, so that the steps of a published version are always counted."""
-        counts: dict[str, int] = self.counter.increment(**{self._steps_name: self._uncounted})
+        counts: dict[str, int] = self._counter.increment(**{self._steps_name: self._uncounted})
         self._uncounted = 0
         self.learner.env_steps = counts.get("env_steps", 0)
         with self.published:
@@ -113,7 +119,7 @@ class ProgramLearner:
         """Logs and counts the last steps, saves the state, and returns prefetched samples to replay."""
         if self._metrics is not None and self._steps > self._logged[0]:
             self._log(self._metrics)
-        self.counter.increment(**{self._steps_name: self._uncounted})
+        self._counter.increment(**{self._steps_name: self._uncounted})
         if self._checkpointer is not None:
             self._checkpointer.put(self._name, self.save())
         if self.dataset is not None:
@@ -143,7 +149,7 @@ class ProgramLearner:
         if state is not None:
             self.learner.restore(state["learner"])
             self._steps = int(state["steps"])
-        counts = self.counter.get_counts()
+        counts = self._counter.get_counts()
         made, env_steps = counts.get(self._steps_name, 0), counts.get("env_steps", 0)
         # A learner that restarts from an older checkpoint, or from none, continues with versions above those
         # of the actors. Version 0, which tells policies that no step was made, stays, unless actors wait for

@@ -84,13 +84,16 @@ class MultiAgentPlanAgent(PlanAgent):
     def policy_of(self, agent: str) -> str:
         """The name of the policy of an agent of the environment."""
 
-    def steps(self, learner: PlanLearner) -> dict[str, Callable[[ReplaySample], StepResult]]:
+    def steps(self, learner: PlanLearner) -> dict[str, Callable[[ReplaySample], StepResult | None]]:
         """For each policy, the function that makes a learner step on a batch.
 
-        The new parameters of an on-policy policy are published at once.
+        The new parameters of an on-policy policy are published at once. If all of its agents waited for
+        others in all of their unrolls, there is nothing to learn: no step is made, and the result is None.
         """
 
-        def step(name: str, sample: ReplaySample) -> StepResult:
+        def step(name: str, sample: ReplaySample) -> StepResult | None:
+            if isinstance(self.parts[name], OnPolicyAgent) and not sample.data.mask.any():
+                return None
             result = learner.step(sample._replace(data={name: sample.data}))
             if isinstance(self.parts[name], OnPolicyAgent):
                 learner.publish()

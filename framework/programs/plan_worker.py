@@ -93,6 +93,7 @@ class PlanWorker(LearnerNode):
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._workers = [flow.Node(client, f"actor-{index}") for index, client in enumerate(workers)]
         self._plan = agent.plan(self._workers, self._learner)
+        self._spent: set[str] = set()  # Workers that had too few env steps left for a call.
 
     def ready(self) -> bool:
         return not self._finished and self._plan.ready()
@@ -108,8 +109,9 @@ class PlanWorker(LearnerNode):
         except flow.StepError as error:
             if not isinstance(error.__cause__, BudgetSpent):
                 raise
-            if learner.counter.remaining():
-                return  # Other workers still make their steps, and may wait until the plan learns.
+            self._spent.add(error.node)
+            if not error.round_ended and len(self._spent) < len(self._workers):
+                return  # The other workers' calls are in progress, and may wait until the plan learns.
             self._finished = True
             learner.end()
             learner.publish()  # For the last evaluation.

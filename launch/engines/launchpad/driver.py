@@ -29,18 +29,13 @@ def run_node(path: str, label: str, log: str | None) -> None:
       label: label of the node.
       log: file for what this process prints, or None.
     """
-    if log is not None:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
+    node_process.redirect_output(log)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as launcher:
         launcher.connect(path)
         launcher.sendall(json.dumps({"label": label, "pid": os.getpid()}).encode() + b"\n")
         _, descriptors, _, _ = socket.recv_fds(launcher, 1, 1)
         code = node_process.run(Channel(socket.socket(fileno=descriptors[0])))
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        node_process.flush_output()
         launcher.sendall(bytes([code]))
 
 

@@ -18,10 +18,12 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from launch.engines.processes.folders import remove
+from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
 
 
@@ -30,7 +32,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles a terminal's Ctrl-C
     line = Channel(socket.socket(fileno=descriptor))
     settings = line.receive()
-    for name in ("launch.engines.supervised.node_process", *settings["preload"]):
+    for name in settings["preload"]:
         importlib.import_module(name)
     _ForkServer(line, settings).serve()
 
@@ -93,23 +95,13 @@ class _ForkServer:
             os.setsid()
             _die_with_parent()
             os.environ.update(request["env"])
-            if request["log"] is not None:
-                log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                os.close(log)
+            node_process.redirect_output(request["log"])
             _reseed()
-            from launch.engines.supervised import node_process
-
             code = node_process.main(socket.socket(fileno=descriptor), request["threads"])
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+            node_process.flush_output()
             os._exit(code)
 
     def _reap(self) -> None:

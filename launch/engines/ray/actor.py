@@ -98,9 +98,7 @@ class _Output:
 
     def close(self) -> None:
         """Sends the remaining output and stops copying."""
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        node_process.flush_output()
         os.dup2(self._before[0], 1)
         os.dup2(self._before[1], 2)
         self._thread.join(2.0)  # a process that the node started may hold the pipe open

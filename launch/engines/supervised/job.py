@@ -144,7 +144,14 @@ class SupervisedJob(Job):
             for message in self._inbox.receive_ready():
                 self._hear_host(message)
         elif process is not None and process.channel is source:  # otherwise it was just dropped
-            self._read_node(process)
+            try:
+                messages = process.channel.receive_ready()
+            except EOFError:
+                self._selector.unregister(process.channel)
+                return
+            process.last_seen = time.monotonic()
+            for what, value in messages:
+                self._hear(process, what, value)
 
     def _hear_host(self, message: dict[str, Any]) -> None:
         if "error" in message:
@@ -156,17 +163,6 @@ class SupervisedJob(Job):
         elif "exit" in message and message["exit"] in self._by_number:
             process = self._by_number.pop(message["exit"])
             self._has_exited(process, message["code"], message.get("reason"))
-
-    def _read_node(self, process: Process) -> None:
-        assert process.channel is not None
-        try:
-            messages = process.channel.receive_ready()
-        except EOFError:
-            self._selector.unregister(process.channel)
-            return
-        process.last_seen = time.monotonic()
-        for what, value in messages:
-            self._hear(process, what, value)
 
     def _hear(self, process: Process, what: str, value: Any) -> None:
         if what == "ready":

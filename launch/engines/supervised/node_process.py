@@ -212,6 +212,21 @@ class NodeProcess:
             self._channel.send((what, value))
 
 
+def redirect_output(log: str | None) -> None:
+    """Appends what this process prints from now on to the file `log`; None leaves it as it is."""
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+
+
+def flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
 def _free_port(interface: str) -> int:
     with socket.socket(socket.AF_INET6 if ":" in interface else socket.AF_INET) as probe:
         probe.bind((interface.strip("[]"), 0))

@@ -134,6 +134,4 @@ class RemoteRuntime(Runtime):
         with self._lock:
             connections, self._connections = self._connections, {}
         for connection in connections.values():
-            close = getattr(connection, "close", None)
-            if close is not None:
-                close()
+            connection.close()
