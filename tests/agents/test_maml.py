@@ -16,10 +16,11 @@ import launch
 from agents.maml import MAML, MAMLConfig, MAMLNetworks, Rows
 from framework import environments, losses, specs
 from framework.actors import EnvironmentLoop, PolicyActor
+from framework.commands.evaluate import evaluate
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.networks import MLP, make_policy_head
-from framework.programs import RunConfig, make_program
+from framework.programs import RunConfig, load_policy, make_program
 from framework.replay import ReplaySample
 from framework.types import Step
 
@@ -287,3 +288,5 @@ def test_one_inner_step_improves_the_return_in_new_tasks(tmp_path):
     row = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"][-1]
     assert row["episodes"] == 400
     assert row["episode_return"] > row["return_before"] + 5
+    result = evaluate(load_policy(tmp_path), episodes=5, envs=20, seed=7)
+    assert result["episodes"] == 5 * 20 and result["mean"] > result["mean_return_before"] + 5
