@@ -119,6 +119,7 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
         "seed": seed,
         # With several agents, of the worst of them.
         "return": min(result.get("agents", {"": result["mean"]}).values()),
+        **({} if row.gain is None else {"before": result["mean_return_before"]}),
         "cpu_seconds": round(seconds, 1),
         "wall_seconds": round(wall, 1),
         "steps": row.steps,
