@@ -13,6 +13,7 @@ PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
 # EnvPool's wheels for Python 3.10 are of 2022, for NumPy 1. It is not among TEST: it takes 0.7 GB.
 ENVPOOL = ['envpool>=1; python_version >= "3.11"']
 EXAMPLES = ["optuna>=4"]
+WANDB = ["wandb>=0.18"]
 TEST = [
     *ATARI,
     *DM_CONTROL,
@@ -67,6 +68,7 @@ setup(
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "dm-control": DM_CONTROL,
         "minatar": MINATAR,
+        "wandb": WANDB,
         "pettingzoo": PETTINGZOO,
         "envpool": ENVPOOL,
         "box2d": ["gymnasium[box2d]>=1.1"],

@@ -100,7 +100,7 @@ class ActorCritic(nn.Module):
         width = self.torso.output_size
         self.core = None if config.lstm_size is None else networks.RecurrentCore(width, config.lstm_size)
         width = width if config.lstm_size is None else config.lstm_size
-        self.policy = networks.make_policy_head(width, networks.Actions(spec.actions).head_spec)
+        self.policy = networks.make_actions(spec.actions).make_head(width)
         self.value = nn.Linear(width, 1)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
@@ -134,20 +134,15 @@ class IMPALANetworks(nn.Module):
 
     def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec):
         super().__init__()
-        self.actions = networks.Actions(spec.actions)
-        if self.actions.continuous:
-            raise ValueError(
-                f"action spec: got {spec.actions!r}, expected discrete actions (one, or several independent "
-                "ones) for IMPALA. Use an environment with a Discrete or MultiDiscrete action space."
-            )
+        self.actions = networks.make_actions(spec.actions)
         self.actor_critic = ActorCritic(config, spec)
 
 
 class IMPALAPolicy(TorchPolicy):
     """Samples actions from the policy, or takes the most likely one.
 
-    Extras of each step: `log_prob` of the action, the `version` of the parameters, and with an LSTM its
-    `state` before the step.
+    Extras of each step: `log_prob` of the action, the `version` of the parameters, the unclipped `action` if
+    some of it is continuous, and with an LSTM its `state` before the step.
 
     Args:
       networks: the networks, which the policy reads at each step.
@@ -170,11 +165,13 @@ class IMPALAPolicy(TorchPolicy):
         log_prob = policy.log_prob(drawn).float()
         version = torch.full(log_prob.shape, self.progress.version)
         extras = {"log_prob": log_prob, "version": version}
+        if self.actions.continuous:
+            extras["action"] = drawn  # As sampled; the environment gets it clipped.
         return drawn, {**extras, "state": state} if state else extras, next_state
 
 
 class IMPALA(OnPolicyAgent):
-    """V-trace actor-critic for discrete actions.
+    """V-trace actor-critic for discrete and continuous actions, and nests of them.
 
     ```python
     agent = IMPALA(IMPALAConfig(lstm_size=256, previous_action_and_reward=True))

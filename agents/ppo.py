@@ -80,7 +80,7 @@ class PPONetworks(nn.Module):
 
     def __init__(self, config: PPOConfig, spec: EnvironmentSpec):
         super().__init__()
-        self.actions = networks.Actions(spec.actions)
+        self.actions = networks.make_actions(spec.actions)
         self.normalizer = networks.ObservationNormalizer(spec.observations, config.normalize_observations)
         self.reward_scale = networks.RewardScale()
         # State of the learner, which acting does not need.
@@ -100,9 +100,10 @@ class PPONetworks(nn.Module):
         if config.recurrent is not None:
             self.core = networks.RecurrentCore(width, config.recurrent_size, config.recurrent)
             width = self.core.output_size
-        self.head = networks.make_policy_head(width, self.actions.head_spec)
-        if isinstance(self.head, networks.GaussianHead):
-            nn.init.constant_(self.head.log_std, math.log(config.initial_std))
+        self.head = self.actions.make_head(width)
+        for part in self.head.modules():
+            if isinstance(part, networks.GaussianHead):
+                nn.init.constant_(part.log_std, math.log(config.initial_std))
         self.value_head = networks.MLP(width, (), 1, orthogonal_gain=1.0)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
@@ -139,7 +140,8 @@ class PPOPolicy(TorchPolicy):
     """Samples from the policy's distribution, or takes its mode.
 
     Extras of each step: the parameters of the distribution (`policy`), the `version` of the networks'
-    parameters, the unclipped `action` if it is continuous, and with a memory its `state` before the step.
+    parameters, the unclipped `action` if some of it is continuous, and with a memory its `state` before the
+    step.
 
     Args:
       networks: the networks, which the policy reads at each step.
@@ -243,20 +245,17 @@ class PPO(OnPolicyAgent):
             rewards, config.discount * data.discount.float(), values, mask, config.gae_lambda
         )
         targets = values + advantages
+        scaled = advantages
         if config.normalize_advantages:
             scaled = losses.normalize_advantages(advantages, mask, total=context.total)
-        else:
-            scaled = advantages
         actions, policy = networks.actions.drawn(data), data.extras["policy"]
         log_probs = networks.actions.distribution(policy).log_prob(actions)
         rows = Rows(observation, actions, policy, log_probs, values, scaled, targets, mask, starts, state)
         count = int(mask.sum())
         if config.recurrent is None:
             real = mask.flatten().nonzero().squeeze(-1)
-            flat = tree.map_structure(
-                lambda leaf: leaf.flatten(0, 1)[real], rows._replace(mask=(), starts=())
-            )
-            rows = flat
+            rows = rows._replace(mask=(), starts=())
+            rows = tree.map_structure(lambda leaf: leaf.flatten(0, 1)[real], rows)
         staleness = context.learner_steps - data.extras["version"][mask > 0].float().mean()
         real_targets = targets[mask > 0]
         explained = 1.0 - advantages[mask > 0].var() / real_targets.var().clamp(min=1e-8)

@@ -59,6 +59,10 @@ class Row:
 ROWS = {
     "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475, published="Zoo 500 at 100k"),
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
+    "acrobot-a2c": Row("a2c", "gymnasium:Acrobot-v1", 200_000, -90),
+    "acrobot-a3c": Row("a3c", "gymnasium:Acrobot-v1", 200_000, -90),
     "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, published="Zoo 500 at 50k"),
     "four-cartpoles-ppo-dqn": Row("ppo_dqn", "multi_agent:CartPole", 100_000, 450),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),

@@ -15,7 +15,7 @@ import functools
 import math
 import numbers
 import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal
 
@@ -117,6 +117,15 @@ def _meaning(hint: Any, finite: bool) -> tuple[str, Callable[[Any], bool]]:
         return (
             f"a tuple, each element of which is {words}",
             lambda value: isinstance(value, tuple | list) and all(map(fits, value)),
+        )
+    if origin is Mapping:
+        words, fits = _meaning(parts[1], finite)
+        return (
+            f"names, each with {'a value' if parts[1] is Any else words}",
+            lambda value: (
+                isinstance(value, Mapping)
+                and all(isinstance(name, str) and fits(of) for name, of in value.items())
+            ),
         )
     if hint is float and finite:
         return "a finite number", lambda value: _is_number(value, numbers.Real) and math.isfinite(value)

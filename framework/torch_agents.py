@@ -33,7 +33,7 @@ from framework import adders, core, learners, replay, specs
 from framework import config_checks as check
 from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, schedules
-from framework.networks import Actions, as_numpy, as_tensors
+from framework.networks import Actions, JointActions, as_numpy, as_tensors
 from framework.replay.contracts import Client
 from framework.types import Nest
 
@@ -112,7 +112,7 @@ class TorchPolicy(core.Policy):
       random: the generator of all random numbers in `act`; seeded, saved and restored with the policy.
     """
 
-    def __init__(self, networks: nn.Module, actions: Actions, variables: tuple[str, ...] = ()):
+    def __init__(self, networks: nn.Module, actions: Actions | JointActions, variables: tuple[str, ...] = ()):
         self.networks = networks.eval()
         self.actions = actions
         self.variables = variables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,6 +59,8 @@ class Program:
 
     #: Keeps the state of an interrupted program of the serial engine; None keeps none.
     snapshot: Snapshot | None = None
+    #: By group, fields of `Resources`; those given to `launch` replace them.
+    resources: Mapping[str, Mapping[str, Any]] = {}
 
     def __init__(self, name: str) -> None:
         if not name:

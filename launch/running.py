@@ -51,7 +51,7 @@ def start(
     options = Options(
         resources={
             group: given if isinstance(given, Resources) else Resources(**given)
-            for group, given in (resources or {}).items()
+            for group, given in {**program.resources, **(resources or {})}.items()
         },
         restarts=dict(restarts or {}),
         stop_timeout=stop_timeout,
@@ -82,7 +82,7 @@ def launch(
     Args:
       program: the program.
       engine: name of the engine, such as "serial", "threads" or "processes".
-      resources: by group, `Resources` or a dict of its fields.
+      resources: by group, `Resources` or a dict of its fields, instead of those of the program.
       restarts: by group, how often each of its nodes may fail and be restarted, with a growing pause; 0 for
         other groups.
       stop_timeout: seconds that the workers have to return after a stop began, and each node to close. After

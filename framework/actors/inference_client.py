@@ -138,15 +138,11 @@ class ServerPort:
     ):
         server.connect(name, envs, offset, total, messages=True)
         self._server, self._name, self._timeout = server, name, timeout
-        self._futures = getattr(server, "futures", None)
         self._future: Future | None = None
 
     def request(self, observation: Nest, first: np.ndarray) -> None:
         """Starts to compute actions for `observation`, which must not change before the answer."""
-        if self._futures is not None:
-            self._future = self._futures.act(self._name, observation, first)
-        else:
-            self._future = self._server.act.submit((self._name, observation, first), {})
+        self._future = self._server.futures.act(self._name, observation, first)
 
     def answer(self) -> tuple[Nest, Nest]:
         """Waits for `(action, extras)` of the request. They are valid until the next request."""

@@ -37,6 +37,7 @@ import socket
 import struct
 import threading
 import time
+import types
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -150,6 +151,7 @@ class InferenceServer:
         self._error: BaseException | None = None
         self._stopping = self._closed = self._over = False
         self.act = _Submitted(self._submit)
+        self.futures = types.SimpleNamespace(act=self._submit)  # as those of a client of the node
         # Without shared memory, and if the socket's path is too long, clients use messages.
         path = None if self._memory is None else os.path.join(self._memory.directory, "inference")
         self._path = path if path is not None and len(os.fsencode(path)) <= _LONGEST_PATH else None

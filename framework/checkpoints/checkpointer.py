@@ -217,14 +217,11 @@ class Checkpointer:
 
     def _find(self, which: str | int | os.PathLike[str], found: list[Path]) -> Path:
         names = ", ".join(path.name for path in found) or "none"
-        if which == "latest" and not found:
-            raise CheckpointError(
-                f"There is no checkpoint in {self.directory}. Check the folder, or start a new run."
-            )
-        if which == "previous" and not found[1:]:
-            raise CheckpointError(f"There is no previous checkpoint in {self.directory}; it has {names}.")
         if which in ("latest", "previous"):
-            return found[-1] if which == "latest" else found[-2]
+            place, kind = (1, "checkpoint") if which == "latest" else (2, "previous checkpoint")
+            if len(found) < place:
+                raise CheckpointError(f"There is no {kind} in {self.directory}; it has {names}.")
+            return found[-place]
         if isinstance(which, int) or (isinstance(which, str) and which.isdigit()):
             at_step = [path for path in found if path.name.endswith(f"-step-{int(which)}")]
             if at_step:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
+from tyro import constructors
 
 from framework import config_checks
+from framework.programs import config_file
 from framework.programs.run_config import RunConfig
 from framework.programs.run_folder import RunError
 
@@ -47,6 +50,41 @@ class TrainOptions:
 DEFAULTS = {"num_actors": 2, "envs_per_actor": 4, "max_env_steps": 100_000}
 
 
+_FLAGS = constructors.ConstructorRegistry()
+
+
+@_FLAGS.primitive_rule
+def _mapping(
+    info: constructors.PrimitiveTypeInfo,
+) -> constructors.PrimitiveConstructorSpec[Any] | None:
+    """Mappings are `KEY=VALUE ...`; a dot in a key makes a mapping in the mapping."""
+    if typing.get_origin(info.type) is not Mapping:
+        return None
+    return constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[KEY=VALUE ...]",
+        instance_from_str=_read_pairs,
+        is_instance=lambda value: isinstance(value, Mapping),
+        str_from_instance=lambda value: [f"{key}={of}" for key, of in value.items()],
+    )
+
+
+def _read_pairs(pairs: list[str]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for pair in pairs:
+        path, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"got {pair!r}, expected KEY=VALUE")
+        *folders, name = path.replace("-", "_").split(".")
+        inner = made
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+            if not isinstance(inner, dict):
+                raise ValueError(f"got {pair!r} after a value of {folder}, expected one of them")
+        inner[name] = config_file.parse(text)
+    return made
+
+
 def parse(options: type[T], arguments: Sequence[str], prog: str) -> T:
     """Parses `arguments` into the dataclass `options`; invalid ones print the reason and exit with 2."""
     return tyro.cli(options, args=list(arguments), prog=prog, description=inspect.getdoc(options))
@@ -69,5 +107,5 @@ def parse_train(
         (name, annotated[type(group), tyro.conf.OmitArgPrefixes], group) for name, group in groups.items()
     ]
     flags = dataclasses.make_dataclass("Flags", members, frozen=True)
-    parsed: Any = tyro.cli(flags, args=list(arguments), prog=prog, description=description)
+    parsed: Any = tyro.cli(flags, args=list(arguments), prog=prog, description=description, registry=_FLAGS)
     return parsed.program, parsed.run, parsed.agent

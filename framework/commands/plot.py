@@ -18,7 +18,7 @@ from framework.programs.run_folder import RunFolder
 _GRID = 200  # Points on the x axis at which the curves of several seeds are averaged.
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = {"seed", "directory", "keep_checkpoints", "checkpoint_period", "checkpoint_minutes"}
-_NOT_COMPARED |= {"csv", "tensorboard", "config"}
+_NOT_COMPARED |= {"loggers", "resources", "learner_threads", "config"}
 
 
 @dataclass(frozen=True)

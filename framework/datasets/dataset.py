@@ -70,23 +70,20 @@ class Dataset:
         prefetch: int | None = None,
         ragged: str = "error",
     ) -> None:
-        if max_in_flight is not None and max_in_flight < batch_size:
-            raise ValueError(
-                f"max_in_flight: got {max_in_flight}, expected at least the batch size, {batch_size}."
-            )
+        self._batch_size = whole_number("batch_size", batch_size, 1)
+        if max_in_flight is not None:
+            whole_number("max_in_flight", max_in_flight, batch_size)
         if ragged not in ("error", "pad"):
             raise ValueError(f"ragged: got {ragged!r}, expected 'error' or 'pad'.")
         if prefetch is None:
             prefetch = 2 if max_in_flight is None else max_in_flight // batch_size
         elif max_in_flight is not None:
             prefetch = min(prefetch, max_in_flight // batch_size)
-        if prefetch < 0:
-            raise ValueError(f"prefetch: got {prefetch}, expected a number >= 0.")
+        whole_number("prefetch", prefetch, 0)
         mixture = None if isinstance(table, str) else Mixture(client, table)
         self._source: Source = mixture or client.source()
         self._items = mixture or client  # what sets priorities
         self._table = table if isinstance(table, str) else ""
-        self._batch_size = whole_number("batch_size", batch_size, 1)
         self._timeout = rate_limiter_timeout
         self._pad = ragged == "pad"
         self._device = device

@@ -18,3 +18,4 @@ from framework.loggers.files import JSONLLogger as JSONLLogger
 from framework.loggers.files import read_jsonl as read_jsonl
 from framework.loggers.progress import ProgressDisplay as ProgressDisplay
 from framework.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
+from framework.loggers.wandb import WandbLogger as WandbLogger

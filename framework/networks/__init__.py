@@ -17,6 +17,9 @@ from framework.networks.heads import SquashedGaussianHead as SquashedGaussianHea
 from framework.networks.heads import as_numpy as as_numpy
 from framework.networks.heads import as_tensors as as_tensors
 from framework.networks.heads import make_policy_head as make_policy_head
+from framework.networks.joint import Joint as Joint
+from framework.networks.joint import JointActions as JointActions
+from framework.networks.joint import make_actions as make_actions
 from framework.networks.normalization import Moments as Moments
 from framework.networks.normalization import ObservationNormalizer as ObservationNormalizer
 from framework.networks.normalization import RewardScale as RewardScale

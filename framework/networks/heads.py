@@ -275,6 +275,10 @@ class Actions:
             self._middle = np.where(ranged, (np.where(ranged, low, 0) + np.where(ranged, high, 0)) / 2, 0.0)
             self._scale = np.where(ranged, (np.where(ranged, high, 1) - np.where(ranged, low, -1)) / 2, 1.0)
 
+    def make_head(self, input_size: int) -> nn.Module:
+        """The head of a policy: that of `make_policy_head`."""
+        return make_policy_head(input_size, self.head_spec, self._squash)
+
     def to_environment(self, drawn: np.ndarray) -> np.ndarray:
         """Sampled actions `[B]` or `[B, D]` to actions of the environment, `[B, *shape]`."""
         if self._single:

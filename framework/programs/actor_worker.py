@@ -22,6 +22,7 @@ from framework.actors.inference_client import InferenceActor, ServerPort, connec
 from framework.actors.inference_server import InferenceServer
 from framework.environments.base import BatchedEnvironment
 from framework.programs.limiter_state import describe_tables
+from framework.programs.parts import make_observers
 from framework.programs.policy_lag import Lockstep
 from framework.programs.worker import ProgramWorker, Setup, derive_seed, prepare_process, seeded, summarize
 from framework.replay.errors import ServerClosed, ServerLost
@@ -158,7 +159,12 @@ class ActorWorker(ProgramWorker):
                 actor = PolicyActor(policy, self._make_adder(), variables, envs, seed)
                 self._acting = actor
             # Actors with a limited policy lag pull parameters only at the start of an unroll.
-            loop = EnvironmentLoop(environment, actor, should_update=agent.max_policy_lag is None)
+            loop = EnvironmentLoop(
+                environment,
+                actor,
+                observers=make_observers(config),
+                should_update=agent.max_policy_lag is None,
+            )
             halves.append(Half(environment, actor, loop))
         if learner is not None:
             self._versioned = ports[0] if ports else variables

@@ -44,14 +44,18 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
       OSError: The file cannot be read.
       ValueError: It is not YAML, or not a mapping.
     """
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        content = yaml.load(text, _Loader)
+        content = parse(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: got text that is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: got {type(content).__name__}, expected lines of the form NAME: VALUE.")
     return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def parse(text: str) -> Any:
+    """The value that `text` is in a file of settings. Raises `yaml.YAMLError`."""
+    return yaml.load(text, _Loader)
 
 
 def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from framework.actors import EnvironmentLoop, PolicyActor
+from framework.programs.parts import make_observers
 from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded, summarize
 from framework.variables import VariableClient
 
@@ -52,7 +53,8 @@ class Evaluator(ProgramWorker):
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
         self._actor = PolicyActor(policy, variable_client=self._variables, num_envs=num_episodes)
-        self._loop = EnvironmentLoop(self._environment, self._actor, should_update=False)
+        observers = make_observers(setup.config)
+        self._loop = EnvironmentLoop(self._environment, self._actor, observers=observers, should_update=False)
         self._best = float("-inf")  # The highest mean return so far.
         self._evaluated = 0  # Env step of the last evaluation.
         if checkpointer is not None:

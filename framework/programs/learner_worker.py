@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import numpy as np
+import torch
 
 from framework.programs.learner_group import FirstLearner
 from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import StallDetector
-from framework.programs.worker import ProgramWorker, Setup, prepare_process, seeded
+from framework.programs.worker import ProgramWorker, Setup, learner_threads, prepare_process, seeded
 from framework.replay import ReplaySample, TableInfo
 from framework.types import StepResult
 from framework.variables import VariableBlock, Variables, shared_path
@@ -68,6 +69,8 @@ class ProgramLearner:
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         with seeded(seed):
             self.learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+        sizes = [tensor.numel() for of in self.learner.parameters().values() for tensor in of.values()]
+        self._threads = learner_threads(config, sum(sizes))
         self.dataset = None if replay is None else agent.make_dataset(replay)
         # Actors with a limited policy lag need every version.
         self._is_on_policy = agent.max_policy_lag is not None
@@ -85,6 +88,8 @@ class ProgramLearner:
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch of the learner's device. Writes priorities back to replay."""
+        if torch.get_num_threads() != self._threads:  # On serial, nodes that were made later have set it.
+            torch.set_num_threads(self._threads)
         result = self.learner.step(sample)
         if result.priorities is not None and self.dataset is not None:
             priorities = np.asarray(result.priorities, np.float64)

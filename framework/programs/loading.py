@@ -73,7 +73,9 @@ class LoadedPolicy:
 
     def make_environment(self, num_envs: int = 1, seed: int = 0, render_mode: str | None = None) -> Any:
         """The run's environment."""
-        return make_environment(self.agent, self._factory, self._config, num_envs, seed, render_mode)
+        return make_environment(
+            self.agent, self._factory, self._config, num_envs, seed, render_mode, evaluation=True
+        )
 
     def _load(self, reader: CheckpointReader, best: bool) -> None:
         if best and "best" not in reader.names:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import launch
-from framework import core, environments, flow, specs
+from framework import config_checks, core, environments, flow, specs
 from framework.environments import BatchedEnvironment
-from framework.loggers import CSVLogger, Dispatcher, JSONLLogger, Logger, TensorBoardLogger
+from framework.loggers import Logger
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.callbacks import Callback, OnWrite
 from framework.programs.evaluator import Evaluator
 from framework.programs.inference_worker import InferenceWorker
 from framework.programs.learner_group import LearnerReplica
 from framework.programs.learner_worker import LearnerWorker
+from framework.programs.parts import check_parts, make_logger, wrappers_of
 from framework.programs.plan_agent import PlanAgent
 from framework.programs.plan_worker import PlanWorker
 from framework.programs.run_config import RunConfig
@@ -77,6 +77,7 @@ def make_program(
       RunError: The directory holds a run of another agent or environment.
     """
     config = config or RunConfig()
+    check_parts(config)
     spec = environment_spec(agent, environment_factory, config)
     run = None
     if config.directory is not None:
@@ -291,6 +292,7 @@ class Graph(core.Graph):
         """The program. Its nodes close in the opposite order: workers, the checkpointer, replay."""
         program = launch.Program(name)
         program.snapshot = self._snapshot
+        program.resources = self.config.resources
         replays = [(label, node) for label, _, node in self._replays]
         for label, node in (*replays, *self._services, *self._workers):
             if label == "checkpointer":
@@ -302,6 +304,7 @@ class Graph(core.Graph):
                     learners=sorted({learner for learner, _ in self._learners.values()}),
                 )
             program.add_node(node, label=label)
+        config_checks.names("resources", self.config.resources, list(program.groups))
         return program
 
     @property
@@ -328,7 +331,10 @@ class Graph(core.Graph):
         self, label: str, constructor: Callable[..., Any], agent: core.Agent | None = None, **kwargs: Any
     ) -> launch.Handle:
         kwargs.setdefault("seed", self._seed_of(label))
-        return self._add(self._workers, label, constructor, self._setup_of(agent), **kwargs)
+        setup, make = self._setup_of(agent), self._setup.make_environment
+        if constructor is Evaluator and isinstance(make, functools.partial):
+            setup = dataclasses.replace(setup, make_environment=functools.partial(make, evaluation=True))
+        return self._add(self._workers, label, constructor, setup, **kwargs)
 
     def _add(
         self,
@@ -370,28 +376,18 @@ def make_environment(
     num_envs: int,
     seed: int,
     render_mode: str | None = None,
+    evaluation: bool = False,
 ) -> BatchedEnvironment:
-    """Makes an environment of `num_envs` envs with the agent's wrappers."""
+    """Makes an environment of `num_envs` envs with the wrappers of `config`, and the agent's around them."""
     return environments.make(
         factory,
         num_envs=num_envs,
         seed=seed,
         stepping="inline" if render_mode else config.stepping,
         render_mode=render_mode,
-        wrappers=agent.environment_wrappers(),
+        options={**config.environment_options, **(config.evaluation_options if evaluation else {})},
+        wrappers=(*wrappers_of(config), *agent.environment_wrappers()),
     )
-
-
-def make_logger(config: RunConfig) -> Logger | None:
-    """The logger that writes a run's rows to its directory; None without a directory."""
-    if config.directory is None:
-        return None
-    made: list[Logger] = [JSONLLogger(os.path.join(config.directory, "metrics.jsonl"))]
-    if config.csv:
-        made.append(CSVLogger(os.path.join(config.directory, "metrics.csv")))
-    if config.tensorboard:
-        made.append(TensorBoardLogger(os.path.join(config.directory, "tensorboard")))
-    return Dispatcher(made)
 
 
 def _member(handle: launch.Handle | None, index: int) -> launch.Handle | None:

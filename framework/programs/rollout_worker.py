@@ -106,9 +106,10 @@ class RolloutWorker(ActorWorker):
     def _begin(self, steps: int) -> None:
         """Takes the newest parameters, and the program's budget for `steps` steps of every env."""
         self._update()
-        if self._grant(steps) < steps * self._config.envs_per_actor:
-            # Without regard to what resets would save, so that the order of the workers does not matter.
-            self._spend_rest()
+        # After `finish`, what is granted would never be spent.
+        if self._finished or self._grant(steps) < steps * self._config.envs_per_actor:
+            # Without regard to what resets would save, so that the order of the workers does not matter. The
+            # steps are made in `finish`, when the learner has published its last parameters.
             raise BudgetSpent(f"{self._name}: the env steps left do not suffice for {steps} of every env.")
 
     def _spend_rest(self) -> None:

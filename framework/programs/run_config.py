@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from framework import config_checks
+from launch.engines.base import Resources
 
 Inference = Literal["local", "server", "alternating", "alternating+server"]
 ReplayBackend = Literal["repertory", "reverb"]
@@ -27,6 +29,7 @@ _AT_LEAST_1 = (
     ),
     *("max_env_steps", "max_learner_steps", "evaluate_period", "num_evaluation_episodes", "publish_period"),
     *("update_period", "log_period", "learner_log_period", "checkpoint_period", "keep_checkpoints"),
+    "learner_threads",
 )
 
 
@@ -49,6 +52,18 @@ class RunConfig:
     # of actors takes the load off the learner's. 0 makes none.
     variable_sources: int = 0
     stepping: Stepping = "auto"  # How an actor steps its envs. See `environments.make`.
+    # Keyword arguments of the environment, such as frame_skip=4 sticky_actions=0 life_loss_terminates=true.
+    environment_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Those that are different in evaluations, such as life_loss_terminates=false.
+    evaluation_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Of the environment, innermost first, inside those of the agent: names such as "StepLimit(limit=200)", or
+    # module:object.
+    wrappers: tuple[str, ...] = ()
+
+    # By group of nodes, fields of `launch.Resources`, such as learner.num_gpus=1 or actor.threads=2.
+    resources: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    # Torch threads of the learner. None is 1, and on the serial engine all cores for large networks.
+    learner_threads: int | None = None
 
     # Where actions come from. local: each actor has the policy. server: one node acts for all actors.
     # alternating: an actor steps one half of its envs while the actions of the other half are computed.
@@ -69,8 +84,10 @@ class RunConfig:
     update_period: int = 10  # Batched steps of an actor between two requests for newer parameters.
     log_period: int = 1_000  # Env steps of one actor between two of its rows of metrics.
     learner_log_period: int = 500  # Learner steps between two rows of the learner.
-    csv: bool = False  # Also writes metrics.csv in `directory`.
-    tensorboard: bool = False  # Also writes TensorBoard events in `directory`/tensorboard.
+    # Beside metrics.jsonl in `directory`: csv, tensorboard, wandb, terminal, or module:object.
+    loggers: tuple[str, ...] = ()
+    # Metrics of every episode, such as ActionObserver, in the rows of actors and evaluator; or module:object.
+    observers: tuple[str, ...] = ()
 
     checkpoint_period: int | None = 50_000  # Env steps between two checkpoints. None turns them off.
     checkpoint_minutes: float | None = 5.0  # Minutes between two checkpoints, whichever is due first.
@@ -85,6 +102,9 @@ class RunConfig:
         config_checks.at_least(self, 0, "seed", "inference_timeout", "variable_sources")
         config_checks.above(self, 0, "checkpoint_minutes")
         config_checks.device(self, "inference_device")
+        known = [field.name for field in dataclasses.fields(Resources)]
+        for group, fields in self.resources.items():
+            config_checks.names(f"resources: {group}", fields, known)
         if self.target_return is not None and self.evaluate_period is None:
             raise ValueError(
                 f"target_return: got {self.target_return} without an evaluator, expected None. Give "

@@ -149,13 +149,14 @@ class Snapshot:
 
     def _about(self) -> dict[str, Any]:
         """What has to be equal when the run resumes."""
-        return {
+        about = {
             "versions": package_versions(),
             "config": {key: value for key, value in vars(self._config).items() if key not in _MAY_DIFFER},
             "agent": self._run.agent_config,
             "environment": self._run.environment,
             "own_logger": self._logger_factory is not None,
         }
+        return json.loads(json.dumps(about))
 
 
 def _progress(state: ProgramState) -> dict[str, Any]:

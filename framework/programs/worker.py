@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import tree
 
@@ -101,6 +102,15 @@ def prepare_process(seed: int) -> None:
         pass
 
 
+def learner_threads(config: RunConfig, num_parameters: int) -> int:
+    """Torch threads of a learner whose networks have `num_parameters` numbers; see `RunConfig`."""
+    given = config.learner_threads or int(os.environ.get("OMP_NUM_THREADS") or 0)
+    if given:
+        return given
+    is_alone = launch.get_node_context().engine == "serial" and num_parameters >= _LARGE
+    return min(len(os.sched_getaffinity(0)), psutil.cpu_count(logical=False) or 1) if is_alone else 1
+
+
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seeds torch for the code that makes initial parameters, while no other node of this process does.
@@ -112,10 +122,15 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+_LARGE = 500_000  # Parameters of networks above which the learner of a serial program uses all cores.
+_OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; others are of observers.
+
+
 def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
 
     With several agents, they are of the mean return of all agents; `episode_return/AGENT` is that of each.
+    Metrics of observers are means.
     Of arrays of other names, the mean.
     """
     if not ended:
@@ -125,7 +140,12 @@ def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
     each = tree.map_structure(lambda *parts: np.concatenate(parts), *[one["episode_return"] for one in ended])
     returns = np.mean(tree.flatten(each), axis=0)
     of_agents = each if isinstance(each, dict) else {}
+    observed = dict.fromkeys(name for episodes in ended for name in episodes if name not in _OF_THE_LOOP)
     return {
+        **{
+            name: float(np.mean(np.concatenate([episodes[name] for episodes in ended if name in episodes])))
+            for name in observed
+        },
         **{name: float(np.mean(np.concatenate([one[name] for one in ended]))) for name in others},
         **{f"episode_return/{agent}": float(np.mean(of_agents[agent])) for agent in of_agents},
         "episode_return": float(np.mean(returns)),

@@ -48,10 +48,8 @@ def default_root() -> str:
 
     In a node of a program it is the run's folder, which the launcher removes if the node was killed.
     """
-    of_this_run = launch.shared_memory_directory()
-    if of_this_run is not None:
-        return of_this_run
-    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+    usual = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+    return launch.shared_memory_directory() or usual
 
 
 class SharedMemory(Allocator):

@@ -402,10 +402,9 @@ class Connection:
                 # The server ends the request with an error, or has answered it already.
                 self.post({"op": "cancel"})
                 deadline, watch = time.monotonic() + LAST_WORDS, False
-            except (SessionLost, ServerClosed):
-                raise
-            except BaseException:  # such as KeyboardInterrupt
-                self.close()  # ends the request on the server
+            except BaseException as failure:
+                if not isinstance(failure, (SessionLost, ServerClosed)):  # such as KeyboardInterrupt
+                    self.close()  # ends the request on the server
                 raise
         answer = self._answers.pop(number, None)
         if answer is None:

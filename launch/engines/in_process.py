@@ -55,7 +55,7 @@ class Place(Record):
 
 
 class CallThreads:
-    """Carries out calls in their order, `limit` at once, in threads that end when there are no more calls."""
+    """Carries out calls in their order, `limit` at once, in threads that end when no call is left."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -384,7 +384,7 @@ class Elsewhere:
 
     def __init__(self, server):
         self._server = server
-        self.act, self.disconnect = server.act, server.disconnect
+        self.futures, self.disconnect = server.futures, server.disconnect
 
     def connect(self, *args, messages=False):
         connection = self._server.connect(*args, messages=messages)

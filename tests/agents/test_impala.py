@@ -17,6 +17,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from framework import environments, replay, specs
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.environments.testing import EchoEnvironment
+from framework.networks import as_tensors
 from framework.types import Step
 from framework.variables import VariableBlock, VariableClient
 
@@ -269,9 +270,18 @@ def test_the_share_of_clipped_traces_is_logged(clip_c, share):
     assert metrics["c_clipped"] == share and metrics["rho_clipped"] == 0
 
 
-def test_actions_of_real_numbers_are_refused():
-    with pytest.raises(ValueError, match="expected discrete"):
-        make_learner(SMALL, SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1)))
+def test_actions_of_real_numbers_are_learned_as_sampled():
+    torch.manual_seed(0)
+    agent = IMPALA(SMALL)
+    spec = SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -0.1, 0.1))
+    networks = agent.make_networks(spec)
+    policy = agent.make_policy(networks)
+    observation = specs.zeros(spec.observations, (6,))
+    action, extras, _ = policy.step(observation, policy.initial_state(6))
+    assert np.abs(action).max() <= 0.1 < np.abs(extras["action"] * 0.1).max()
+    acted, _ = networks.actor_critic.step(as_tensors(observation), policy.initial_state(6))
+    log_prob = acted.log_prob(torch.as_tensor(extras["action"]))
+    np.testing.assert_allclose(extras["log_prob"], log_prob.detach(), rtol=1e-5)
 
 
 # --- action, reward and state stay together ---

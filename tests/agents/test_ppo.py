@@ -349,8 +349,8 @@ def test_learns_with_every_kind_of_space(observation, action, variant):
 
 @pytest.mark.parametrize(
     "action",
-    [dm_specs.Array((2,), np.int64), {"a": dm_specs.DiscreteArray(2)}],
-    ids=["unknown number of choices", "nest"],
+    [dm_specs.Array((2,), np.int64), {"a": dm_specs.Array((2,), np.int64)}],
+    ids=["unknown number of choices", "the same in a nest"],
 )
 def test_says_which_actions_it_cannot_take(action):
     with pytest.raises(ValueError, match="action spec: got"):

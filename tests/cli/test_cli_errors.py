@@ -19,7 +19,7 @@ WRONG = {
     "unknown command": (("trian",), 2, ["'trian'", "Did you mean 'train'?"]),
     "no agent": (("train",), 2, ["which agent", "dqn", "random_actions", "--resume RUN"]),
     "unknown agent": (("train", "dpn"), 2, ["Unknown agent 'dpn'", "Did you mean 'dqn'?"]),
-    "unknown agent to draw": (("graph", "dpn"), 2, ["Unknown agent 'dpn'", "the agents are dqn"]),
+    "unknown agent to draw": (("graph", "dpn"), 2, ["Unknown agent 'dpn'", "the agents are a2c"]),
     "unknown flag": ((*TRAIN, "--max-env-step", "5"), 2, ["--max-env-step", "--max-env-steps"]),
     "unknown config key": (("train", "dqn", "--lerning-rate", "1"), 2, ["--lerning-rate", "--learning-rate"]),
     "no such value": (("train", "ppo", "--clip", "2"), 2, ["clip: got 2.0, expected between 0 and 1"]),

@@ -21,7 +21,12 @@ class Own(DQN):
 
 
 def config_of(path, **changes):
-    settings = {"max_env_steps": 300, "evaluate_period": 150, "num_evaluation_episodes": 2, "csv": True}
+    settings = {
+        "max_env_steps": 300,
+        "evaluate_period": 150,
+        "num_evaluation_episodes": 2,
+        "loggers": ("csv",),
+    }
     return RunConfig(**{**settings, "directory": str(path), **changes})
 
 

@@ -15,7 +15,7 @@ SMALL = DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(16,))
 
 def program(path, **changes):
     settings = {"max_env_steps": 600, "evaluate_period": 150, "num_evaluation_episodes": 2}
-    config = RunConfig(**{**settings, "csv": True, "tensorboard": True, "directory": str(path), **changes})
+    config = RunConfig(**{**settings, "loggers": ("csv", "tensorboard"), "directory": str(path), **changes})
     return make_program(DQN(SMALL), "gymnasium:CartPole-v1", config)
 
 

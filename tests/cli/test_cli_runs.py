@@ -50,7 +50,7 @@ def trained(tmp_path_factory):
     """A finished run of DQN on the serial engine."""
     path = tmp_path_factory.mktemp("runs") / "dqn"
     arguments = ["train", "dqn", "--engine", "serial", "--max-env-steps", "600", "--directory", str(path)]
-    command = [sys.executable, "-m", "framework.commands", *arguments, *SMALL, *DQN, "--csv"]
+    command = [sys.executable, "-m", "framework.commands", *arguments, *SMALL, *DQN, "--loggers", "csv"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment())
     assert done.returncode == 0, done.stderr
     return path, done.stdout

@@ -209,6 +209,9 @@ def test_resources_of_a_group():
     program.add_node(lp.PyNode(main), label="main")
     resources = {"main": {"threads": 3, "env": {"COLOUR": "red"}}}
     assert lp.launch(program, resources=resources) == ("red", "3")
+    program.resources = {"main": {"threads": 2, "env": {"COLOUR": "blue"}}}
+    assert lp.launch(program) == ("blue", "2")
+    assert lp.launch(program, resources=resources) == ("red", "3")  # in place of the program's
 
 
 def test_random_numbers_differ_between_nodes():

@@ -139,11 +139,10 @@ class ServerTables:
     def all_have_room(self) -> bool:
         """Returns whether the server answers and no rate limiter refuses an item."""
         try:
-            return all(
-                convert.limiter_of(info).allowed_inserts(1) for info in self.infos(_ASK_SECONDS).values()
-            )
+            infos = self.infos(_ASK_SECONDS)
         except (DeadlineExceededError, ServerClosed):
             return False
+        return all(convert.limiter_of(info).allowed_inserts(1) for info in infos.values())
 
     def saw_priorities(self, table: str, priorities: np.ndarray) -> None:
         """Records the priorities that items of the table get."""

@@ -43,18 +43,13 @@ class Reference:
     path: str
 
     def __getitem__(self, index: int | slice) -> Pattern:
-        bounds = slice(index, index + 1) if isinstance(index, (int, np.integer)) else index
-        if not (
-            isinstance(bounds, slice)
-            and bounds.start is not None
-            and bounds.start < (bounds.stop or 0) <= 0
-            and (bounds.step is None or bounds.step > 0)
-        ):
+        bounds = index if isinstance(index, slice) else slice(index, index + 1)
+        steps = range(bounds.start or 0, bounds.stop or 0, bounds.step or 1)
+        if not steps or steps.stop > 0 or steps.step < 0:
             raise ValueError(
                 f"pattern of {self.path!r}: got index {index!r}, expected a negative number, or a slice with "
                 "a negative start, a later stop that is negative or None, and a positive stride."
             )
-        steps = range(bounds.start, bounds.stop or 0, bounds.step or 1)
         return Pattern(self.leaf, self.path, steps, bounds is not index)
 
 

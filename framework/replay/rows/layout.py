@@ -103,6 +103,12 @@ class Layout:
         """The path of each leaf in the nest."""
         return nests.paths(self.structure)
 
+    def check_lengths(self, lengths: np.ndarray) -> None:
+        """Raises `ValueError` unless each of `lengths [k, groups]` is from 1 to the group's length."""
+        most = [group.length for group in self.groups]
+        if (lengths < 1).any() or (lengths > most).any():
+            raise ValueError(f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most}.")
+
     def to_wire(self) -> list[Any]:
         """Returns what a message or JSON can hold: tuples become lists there."""
         return [self.groups, self.leaves, self.structure]
@@ -193,10 +199,7 @@ class LayoutBuilder:
         lengths = np.empty((items, len(firsts)), np.int32)
         for at, (group, leaf) in enumerate(zip(layout.groups, firsts, strict=True)):
             lengths[:, at] = group.length if leaf.lengths is None else leaf.lengths
-            if items and not 1 <= lengths[:, at].min() <= lengths[:, at].max() <= group.length:
-                raise ValueError(
-                    f"lengths: got {leaf.lengths}, expected 1 to {group.length} for each of {items} items."
-                )
+        layout.check_lengths(lengths)
         return layout, index, lengths
 
 

@@ -289,12 +289,8 @@ class Operations:
                     )
             if layout.ragged is (lengths is None):
                 raise ValueError("lengths: expected them if, and only if, the layout is ragged")
-            if lengths is not None and n:
-                most = np.array([group.length for group in layout.groups])
-                if (lengths < 1).any() or (lengths > most).any():
-                    raise ValueError(
-                        f"lengths: got {lengths.min()} to {lengths.max()}, expected 1 to {most.tolist()}"
-                    )
+            if lengths is not None:
+                layout.check_lengths(lengths)
             for stream, begin, end in layout.parts:
                 session.check(stream, index[:, begin:end].ravel())
             items = NewItems(index, keys.copy(), priorities, lengths, episodes)

@@ -223,12 +223,11 @@ class Service(threading.Thread):
         answer = None if request.line in self._lines else next(request.steps)
         if answer is not None or timeout == 0 or len(session.waiting) >= _MAX_WAITING:
             request.steps.close()
-            if answer is None and timeout == 0:
-                raise request.late()
             if answer is None:
-                raise ValueError(
+                text = (
                     f"requests that wait: got more than {_MAX_WAITING} of one client. Wait for answers first."
                 )
+                raise request.late() if timeout == 0 else ValueError(text)
             return answer
         session.waiting.add(request)
         self._lines.setdefault(request.line, []).append(request)

@@ -1,0 +1,126 @@
+"""Nested actions: dicts and tuples of discrete and continuous parts, as one vector of independent parts.
+
+A sampled joint action is `[..., D]`, float32: the sampled actions of the parts side by side, in the order of
+`tree.flatten`. A choice is one number, a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tree
+from torch import nn
+
+from framework import nest as nests
+from framework.networks.heads import Actions, make_policy_head
+
+
+class Joint:
+    """Independent distributions over the parts of a joint action: `log_prob`, `entropy` and `kl` are sums.
+
+    Args:
+      parts: the distributions.
+      sizes: for each, the number of entries of its actions; None for one number without an axis.
+    """
+
+    def __init__(self, parts: Sequence[Any], sizes: Sequence[int | None]):
+        self.parts, self._sizes = list(parts), list(sizes)
+
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self._join([part.sample(generator) for part in self.parts])
+
+    def mode(self) -> torch.Tensor:
+        return self._join([part.mode() for part in self.parts])
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        pieces = split_joint(actions, self._sizes)
+        each = [part.log_prob(piece) for part, piece in zip(self.parts, pieces, strict=True)]
+        return torch.stack(each).sum(0)
+
+    def entropy(self) -> torch.Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: Joint) -> torch.Tensor:
+        return torch.stack([p.kl(q) for p, q in zip(self.parts, other.parts, strict=True)]).sum(0)
+
+    def _join(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        return join(pieces, self._sizes)
+
+
+def join(pieces: Sequence[torch.Tensor], sizes: Sequence[int | None]) -> torch.Tensor:
+    """The actions of the parts as joint actions `[..., D]`."""
+    each = [p.unsqueeze(-1) if size is None else p for p, size in zip(pieces, sizes, strict=True)]
+    return torch.cat([piece.float() for piece in each], -1)
+
+
+def split_joint(actions: Any, sizes: Sequence[int | None]) -> list[Any]:
+    """The inverse of `join`, for tensors or arrays."""
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(actions[..., at] if size is None else actions[..., at : at + size])
+        at += size or 1
+    return pieces
+
+
+class JointHead(nn.Module):
+    """`[..., input_size]` to a `Joint`, with a head for each part."""
+
+    def __init__(self, heads: Sequence[nn.Module], sizes: Sequence[int | None]):
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+        self._sizes = list(sizes)
+
+    def forward(self, features: torch.Tensor) -> Joint:
+        return Joint([head(features) for head in self.heads], self._sizes)
+
+
+class JointActions:
+    """`Actions` for a nest of action specs.
+
+    Args:
+      spec: the action spec of one env.
+
+    Attributes:
+      continuous: whether some part is continuous. The learner then gets the joint actions as sampled.
+    """
+
+    def __init__(self, spec: Any):
+        self._parts = [Actions(leaf) for leaf in tree.flatten(spec)]
+        self._build = nests.unflattener(spec)
+        self._sizes = [part.head_spec.shape[0] if part.head_spec.shape else None for part in self._parts]
+        self.continuous = any(part.continuous for part in self._parts)
+
+    def make_head(self, input_size: int) -> JointHead:
+        """The head of a policy."""
+        heads = [make_policy_head(input_size, part.head_spec) for part in self._parts]
+        return JointHead(heads, self._sizes)
+
+    def to_environment(self, drawn: np.ndarray) -> Any:
+        """Joint actions `[B, D]` to a nest of actions of the environment."""
+        pieces = split_joint(drawn, self._sizes)
+        return self._build([part.to_environment(p) for part, p in zip(self._parts, pieces, strict=True)])
+
+    def drawn(self, data: Any) -> torch.Tensor:
+        """The joint actions of a batch of transitions `[N, D]` or rows `[N, T, D]`."""
+        if self.continuous:
+            return data.extras["action"]
+        leaves = zip(self._parts, tree.flatten(data.action), strict=True)
+        return join([part.drawn(data._replace(action=leaf)) for part, leaf in leaves], self._sizes)
+
+    def parameters(self, distribution: Joint) -> dict[str, Any]:
+        """The parameters that determine this distribution, by the index of the part."""
+        pairs = zip(self._parts, distribution.parts, strict=True)
+        return {str(index): part.parameters(of) for index, (part, of) in enumerate(pairs)}
+
+    def distribution(self, parameters: dict[str, Any]) -> Joint:
+        """The distribution with these `parameters`."""
+        parts = [part.distribution(parameters[str(index)]) for index, part in enumerate(self._parts)]
+        return Joint(parts, self._sizes)
+
+
+def make_actions(spec: Any) -> Actions | JointActions:
+    """The conversions for one action spec or a nest of them."""
+    return JointActions(spec) if tree.is_nested(spec) else Actions(spec)
