@@ -6,8 +6,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 import launch
 from framework.learners import LearnerGroup, distributed
 from framework.programs.worker import ProgramWorker, Setup, prepare_process
@@ -158,8 +156,7 @@ class LearnerReplica(ProgramWorker):
         self._learner.env_steps = env_steps
         result = self._learner.step(sample)
         if result.priorities is not None:
-            priorities = np.asarray(result.priorities, np.float64)
-            self._dataset.update_priorities(np.asarray(sample.info.key), priorities)
+            self._dataset.update_priorities(sample.info.key, result.priorities)
 
     def close(self) -> None:
         """Leaves the group and returns prefetched samples to replay."""

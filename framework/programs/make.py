@@ -238,8 +238,12 @@ class Graph(core.Graph):
         setup = self._setup_of(agent)
         if not isinstance(setup.agent, PlanAgent):
             raise TypeError(f"add_plan: got {type(setup.agent).__name__}, expected a PlanAgent.")
-        if self.config.inference != "local":
-            raise ValueError(f"inference: got {self.config.inference!r}, expected 'local' for a plan.")
+        expected = {"inference": "local", "variable_sources": 0, **({} if replay else {"replay_shards": 1})}
+        for field, value in expected.items():
+            if (given := getattr(self.config, field)) != value:
+                raise ValueError(
+                    f"{field}: got {given!r}, expected {value!r} for {type(setup.agent).__name__}."
+                )
         self._claim("learner")
         self._claim("actor")
         node = launch.CourierNode(PlanWorker, courier_client_kwargs={"repeat_lost": True})

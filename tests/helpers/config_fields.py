@@ -67,6 +67,7 @@ def fields_table(config):
                     first -= 1
                 effect = " ".join(comments[line] for line in lines or range(first, node.lineno))
                 effect = effect.replace("|", "\\|")
-                rows[node.target.id] = f"| `{node.target.id}` | `{ast.unparse(node.value)}` | {effect} |"
+                default = ast.unparse(node.value).replace("dataclasses.field(default_factory=dict)", "{}")
+                rows[node.target.id] = f"| `{node.target.id}` | `{default}` | {effect} |"
     assert list(rows) == [field.name for field in dataclasses.fields(config)]
     return "\n".join(["| field | default | effect |", "|---|---|---|", *rows.values()])

@@ -133,6 +133,10 @@ def _fail(networks, batch, context):
     raise ValueError("broken on purpose")
 
 
-def test_a_plan_acts_in_its_workers():
-    with pytest.raises(ValueError, match=r"inference: got 'server', expected 'local'"):
-        program(AGENTS["a2c"], inference="server")
+@pytest.mark.parametrize(
+    "changes", [{"inference": "server"}, {"variable_sources": 1}, {"replay_shards": 2}, {"num_learners": 2}]
+)
+def test_settings_without_effect_on_a_plan_are_refused(changes):
+    ((field, value),) = changes.items()
+    with pytest.raises(ValueError, match=f"{field}: got {value!r}, expected "):
+        program(AGENTS["a2c"], **changes)
