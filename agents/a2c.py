@@ -14,12 +14,13 @@ import torch
 from agents.ppo import PPOConfig, PPONetworks, PPOPolicy
 from framework import config_checks as check
 from framework import losses, networks
+from framework.core import NetworksFn
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput
 from framework.programs import GradientWorker, PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, OnPolicyConfig
+from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, check_memory
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,16 @@ class A2CConfig(OnPolicyConfig):
 class A2C(PlanAgent, OnPolicyAgent):
     """Synchronous advantage actor-critic, for discrete and continuous actions."""
 
-    def __init__(self, config: A2CConfig | None = None):
+    def __init__(self, config: A2CConfig | None = None, networks_fn: NetworksFn | None = None):
         self.config: A2CConfig = config or A2CConfig()
+        self.networks_fn = networks_fn
         self.extras_of_first_row = () if self.config.recurrent is None else ("state",)
 
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         return Par(workers, RolloutWorker.sample).sync().map(concatenate).map(learner.step)
 
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
-        """Those of PPO. Initial parameters come from torch's global generator, which the program seeds."""
+        """Those of PPO, unless there is a `networks_fn`."""
         config = self.config
         body = PPOConfig(
             hidden_sizes=config.hidden_sizes,
@@ -71,7 +73,10 @@ class A2C(PlanAgent, OnPolicyAgent):
             recurrent_size=config.recurrent_size,
             initial_std=config.initial_std,
         )
-        return PPONetworks(body, spec)
+        members = ("actions", "normalizer", "initial_state", "act", "forward")
+        networks: PPONetworks = self.custom_networks(spec, lambda _, spec: PPONetworks(body, spec), members)
+        check_memory("recurrent", config.recurrent, networks.initial_state(1))
+        return networks
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)

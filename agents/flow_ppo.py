@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents import ppo
+from framework.core import NetworksFn
 from framework.flow import Flow, Node, Par
 from framework.programs import PlanAgent, PlanLearner, RolloutWorker, concatenate
 
@@ -12,8 +13,8 @@ from framework.programs import PlanAgent, PlanLearner, RolloutWorker, concatenat
 class FlowPPO(PlanAgent, ppo.PPO):
     """Proximal policy optimization as a plan. Workers wait while the learner makes its epochs."""
 
-    def __init__(self, config: ppo.PPOConfig | None = None):
-        super().__init__(config)
+    def __init__(self, config: ppo.PPOConfig | None = None, networks_fn: NetworksFn | None = None):
+        super().__init__(config, networks_fn)
         if self.config.max_policy_lag:
             raise ValueError(
                 f"max_policy_lag: got {self.config.max_policy_lag}, expected 0 for a plan of rounds. Use PPO."

@@ -78,6 +78,12 @@ def rows(quick: bool) -> list[Row]:
         for kind in ("sample", "insert"):
             case = f"{kind} 256, server, {clients} client{s}"
             table.append(Row(case, "dm-reverb", lambda a=(kind, clients): peers.ReverbServed(*a)))
+    for clients in (4, 8):
+        for kind in ("sample", "insert"):
+            for shards in (1, 4):
+                name = f"Repertory, {shards} server{'s' if shards > 1 else ''}"
+                case = f"{kind} 256, shards, {clients} clients"
+                table.append(Row(case, name, lambda a=(kind, "local", clients, shards): ours.Served(*a)))
     table += [
         Row("checkpoint", "Repertory", lambda: ours.checkpoint(megabytes, "save"), "MB/s"),
         Row("restore", "Repertory", lambda: ours.checkpoint(megabytes, "load"), "MB/s"),

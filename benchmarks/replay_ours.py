@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import shutil
 import tempfile
@@ -149,37 +150,44 @@ def sequences(frames: int, bare: bool = False) -> Run:
 
 
 class Served:
-    """A server in a process of its own and clients in others."""
+    """Servers in processes of their own and clients in others.
 
-    def __init__(self, kind: str, way: str, clients: int):
+    Each client samples from all servers, or writes to one of them, as the nodes of a program with shards do.
+    """
+
+    def __init__(self, kind: str, way: str, clients: int, shards: int = 1):
         self._context = multiprocessing.get_context("spawn")
-        self._keys = CurveKeys.generate() if way == "remote" else None
-        self._pipe, theirs = self._context.Pipe()
-        self._server = self._context.Process(target=_serve, args=(theirs, self._keys), daemon=True)
-        self._server.start()
-        theirs.close()
-        self._address = self._pipe.recv()
-        self._arguments = (kind, way, self._address, self._keys)
+        keys = CurveKeys.generate() if way == "remote" else None
+        self._pipes, self._servers, addresses = [], [], []
+        for _ in range(shards):
+            pipe, theirs = self._context.Pipe()
+            server = self._context.Process(target=_serve, args=(theirs, keys, shards), daemon=True)
+            server.start()
+            theirs.close()
+            self._pipes.append(pipe)
+            self._servers.append(server)
+            addresses.append(pipe.recv())
+        self._arguments = (kind, way, addresses, keys)
         self._clients = clients
 
     def measure(self, seconds: float) -> Rate:
-        return measure_clients(
-            self._context, _use, self._arguments, self._clients, seconds, [self._server.pid]
-        )
+        pids = [server.pid for server in self._servers]
+        return measure_clients(self._context, _use, self._arguments, self._clients, seconds, pids)
 
     def close(self) -> None:
-        self._pipe.send(None)
-        self._server.join(30)
+        for pipe, server in zip(self._pipes, self._servers, strict=True):
+            pipe.send(None)
+            server.join(30)
 
 
 def measure_clients(
     context: Any, use: Any, arguments: tuple, clients: int, seconds: float, pids: list
 ) -> Rate:
-    """What ``clients`` processes that run ``use(pipe, *arguments)`` do together."""
+    """What ``clients`` processes that run ``use(pipe, *arguments, number)`` do together."""
     pipes, processes = [], []
-    for _ in range(clients):
+    for number in range(clients):
         ours, theirs = context.Pipe()
-        process = context.Process(target=use, args=(theirs, *arguments), daemon=True)
+        process = context.Process(target=use, args=(theirs, *arguments, number), daemon=True)
         process.start()
         theirs.close()  # so that a process that dies is an EOFError here
         pipes.append(ours)
@@ -213,16 +221,23 @@ def answer(pipe: Any, call: Callable[[], Any], items: int) -> None:
         pipe.send(done)
 
 
-def _serve(pipe: Any, keys: CurveKeys | None) -> None:
-    server = replay.Server([table(CAPACITY)], address="tcp://127.0.0.1:*", curve=keys)
-    fill(server.localhost_client(), CAPACITY).close()
+def _serve(pipe: Any, keys: CurveKeys | None, shards: int) -> None:
+    size = CAPACITY // shards
+    server = replay.Server([table(size)], address="tcp://127.0.0.1:*", curve=keys)
+    fill(server.localhost_client(), size).close()
     pipe.send(server.address)
     pipe.recv()
     server.stop()
 
 
-def _use(pipe: Any, kind: str, way: str, address: str, keys: CurveKeys | None) -> None:
-    client = replay.Client(address, curve=keys, local=False if way == "remote" else None)
+def _use(pipe: Any, kind: str, way: str, addresses: list[str], keys: CurveKeys | None, number: int) -> None:
+    local = False if way == "remote" else None
+    connect = functools.partial(replay.Client, curve=keys, local=local)
+    client: Any
+    if kind == "sample" and len(addresses) > 1:
+        client = replay.ShardedClient([connect(address) for address in addresses])
+    else:
+        client = connect(addresses[number % len(addresses)])
     if kind == "sample":
         answer(pipe, lambda: client.sample_batch("t", BATCH), BATCH)
     else:

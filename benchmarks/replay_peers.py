@@ -264,7 +264,7 @@ def _serve(pipe: Any) -> None:
     server.stop()
 
 
-def _use(pipe: Any, kind: str, port: int) -> None:
+def _use(pipe: Any, kind: str, port: int, number: int) -> None:
     import reverb
 
     if kind == "insert":

@@ -33,6 +33,9 @@ class PinnedTransfer:
         self._current: list[Any] | None = None
         self._template: list[Any] = []
 
+    def __reduce__(self) -> Any:
+        return PinnedTransfer, (self._device,)  # Between two batches it holds nothing but memory for reuse.
+
     def buffers(self) -> list[np.ndarray] | None:
         """Returns arrays to gather the next batch into; None before the first batch."""
         if not self._template:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import torch
 
 import launch
 from framework.learners import LearnerGroup, distributed
@@ -138,6 +138,8 @@ class LearnerReplica(ProgramWorker):
         self._first, self._rank, self._size = first, rank, setup.config.num_learners
         agent = setup.agent.for_program(setup.config.num_envs, self._size, rank).for_learner(clients)
         self._learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+        if setup.config.learner_threads is not None:
+            torch.set_num_threads(setup.config.learner_threads)
         self._dataset = agent.make_dataset(replay)
         self._group: LearnerGroup | None = None
 
@@ -158,8 +160,7 @@ class LearnerReplica(ProgramWorker):
         self._learner.env_steps = env_steps
         result = self._learner.step(sample)
         if result.priorities is not None:
-            priorities = np.asarray(result.priorities, np.float64)
-            self._dataset.update_priorities(np.asarray(sample.info.key), priorities)
+            self._dataset.update_priorities(sample.info.key, result.priorities)
 
     def close(self) -> None:
         """Leaves the group and returns prefetched samples to replay."""

@@ -92,8 +92,7 @@ class ProgramLearner:
             torch.set_num_threads(self._threads)
         result = self.learner.step(sample)
         if result.priorities is not None and self.dataset is not None:
-            priorities = np.asarray(result.priorities, np.float64)
-            self.dataset.update_priorities(np.asarray(sample.info.key), priorities)
+            self.dataset.update_priorities(sample.info.key, result.priorities)
         self._times_sampled += float(np.mean(np.asarray(sample.info.times_sampled)))
         self._count(result.metrics)
         return result

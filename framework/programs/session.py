@@ -193,8 +193,7 @@ class Session:
             self._learner.env_steps = self.env_steps
             result = self._learner.step(sample)
             if result.priorities is not None:
-                priorities = np.asarray(result.priorities, np.float64)
-                self._dataset.update_priorities(np.asarray(sample.info.key), priorities)
+                self._dataset.update_priorities(sample.info.key, result.priorities)
             made, metrics = made + 1, result.metrics
         if not made:
             return {}

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import launch
+from agents.a2c import A2C
 from agents.dqn import DQN, DQNConfig, DQNNetworks
+from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig, PPONetworks
 from agents.sac import SAC, SACConfig, SACNetworks
@@ -150,6 +152,8 @@ class Forgetful(PPONetworks):
             "without actions, policy, critics, temperature.log",
         ),
         (IMPALA(networks_fn=lambda config, spec: nn.Module()), "actor_critic.unroll"),
+        (A2C(networks_fn=lambda config, spec: nn.Module()), "without actions, normalizer, initial_state"),
+        (FlowPPO(networks_fn=Forgetful), "Forgetful without normalizer"),
         (IMPALA(networks_fn=with_memory), "with a memory and lstm_size None, expected both"),
     ],
 )

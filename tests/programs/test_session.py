@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
@@ -129,6 +130,16 @@ def test_a_restored_session_continues_to_the_last_digit(name):
     assert len(expected[1]) > 3 and second.learner_steps == first.learner_steps > steps > 0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_session_that_learns_on_a_gpu_is_saved():
+    agent, games = DQN(DQNConfig(device="cuda", **LEARNS)), {"a": Game(0, 5)}
+    first, second = agent.session(SPEC), agent.session(SPEC)
+    play(first, games, [["a"]] * 40)
+    second.restore(first.save())
+    assert second.learner_steps == first.learner_steps > 0
+    assert play(second, games, [["a"]] * 20)[1]
+
+
 def test_the_replay_ratio_holds():
     session = AGENTS["sac"]().session(SPEC, num_envs=2)
     play(session, {"a": Game(0, 50), "b": Game(1, 50)}, [["a", "b"]] * 100)
@@ -146,8 +157,6 @@ def test_an_action_is_the_same_whatever_else_acts():
 
 
 def test_learning_leaves_the_global_generators():
-    import torch
-
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)

@@ -12,6 +12,7 @@ from framework.checkpoints import Checkpointer
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
+pytestmark = pytest.mark.timeout(300)  # On Ray, three programs of seven nodes start.
 PERIOD = 100  # Env steps between two rows of the worker.
 
 
