@@ -93,6 +93,11 @@ class LoadedPolicy:
             learner.restore(reader.state("learner")["learner"])
             for name, state in learner.parameters().items():
                 getattr(self.networks, name).load_state_dict(state)
+        elif isinstance(self.networks, torch.nn.Module) and any(True for _ in self.networks.parameters()):
+            raise RunError(
+                f"{reader.path}: got the parts {', '.join(reader.names)}, expected 'learner' with the "
+                "parameters. Give the learner that acts this name in the agent's build."
+            )
 
 
 def _envs(observation: Any, observation_spec: Any) -> int:
