@@ -24,6 +24,7 @@ _PACKAGES = {
     "reverb": ("reverb", 'pip install "repertory[reverb]", on Python 3.11 or older'),
     "atari": ("ale_py", 'pip install "repertory[atari]"'),
     "dm_control": ("dm_control", 'pip install "repertory[dm-control]"'),
+    "wandb": ("wandb", 'pip install "repertory[wandb]"'),
     "minatar": ("minatar", 'pip install "repertory[minatar]"'),
 }
 
@@ -35,7 +36,7 @@ def missing(name: str) -> str | None:
 
 
 def check_installed(engine: str, config: RunConfig) -> None:
-    """Raises `CommandError` if the engine is unknown, or a package for it or its replay is missing."""
+    """Raises `CommandError` if the engine is unknown, or a package for it, replay or a logger is missing."""
     if engine not in ENGINES:
         raise UsageError(f"Unknown engine {engine!r}; the engines are {', '.join(ENGINES)}.")
     if engine in ("serial", "threads") and config.num_learners > 1:
@@ -43,7 +44,8 @@ def check_installed(engine: str, config: RunConfig) -> None:
             f"--num-learners {config.num_learners} requires one process per learner; --engine {engine} has "
             "one for all nodes. Use --engine processes."
         )
-    for flag, value in (("--engine", engine), ("--replay-backend", config.replay_backend)):
+    loggers = [("--loggers", text.partition("(")[0]) for text in config.loggers]
+    for flag, value in (("--engine", engine), ("--replay-backend", config.replay_backend), *loggers):
         advice = missing(value)
         if advice is not None:
             raise CommandError(f"{flag} {value} requires a package that is not installed: {advice}")

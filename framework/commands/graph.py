@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import tyro
 
 from framework.commands import building
-from framework.commands.options import TrainOptions, UsageError, parse
-from framework.commands.train import find
+from framework.commands.options import UsageError, parse
+from framework.commands.train import default_environment, find
 from framework.programs.registry import agent_names
 from framework.programs.run_config import Inference, RunConfig
 from launch import Program
@@ -24,8 +24,8 @@ _BOX_HEIGHT, _ROW, _MARGIN, _TOP = 46, 68, 36, 64  # Sizes in the picture, in pi
 class GraphOptions:
     """Shows the nodes of an agent's program and the calls between them."""
 
-    # The environment that the agent is built for.
-    environment: Annotated[str, tyro.conf.arg(metavar="SUITE:NAME")] = TrainOptions.environment
+    # The environment that the agent is built for. The default is that of `repertory train`.
+    environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = None
     num_actors: int = 2  # Number of actor nodes.
     num_learners: int = RunConfig.num_learners  # Number of learner nodes.
     replay_shards: int = RunConfig.replay_shards  # Number of replay nodes.
@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(
             f"graph: got no agent, expected repertory graph AGENT, one of {', '.join(agent_names())}."
         )
-    agent = find(name).make()
+    entry = find(name)
+    agent, environment = entry.make(), options.environment or default_environment(entry)
     fields = ("num_actors", "num_learners", "replay_shards", "variable_sources", "inference")
     settings = {field: getattr(options, field) for field in fields}
     envs = 2 if options.inference.startswith("alternating") else 1
@@ -70,8 +71,8 @@ def main(arguments: Sequence[str]) -> int:
         config = RunConfig(envs_per_actor=envs, directory=str(Path("runs") / name), **settings)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    building.environment_spec(agent, options.environment, config)
-    program = building.build_program(agent, options.environment, config)
+    building.environment_spec(agent, environment, config)
+    program = building.build_program(agent, environment, config)
     groups = groups_of(program)
     print({"text": as_text, "svg": as_svg, "mermaid": as_mermaid}[options.format](program.name, groups))
     if options.svg is not None:

@@ -1,4 +1,4 @@
-"""`repertory list`: lists agents, environments, engines and presets."""
+"""`repertory list`: lists agents, environments, engines, parts and presets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from framework.commands.building import missing
 from framework.commands.options import parse
 from framework.environments import suites
+from framework.programs import parts
 from framework.programs.presets import presets_of
 from framework.programs.registry import agent_names, find_agent
 from launch.engines.base import ENGINES
@@ -15,7 +16,7 @@ from launch.engines.base import ENGINES
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Lists agents, environments, engines and presets, and says which of them lack a package."""
+    """Lists agents, environments, engines, parts and presets, and says which of them lack a package."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,7 +41,9 @@ def text() -> str:
     for suite, (_, example) in suites.SUITES.items():
         environments.append(f"  {suite}:NAME  such as {suite}:{example}{_lacks(suite)}")
     engines = ["engines", *(f"  {name}{_lacks(name)}" for name in ENGINES)]
-    return "\n\n".join("\n".join(part) for part in (agents, environments, engines, presets))
+    named = {"wrappers": parts.WRAPPERS, "observers": parts.OBSERVERS, "loggers": parts.LOGGERS}
+    others = [[kind, *(f"  {name}{_lacks(name)}" for name in names)] for kind, names in named.items()]
+    return "\n\n".join("\n".join(part) for part in (agents, environments, engines, *others, presets))
 
 
 def _lacks(name: str) -> str:

@@ -109,13 +109,13 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
     early = parser.parse_known_args(arguments)[0]
     given = _read(early.config)
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
-    environment = early.environment or given.get("environment", TrainOptions.environment)
+    environment = early.environment or given.get("environment") or default_environment(entry)
     preset = presets_of(entry.load()).get(environment, Preset())
     agent_config, agent_preset = entry.make_config(), preset.agent
     if agent_config is None:
         agent_config, agent_preset = _NoSettings(), {}
     parts: list[tuple[Any, Mapping[str, Any]]] = [
-        (TrainOptions(), {}),
+        (TrainOptions(environment=str(environment)), {}),
         (RunConfig(), {**DEFAULTS, **preset.run}),
         (agent_config, agent_preset),
     ]
@@ -157,6 +157,12 @@ def _agent_name(name: str | None, in_file: str | None, path: str | None) -> str:
     if name is not None and in_file is not None and find(name) != find(in_file):
         raise UsageError(f"{path} is for the agent {in_file!r}, not for {name!r}. Leave one of them out.")
     return name or str(in_file)
+
+
+def default_environment(entry: AgentEntry) -> str:
+    """Returns CartPole, or the environment of the agent's first preset if there is none for CartPole."""
+    known = presets_of(entry.load())
+    return next(iter(known)) if known and TrainOptions.environment not in known else TrainOptions.environment
 
 
 def find(name: str) -> AgentEntry:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 import launch
 from framework.learners import LearnerGroup, distributed
 from framework.programs.worker import ProgramWorker, Setup, prepare_process
@@ -136,6 +138,8 @@ class LearnerReplica(ProgramWorker):
         self._first, self._rank, self._size = first, rank, setup.config.num_learners
         agent = setup.agent.for_program(setup.config.num_envs, self._size, rank).for_learner(clients)
         self._learner = agent.make_learner(agent.make_networks(setup.spec), setup.spec)
+        if setup.config.learner_threads is not None:
+            torch.set_num_threads(setup.config.learner_threads)
         self._dataset = agent.make_dataset(replay)
         self._group: LearnerGroup | None = None
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 import tree
 
@@ -24,7 +23,11 @@ from framework.replay import Table
 from framework.replay.errors import ServerClosed
 from framework.replay.sharded import shard_of
 from framework.specs import EnvironmentSpec
+from launch.context import find_context
 
+_CORES = torch.get_num_threads()  # Before anything sets it: the cores of this machine.
+_LARGE = 500_000  # Parameters of networks above which the learner of a serial program uses all cores.
+_OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; others are of observers.
 _SEEDING = threading.Lock()
 
 
@@ -107,8 +110,9 @@ def learner_threads(config: RunConfig, num_parameters: int) -> int:
     given = config.learner_threads or int(os.environ.get("OMP_NUM_THREADS") or 0)
     if given:
         return given
-    is_alone = launch.get_node_context().engine == "serial" and num_parameters >= _LARGE
-    return min(len(os.sched_getaffinity(0)), psutil.cpu_count(logical=False) or 1) if is_alone else 1
+    node = find_context()
+    is_alone = node is not None and node.engine == "serial"
+    return _CORES if is_alone and num_parameters >= _LARGE else 1
 
 
 @contextlib.contextmanager
@@ -120,10 +124,6 @@ def seeded(seed: int) -> Iterator[None]:
     with _SEEDING:
         torch.manual_seed(seed)
         yield
-
-
-_LARGE = 500_000  # Parameters of networks above which the learner of a serial program uses all cores.
-_OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; others are of observers.
 
 
 def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -85,6 +85,13 @@ def test_flags_override_the_preset_which_overrides_the_default():
     assert other.target_return is None and options.environment == "gymnasium:Acrobot-v1"
 
 
+@pytest.mark.parametrize(
+    "agent, environment", [("dqn", "gymnasium:CartPole-v1"), ("sac", "gymnasium:Pendulum-v1")]
+)
+def test_the_environment_if_none_is_given_is_cartpole_or_that_of_the_first_preset(agent, environment):
+    assert train.parse_new(agent, [])[1].environment == environment
+
+
 def test_fields_of_an_agent_by_name():
     assert make_agent("dqn", n_step=2).config.n_step == 2
     assert find_agent("random-actions") == find_agent("random_actions")

@@ -144,14 +144,17 @@ def test_an_environment_whose_package_is_missing(repertory, tmp_path, monkeypatc
     assert not folder.exists()
 
 
-def test_dm_reverb_that_is_missing(repertory, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "flags, module", [(("--replay-backend", "reverb"), "reverb"), (("--loggers", "csv", "wandb"), "wandb")]
+)
+def test_a_part_whose_package_is_missing(repertory, tmp_path, monkeypatch, flags, module):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "reverb" else find_spec(name, *rest)
+        importlib.util, "find_spec", lambda name, *rest: None if name == module else find_spec(name, *rest)
     )
     folder = tmp_path / "run"
-    code, _, err = repertory("train", "dqn", "--replay-backend", "reverb", "--directory", folder)
-    assert code == 1 and 'pip install "repertory[reverb]"' in err
+    code, _, err = repertory("train", "dqn", *flags, "--directory", folder)
+    assert code == 1 and f'pip install "repertory[{module}]"' in err
     assert not folder.exists()
 
 

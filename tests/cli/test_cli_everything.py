@@ -19,8 +19,9 @@ from framework.commands import building, cli, train
 from framework.commands.options import TrainOptions
 from framework.environments.stepping import InlineEnvironment
 from framework.loggers import read_jsonl
-from framework.programs import RunConfig, make, parts
+from framework.programs import RunConfig, make, parts, worker
 from framework.programs.run_folder import RunFolder
+from launch.context import NodeContext
 
 DQN = "dqn --batch-size 16 --min-replay-size 40 --hidden-sizes 8 --samples-per-insert 8 --insert-burst 32"
 # By name: the agent and the flags of a run, or of a program that is only built.
@@ -260,3 +261,28 @@ def test_wrong_names(repertory, tmp_path, flags, error):
     code, _, err = repertory("train", "random_actions", *flags, "--directory", tmp_path / "run")
     assert code == 2 and re.search(error, err), err
     assert not (tmp_path / "run").exists()
+
+
+def test_loggers_need_a_directory():
+    with pytest.raises(ValueError, match="without a directory"):
+        parts.check_parts(RunConfig(loggers=("csv",)))
+
+
+@pytest.mark.parametrize(
+    "engine, parameters, given, variable, threads",
+    [
+        ("serial", 10**6, None, None, worker._CORES),
+        ("serial", 10**4, None, None, 1),
+        ("processes", 10**6, None, None, 1),
+        ("processes", 10**6, None, "3", 3),
+        ("serial", 10**6, None, "3", 3),
+        ("processes", 10**4, 2, "3", 2),
+    ],
+)
+def test_threads_of_the_learner(monkeypatch, engine, parameters, given, variable, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    node = NodeContext("program", "learner", 0, "learner-0", engine, None, "job")
+    monkeypatch.setattr(worker, "find_context", lambda: node)
+    assert worker.learner_threads(RunConfig(learner_threads=given), parameters) == threads
