@@ -93,10 +93,12 @@ class LoadedPolicy:
             learner.restore(reader.state("learner")["learner"])
             for name, state in learner.parameters().items():
                 getattr(self.networks, name).load_state_dict(state)
-        elif isinstance(self.networks, torch.nn.Module) and any(True for _ in self.networks.parameters()):
+        elif others := [
+            name for name in reader.names if f"{name}_steps" in reader.state("counter")["counts"]
+        ]:
             raise RunError(
-                f"{reader.path}: got the parts {', '.join(reader.names)}, expected 'learner' with the "
-                "parameters. Give the learner that acts this name in the agent's build."
+                f"{reader.path}: got the learners {', '.join(others)}, expected one with the name 'learner'. "
+                "Give the learner that acts this name in the agent's build."
             )
 
 
