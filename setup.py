@@ -87,7 +87,9 @@ setup(
         "repertory.agents": [
             "a2c=agents.a2c:A2C",
             "a3c=agents.a2c:A3C",
+            "apex=agents.flow_dqn:ApeX",
             "dqn=agents.dqn:DQN",
+            "flow_dqn=agents.flow_dqn:FlowDQN",
             "flow_impala=agents.flow_impala:FlowIMPALA",
             "flow_ppo=agents.flow_ppo:FlowPPO",
             "impala=agents.impala:IMPALA",

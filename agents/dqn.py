@@ -25,7 +25,7 @@ from framework.learners import LossContext, LossOutput, schedules
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
-from framework.types import Nest
+from framework.types import Nest, Transition
 
 
 @dataclass(frozen=True)
@@ -157,19 +157,25 @@ class DQN(OffPolicyAgent):
             return replay.selectors.Prioritized(self.config.priority_exponent)
         return super().make_sampler()
 
-    def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
-        """The loss of a batch of `Transition`s."""
-        config, data = self.config, batch.data
+    def errors(
+        self, networks: DQNNetworks, target: nn.Module, data: Transition
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The errors `[N]` of a `Transition`'s actions, and the values `[N, A]` of all actions."""
         rewards = data.reward.float()
-        if config.reward_clip is not None:
-            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        if self.config.reward_clip is not None:
+            rewards = rewards.clamp(-self.config.reward_clip, self.config.reward_clip)
         # The adder omits one factor of the n-step discount; apply it here.
-        discounts = config.discount * data.discount.float()
+        discounts = self.config.discount * data.discount.float()
         values = networks.values(data.observation)
         with torch.no_grad():
-            next_values = context.targets["q_network"](data.next_observation)
-            selector = networks.values(data.next_observation) if config.double else next_values
-        errors = losses.double_q_errors(values, data.action, rewards, discounts, next_values, selector)
+            next_values = target(data.next_observation)
+            selector = networks.values(data.next_observation) if self.config.double else next_values
+        return losses.double_q_errors(values, data.action, rewards, discounts, next_values, selector), values
+
+    def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
+        """The loss of a batch of `Transition`s."""
+        config = self.config
+        errors, values = self.errors(networks, context.targets["q_network"], batch.data)
         each = losses.huber(errors, config.huber_delta)
         metrics = {"q_mean": values.mean(), "td_error": errors.abs().mean()}
         if not config.prioritized:

@@ -319,14 +319,11 @@ def _round(rounds: Rows, k: int) -> Rows:
     return tree.map_structure(lambda leaf: leaf[k], rounds)
 
 
+_RUN = {"num_actors": 2, "envs_per_actor": 20, "learner_log_period": 5}
+
 PRESETS: Mapping[str, Preset] = {
     "tasks:Navigation2D": Preset(
-        run={
-            "num_actors": 2,
-            "envs_per_actor": 20,
-            "max_env_steps": 8_000_000,
-            "evaluate_period": 800_000,
-            "learner_log_period": 10,
-        },
+        agent={"tasks_per_worker": 5},
+        run={**_RUN, "max_env_steps": 800_000, "evaluate_period": 100_000},
     ),
 }

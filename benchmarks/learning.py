@@ -40,6 +40,7 @@ class Row:
       steps: for how long.
       floor: the return that every seed must reach; None for a control, which has a ceiling.
       ceiling: the return that no seed may pass.
+      gain: by how much every seed's return must exceed the one before the policy adapted to a task.
       published: a number to hold it against, and after how many steps; empty where none is known. Those of
         the Zoo are single runs in ``benchmark.md`` of rl-baselines3-zoo.
       flags: further flags of the command.
@@ -50,6 +51,7 @@ class Row:
     steps: int
     floor: float | None = None
     ceiling: float | None = None
+    gain: float | None = None
     published: str = ""
     flags: tuple[str, ...] = ()
 
@@ -59,6 +61,7 @@ ROWS = {
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
     "acrobot-a2c": Row("a2c", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-a3c": Row("a3c", "gymnasium:Acrobot-v1", 200_000, -90),
     "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, published="Zoo 500 at 50k"),
@@ -81,6 +84,15 @@ ROWS = {
     "breakout-dqn": Row("dqn", "minatar:Breakout", 1_000_000, 5),
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
+    ),
+    "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -17, gain=10),
+    # One policy for all tasks, which then makes the inner step that was the best for it, of five.
+    "navigation-no-meta-learning": Row(
+        "maml",
+        "tasks:Navigation2D",
+        400_000,
+        ceiling=-17,
+        flags=("--inner-steps", "0", "--inner-learning-rate", "0.5"),
     ),
 }
 
@@ -112,6 +124,7 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
         "seed": seed,
         # With several agents, of the worst of them.
         "return": min(result.get("agents", {"": result["mean"]}).values()),
+        **({} if row.gain is None else {"before": result["mean_return_before"]}),
         "cpu_seconds": round(seconds, 1),
         "wall_seconds": round(wall, 1),
         "steps": row.steps,
@@ -152,8 +165,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
-        floor, ceiling = result["floor"], result["ceiling"]
+        floor, ceiling, gain = result["floor"], result["ceiling"], result.get("gain")
         asked = f"≥ {floor:g}" if ceiling is None else f"≤ {ceiling:g}"
+        if gain is not None:
+            asked += f" and {gain:g} above the return before"
         everyone = {"": result["runs"]}
         for peer, (who, _, _) in learning_peers.PEERS.items():
             everyone[f" ({who})"] = result["peers"].get(peer, [])
@@ -163,6 +178,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             returns = [each["return"] for each in runs]
             seconds = [each["cpu_seconds"] for each in runs]
             reached = sum(value >= floor if ceiling is None else value <= ceiling for value in returns)
+            if gain is not None:
+                reached = sum(each["return"] >= max(floor, each["before"] + gain) for each in runs)
             digits = 2 if max(map(abs, returns)) < 10 else 1
             low, mean, high = (
                 f"{value:.{digits}f}" for value in (min(returns), statistics.fmean(returns), max(returns))

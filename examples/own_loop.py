@@ -13,7 +13,7 @@ import numpy as np
 from agents.dqn import DQN, DQNConfig
 from framework import environments, specs
 from framework.actors import EnvironmentLoop, PolicyActor
-from framework.programs.session import Session
+from framework.programs import Session
 
 
 def train(agent: DQN, num_steps: int = 50_000, seed: int = 1) -> Session:

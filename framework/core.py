@@ -89,9 +89,9 @@ class Policy(abc.ABC):
     def initial_state(self, batch_size: int) -> Nest:
         """The recurrent state of `batch_size` envs at the start of an episode; `()` if there is none.
 
-        Row i is the state of env i. An inference server acts for the envs of several actors at once. A
-        property that distinguishes envs, such as the exploration rate of each, therefore belongs in this
-        state: the position of an env in a batch has no meaning.
+        Row i is the state of env i of the program. An inference server acts for the envs of several actors
+        at once. A property that distinguishes envs, such as the exploration rate of each, therefore belongs
+        in this state: the position of an env in a batch has no meaning.
         """
 
     @abc.abstractmethod

@@ -31,6 +31,7 @@ from torch import nn
 
 from framework import adders, core, learners, replay, specs
 from framework import config_checks as check
+from framework.adders.block import PriorityFn
 from framework.datasets import Dataset
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import Actions, JointActions, as_numpy, as_tensors
@@ -277,11 +278,15 @@ class OffPolicyAgent(TorchAgent):
             )
         ]
 
-    def make_adder(self, client: Client, spec: specs.EnvironmentSpec) -> adders.Adder:
+    def make_adder(
+        self, client: Client, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
+    ) -> adders.Adder:
+        """See `Agent.make_adder`. `priority_fn` gives the priorities of new items; None: the largest."""
         return adders.NStepTransitionAdder(
             client,
             self.config.n_step,
             self.config.discount,
+            priority_fns={adders.REPLAY_TABLE: priority_fn},
             max_in_flight_items=self.config.insert_burst,  # Items in flight also count as being ahead.
             frame_stack=specs.frame_stack(spec.observations),
         )

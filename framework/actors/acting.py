@@ -39,6 +39,9 @@ class PolicyActor(core.Actor, core.Saveable):
       variable_client: updates the networks of the policy. None does not update them.
       num_envs: number of envs of the environment, B.
       seed: seeds the policy's random choices. None does not seed them.
+      offset: index of the first of these envs among all envs that act with such a policy. Policies may treat
+        envs differently.
+      total: number of all those envs. None is `num_envs`.
     """
 
     def __init__(
@@ -48,8 +51,11 @@ class PolicyActor(core.Actor, core.Saveable):
         variable_client: Any = None,
         num_envs: int = 1,
         seed: int | None = None,
+        offset: int = 0,
+        total: int | None = None,
     ):
         self.policy = policy
+        self._offset, self._total = offset, total
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self.adder = adder
         self._variable_client = variable_client
@@ -64,7 +70,7 @@ class PolicyActor(core.Actor, core.Saveable):
         return self.adder is None or self.adder.ready()
 
     def observe_first(self, timestep: Any) -> None:
-        self._state = self.policy.initial_state(self.num_envs)
+        self._state = self._initial_state()
         self._has_memory = bool(tree.flatten(self._state))
         self._extras = ()
         if self.adder is not None:
@@ -82,8 +88,12 @@ class PolicyActor(core.Actor, core.Saveable):
         if self._has_memory:
             begins = np.flatnonzero(next_timestep.step_type == FIRST)
             if len(begins):
-                initial = self.policy.initial_state(self.num_envs)
-                self._state = restart_envs(self._state, initial, begins)
+                self._state = restart_envs(self._state, self._initial_state(), begins)
+
+    def _initial_state(self) -> Nest:
+        states = self.policy.initial_state(self._total or self.num_envs)
+        mine = slice(self._offset, self._offset + self.num_envs)
+        return tree.map_structure(lambda leaf: leaf[mine], states)
 
     def update(self, wait: bool = False) -> None:
         if self._variable_client is not None:

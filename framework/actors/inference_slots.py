@@ -142,9 +142,9 @@ class Slots:
         Args:
           name: name of the client.
           envs: number of rows.
-          offset: index, among the envs of its actor, of the client's first env. Policies may treat envs
+          offset: index, among the envs of the program, of the client's first env. Policies may treat envs
             differently.
-          total: number of envs of its actor. None is `envs`.
+          total: number of envs of the program. None is `offset + envs`.
 
         Raises:
           ValueError: There are not enough free rows, or a known client asks for another number of envs.

@@ -20,11 +20,12 @@ class StepError(RuntimeError):
 
     Attributes:
       node: the name of the node.
+      round_ended: whether the calls of the other nodes have ended too, as in `sync`.
     """
 
-    def __init__(self, text: str, node: str = "") -> None:
+    def __init__(self, text: str, node: str = "", round_ended: bool = False) -> None:
         super().__init__(text)
-        self.node = node
+        self.node, self.round_ended = node, round_ended
 
 
 class UnknownFunction(LookupError):

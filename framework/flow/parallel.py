@@ -43,7 +43,7 @@ class Par:
             for i, node in enumerate(self._nodes):
                 while _is_lost(node, calls[i]):
                     calls[i] = node.call(self._step)
-            return [self._result(node, call) for node, call in zip(self._nodes, calls, strict=True)]
+            return [self._result(node, call, True) for node, call in zip(self._nodes, calls, strict=True)]
 
         return Flow(take)
 
@@ -76,14 +76,15 @@ class Par:
 
         return Flow(take)
 
-    def _result(self, node: Node, call: Future) -> Any:
+    def _result(self, node: Node, call: Future, round_ended: bool = False) -> Any:
         try:
             return call.result()
         except launch.ProgramStopped:
             raise
         except Exception as error:
             name = getattr(self._step, "__qualname__", repr(self._step))
-            raise StepError(f"{node.name}: {name}: {type(error).__name__}: {error}", node.name) from error
+            text = f"{node.name}: {name}: {type(error).__name__}: {error}"
+            raise StepError(text, node.name, round_ended) from error
 
 
 def _is_lost(node: Node, call: Future) -> bool:

@@ -15,3 +15,4 @@ from framework.programs.rollout_worker import GradientWorker as GradientWorker
 from framework.programs.rollout_worker import RolloutWorker as RolloutWorker
 from framework.programs.rollout_worker import concatenate as concatenate
 from framework.programs.run_config import RunConfig as RunConfig
+from framework.programs.session import Session as Session

@@ -92,7 +92,7 @@ class ActorWorker(ProgramWorker):
         )
         # Makes the random choices; None if another node acts.
         self._acting: PolicyActor | InferenceServer | None
-        self._halves = self._make_halves(setup, learner, inference, seed)
+        self._halves = self._make_halves(setup, learner, inference, seed, index * self._config.envs_per_actor)
         self._half = self._halves[0]  # Whose turn it is.
         self._lockstep: Lockstep | None = None
         self._largest_grant = _LARGEST_GRANT
@@ -116,8 +116,13 @@ class ActorWorker(ProgramWorker):
             if self._acting is not None and state["actor"] is not None:
                 self._acting.restore(state["actor"])
 
-    def _make_halves(self, setup: Setup, learner: Any, inference: Any, seed: int) -> list[Half]:
-        """Makes one half with all envs, or two, with the source of actions that `config.inference` names."""
+    def _make_halves(
+        self, setup: Setup, learner: Any, inference: Any, seed: int, first_env: int
+    ) -> list[Half]:
+        """Makes one half with all envs, or two, with the source of actions that `config.inference` names.
+
+        `first_env` is the index of this actor's first env in the program.
+        """
         agent, spec, config = setup.agent, setup.spec, setup.config
         envs = config.envs_per_actor
         alternates, served = config.inference.startswith("alternating"), config.inference.endswith("server")
@@ -148,15 +153,17 @@ class ActorWorker(ProgramWorker):
             environment = setup.make_environment(
                 size, derive_seed(seed, f"half-{index}") if alternates else seed
             )
-            offset = sum(sizes[:index])
+            offset = first_env + sum(sizes[:index])
             actor: PolicyActor | InferenceActor
             if server is not None:
                 messages = not served or config.inference_messages
-                port = connect(server, f"{self._name}.{index}", size, offset, envs, messages)
+                port = connect(server, f"{self._name}.{index}", size, offset, config.num_envs, messages)
                 ports.append(port)
                 actor = InferenceActor(port, self._make_adder(), size)
             else:
-                actor = PolicyActor(policy, self._make_adder(), variables, envs, seed)
+                actor = PolicyActor(
+                    policy, self._make_adder(), variables, envs, seed, offset, config.num_envs
+                )
                 self._acting = actor
             # Actors with a limited policy lag pull parameters only at the start of an unroll.
             loop = EnvironmentLoop(

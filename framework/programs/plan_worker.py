@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import launch
 from framework import flow
 from framework.networks import as_tensors
 from framework.programs.learner_worker import LearnerNode, ProgramLearner
@@ -20,43 +22,58 @@ from framework.types import Gradients, StepResult
 class PlanLearner(ProgramLearner):
     """The learner of a plan. Its steps are counted, published, logged and saved when that is due.
 
-    Flows of `concurrent` may share it: it makes one step at a time.
+    A branch of the plan may call it from a thread of its own (`flow.concurrent`). It makes one
+    step at a time, and raises `launch.ProgramStopped` after the last one.
 
     Attributes:
       dataset: the agent's batches from the replay node; None without that node.
     """
 
     def __init__(self, setup: Setup, **options: Any):
-        self._turn = threading.RLock()
         super().__init__(setup, **options)
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._device = agent.device
         self.busy_s = 0.0  # Seconds spent in steps.
+        self._tables: list[str] | None = None  # Of the replay node.
+        self._stepping = threading.Lock()
+        self._ended = False
 
     def step(self, sample: ReplaySample) -> StepResult:
         """One learner step on a batch in numpy, or in tensors on any device. Writes priorities to replay."""
-        with self._turn:
-            started = time.perf_counter()
-            result = super().step(sample._replace(data=as_tensors(sample.data, self._device)))
-            self.busy_s += time.perf_counter() - started
-        return result
+        with self._step():
+            return super().step(sample._replace(data=as_tensors(sample.data, self._device)))
 
     def apply(self, gradients: Gradients) -> StepResult:
         """One optimizer step with the gradients of a `GradientWorker`."""
-        with self._turn:
-            started = time.perf_counter()
+        with self._step():
             result = self.learner.apply(as_tensors(gradients, self._device))
             self._count(result.metrics)
+            return result
+
+    def batches(self) -> flow.Flow:
+        """The agent's batches from the replay node."""
+        assert self.dataset is not None, "batches: there is no replay node. Give one to add_plan."
+        return flow.Flow.of(self.dataset, self.dataset.ready)
+
+    def replay_accepts(self) -> bool:
+        """Whether every table of the replay node takes another item without a wait."""
+        if self._tables is None:
+            self._tables = [*self._replay.server_info()]
+        return all(self._replay.can_insert(table) for table in self._tables)
+
+    def end(self) -> None:
+        """Waits for the step in progress; there are no further ones."""
+        with self._stepping:
+            self._ended = True
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        with self._stepping:
+            if self._ended or self.finished:
+                raise launch.ProgramStopped("learner: the program stops.")
+            started = time.perf_counter()
+            yield
             self.busy_s += time.perf_counter() - started
-        return result
-
-    def publish(self) -> dict[str, int]:
-        with self._turn:
-            return super().publish()
-
-    def close(self) -> None:
-        with self._turn:
-            super().close()
 
 
 class PlanWorker(LearnerNode):
@@ -76,6 +93,7 @@ class PlanWorker(LearnerNode):
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._workers = [flow.Node(client, f"actor-{index}") for index, client in enumerate(workers)]
         self._plan = agent.plan(self._workers, self._learner)
+        self._spent: set[str] = set()  # Workers that had too few env steps left for a call.
 
     def ready(self) -> bool:
         return not self._finished and self._plan.ready()
@@ -91,7 +109,15 @@ class PlanWorker(LearnerNode):
         except flow.StepError as error:
             if not isinstance(error.__cause__, BudgetSpent):
                 raise
+            self._spent.add(error.node)
+            if not error.round_ended and len(self._spent) < len(self._workers):
+                return  # The other workers' calls are in progress, and may wait until the plan learns.
             self._finished = True
+            learner.end()
             learner.publish()  # For the last evaluation.
             next(flow.Par(self._workers, RolloutWorker.finish).sync())
         learner.waited_s += time.perf_counter() - started - (learner.busy_s - busy)
+
+    def close(self) -> None:
+        self._learner.end()
+        super().close()

@@ -17,6 +17,7 @@ from framework.networks import as_numpy, as_tensors
 from framework.programs.actor_worker import ActorWorker
 from framework.programs.worker import Setup, make_tables
 from framework.replay import EmbeddedClient, ReplaySample
+from framework.replay.errors import ServerClosed
 from framework.types import Gradients
 
 
@@ -82,7 +83,13 @@ class RolloutWorker(ActorWorker):
           BudgetSpent: Fewer env steps are left.
         """
         with self._busy:
-            self._collect(steps)
+            try:
+                self._collect(steps)
+            except ServerClosed as error:
+                if launch.stop_event().is_set():
+                    raise launch.ProgramStopped(f"{self._name}: the program stops.") from None
+                if not self.recover(error):
+                    raise
             return self._spent
 
     def finish(self) -> None:

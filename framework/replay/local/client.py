@@ -186,6 +186,9 @@ class EmbeddedSource(Source):
         table, delivery = drawn
         table.give_back(delivery)
 
+    def can_sample(self, table: str, n: int) -> bool:
+        return self._client.tables[table].can_sample(n)
+
     def interrupt(self) -> None:
         self._interrupted = True
         for table in self._client.tables.values():
@@ -205,7 +208,8 @@ class LocalWriter(Writer):
     """
 
     def __init__(self, client: EmbeddedClient, max_in_flight_items: int | None = None):
-        super().__init__(client.store, max_in_flight_items, client.store.dropped_writers, client.can_insert)
+        dropped, has_room = client.store.dropped_writers, lambda table, n: client.tables[table].can_insert(n)
+        super().__init__(client.store, max_in_flight_items, dropped, has_room)
         client.store.end_dropped_writers()
         self._tables = client.tables
         self._rows = client.store

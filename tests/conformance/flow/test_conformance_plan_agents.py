@@ -10,6 +10,7 @@ import pytest
 
 import launch
 from agents.a2c import A2C, A3C, A2CConfig
+from agents.flow_dqn import ApeX, ApeXConfig, FlowDQN, FlowDQNConfig
 from agents.flow_impala import FlowIMPALA
 from agents.flow_ppo import FlowPPO
 from agents.impala import IMPALAConfig
@@ -21,16 +22,25 @@ from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
 UNROLLS = {"unroll_length": 8, "hidden_sizes": (8,)}
+OFF_POLICY = {
+    "min_replay_size": 50,
+    "batch_size": 16,
+    "samples_per_insert": 2.0,
+    "insert_burst": 64,
+    "hidden_sizes": (8,),
+}
 AGENTS = {
     "a2c": A2C(A2CConfig(**UNROLLS)),
     "a2c_with_memory": A2C(A2CConfig(**UNROLLS, recurrent="lstm", recurrent_size=8)),
     "a3c": A3C(A2CConfig(**UNROLLS)),
+    "apex": ApeX(ApeXConfig(**OFF_POLICY)),
+    "flow_dqn": FlowDQN(FlowDQNConfig(**OFF_POLICY)),
     "flow_impala": FlowIMPALA(IMPALAConfig(unroll_length=8, batch_size=6, hidden_sizes=(8,))),
     "flow_ppo": FlowPPO(PPOConfig(**UNROLLS, epochs=2, minibatch_size=16)),
     # 4 steps before and 4 after the inner step.
     "maml": MAML(MAMLConfig(unroll_length=4, tasks_per_worker=1, evaluation_tasks=2, hidden_sizes=(8,))),
 }
-ASYNCHRONOUS = ("a3c", "flow_impala")
+ASYNCHRONOUS = ("a3c", "apex", "flow_dqn", "flow_impala")
 # A round of a synchronous plan is 2 * 3 * 8 env steps, some of them resets. 20 steps are left at the end.
 CONFIG = RunConfig(
     num_actors=2,
@@ -91,7 +101,7 @@ def test_a_plan_agent_makes_exactly_its_env_steps(directory, engine, agent):
     assert one == serial or agent in ASYNCHRONOUS
 
 
-@pytest.mark.parametrize("agent", ["a2c", "maml"])
+@pytest.mark.parametrize("agent", ["a2c", "apex", "maml"])
 def test_a_run_is_resumed(tmp_path, engine, agent):
     first = launch.launch(program(AGENTS[agent], tmp_path), engine=engine)
     second = launch.launch(program(AGENTS[agent], tmp_path, max_env_steps=1000), engine=engine)
@@ -99,7 +109,7 @@ def test_a_run_is_resumed(tmp_path, engine, agent):
     assert second["learner_steps"] >= first["learner_steps"] + 8
 
 
-@pytest.mark.parametrize("agent", ["a2c", "a3c"])
+@pytest.mark.parametrize("agent", ["a2c", "a3c", "apex"])
 def test_a_stop_ends_calls_in_progress(engine, agent):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
     result = launch.launch(program(AGENTS[agent], **settings), engine=engine)
@@ -107,18 +117,21 @@ def test_a_stop_ends_calls_in_progress(engine, agent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["a2c", "a3c"])
-def test_a_killed_worker_is_restarted_and_the_plan_goes_on(agent):
-    steps = 40_000
-    job = launch.start(program(AGENTS[agent], max_env_steps=steps), "processes", restarts={"actor": 1})
+@pytest.mark.parametrize(
+    ("agent", "label"),
+    [("a2c", "actor-1"), ("a3c", "actor-1"), ("apex", "actor-1"), ("a2c", "learner-0")],
+)
+def test_a_killed_node_is_restarted_and_the_plan_goes_on(agent, label):
+    steps, restarts = 20_000, {"actor": 1, "learner": 1}
+    job = launch.start(program(AGENTS[agent], max_env_steps=steps), "processes", restarts=restarts)
     with job:
         assert job.client("counter").wait_for("learner_steps", 5, timeout=60.0)
-        (killed,) = [node for node in job.status()["nodes"] if node["label"] == "actor-1"]
+        (killed,) = [node for node in job.status()["nodes"] if node["label"] == label]
         os.kill(killed["pid"], signal.SIGKILL)
         result = job.wait(timeout=120.0)
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
-    assert {label for label, count in restarts.items() if count} == {"actor-1"}
+    assert {label for label, count in restarts.items() if count} == {label}
 
 
 def test_an_error_in_a_worker_ends_the_program_with_its_name(engine):

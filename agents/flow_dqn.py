@@ -1,0 +1,97 @@
+"""DQN and Ape-X (Horgan et al., 2018) as plans: workers write to replay while the learner learns from it.
+
+Networks, loss and config are those of `agents.dqn`. The rate limiter of the table holds the replay ratio: the
+branch that is ahead waits for the other one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from agents.dqn import DQN, DQNConfig
+from framework import config_checks as check
+from framework import core
+from framework.flow import Flow, Node, Par, concurrent
+from framework.networks import as_tensors
+from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker
+from framework.programs.worker import Setup
+from framework.types import Transition
+
+
+@dataclass(frozen=True)
+class FlowDQNConfig(DQNConfig):
+    """Settings of DQN as a plan, in addition to those of `DQNConfig`."""
+
+    rollout_length: int = 4  # Steps of an env in one call of a worker. More: fewer calls, older parameters.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "rollout_length")
+
+
+class FlowDQN(PlanAgent, DQN):
+    """Deep Q-learning as a plan of two branches: workers fill replay, and the learner draws from it."""
+
+    config: FlowDQNConfig
+
+    def __init__(self, config: FlowDQNConfig | None = None):
+        super().__init__(config or FlowDQNConfig())
+
+    def build(self, graph: core.Graph) -> None:
+        graph.add_evaluator(graph.add_plan(graph.add_replay()))
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        collect = functools.partial(self.worker_class.collect, steps=self.config.rollout_length)
+        store = Flow.of(Par(workers, collect).unordered(), learner.replay_accepts)
+        learn = learner.batches().map(learner.step)
+        return concurrent(store, learn)
+
+
+@dataclass(frozen=True)
+class ApeXConfig(FlowDQNConfig):
+    """Settings of Ape-X, with the paper's defaults for exploration and priorities."""
+
+    n_step: int = 3  # Rewards summed before bootstrapping. More passes rewards on faster, off-policy.
+    prioritized: bool = True  # Draws items with large errors more often.
+    epsilon_end: float = 0.4  # Chance of a random action after the decay, of the first env.
+    epsilon_ladder: float = 7.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)).
+
+
+class PriorityWorker(RolloutWorker):
+    """A `RolloutWorker` that computes the initial priorities of its items with its own parameters."""
+
+    def _make_policy(self, setup: Setup, networks: Any) -> core.Policy:
+        agent = setup.agent
+        assert isinstance(agent, ApeX)
+        priorities = functools.partial(agent.priorities, networks)
+        self._make_adder = lambda: agent.make_adder(self._replay, setup.spec, priorities)
+        return super()._make_policy(setup, networks)
+
+
+class ApeX(FlowDQN):
+    """Distributed prioritized replay: each env has an exploration rate of its own, workers set priorities."""
+
+    worker_class = PriorityWorker
+
+    def __init__(self, config: ApeXConfig | None = None):
+        super().__init__(config or ApeXConfig())
+
+    @torch.inference_mode()
+    def priorities(self, networks: Any, transitions: Transition) -> np.ndarray:
+        """The priorities `[k]` of new items, from the errors of the acting networks."""
+        errors, _ = self.errors(networks, networks.q_network, as_tensors(transitions))
+        return (errors.abs().double() + 1e-6).numpy()
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        agent={"samples_per_insert": 24.0, "learning_rate_decay": 50_000, "epsilon_decay": 12_000},
+        run={"num_actors": 2, "envs_per_actor": 2, "max_env_steps": 50_000, "evaluate_period": 10_000},
+    ),
+}

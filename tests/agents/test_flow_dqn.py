@@ -1,0 +1,64 @@
+"""Ape-X: the priorities of new items, and one exploration rate for each env of a program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agents.dqn import DQN, DQNConfig
+from agents.flow_dqn import ApeX, ApeXConfig, FlowDQNConfig
+from framework import environments, specs
+from framework.actors import PolicyActor
+from framework.environments.testing import FakeEnvironment
+from framework.types import Transition
+
+SPEC = specs.make_environment_spec(environments.make(FakeEnvironment))
+
+
+def transitions(k):
+    generator = np.random.default_rng(0)
+    observations = [SPEC.observations.generate_value()[None].repeat(k, 0) for _ in range(2)]
+    actions = generator.integers(SPEC.actions.num_values, size=k).astype(SPEC.actions.dtype)
+    return Transition(
+        observations[0],
+        actions,
+        generator.normal(size=k).astype(np.float32),
+        generator.choice([0.0, 0.9], size=k).astype(np.float32),
+        observations[1],
+        (),
+    )
+
+
+def test_priorities_of_new_items_are_the_errors_of_the_acting_networks():
+    agent = ApeX(ApeXConfig(discount=0.9, hidden_sizes=(8,)))
+    networks = agent.make_networks(SPEC)
+    items = transitions(6)
+    priorities = agent.priorities(networks, items)
+    with torch.no_grad():
+        values = networks.q_network(torch.as_tensor(items.observation))
+        best = networks.q_network(torch.as_tensor(items.next_observation)).max(-1).values
+    chosen = values[torch.arange(6), torch.as_tensor(items.action).long()]
+    targets = torch.as_tensor(items.reward) + 0.9 * torch.as_tensor(items.discount) * best
+    np.testing.assert_allclose(priorities, (targets - chosen).abs() + 1e-6, rtol=1e-5)
+    assert priorities.dtype == np.float64
+
+
+def test_the_ladder_goes_over_all_envs_of_a_program():
+    """Three actors of two envs have the six rates of one actor of six envs."""
+    agent = DQN(DQNConfig(epsilon_ladder=7.0, hidden_sizes=(8,)))
+    networks = agent.make_networks(SPEC)
+
+    def rates(envs, offset=0):
+        actor = PolicyActor(agent.make_policy(networks), num_envs=envs, offset=offset, total=6)
+        actor.observe_first(environments.make(FakeEnvironment, num_envs=envs).reset())
+        return actor._state
+
+    together = rates(6)
+    np.testing.assert_allclose(together, 1.0 + 7.0 * np.arange(6) / 5)
+    np.testing.assert_array_equal(np.concatenate([rates(2, offset) for offset in (0, 2, 4)]), together)
+
+
+def test_a_worker_makes_at_least_one_step_in_a_call():
+    with pytest.raises(ValueError, match="rollout_length"):
+        FlowDQNConfig(rollout_length=0)
