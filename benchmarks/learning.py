@@ -61,6 +61,7 @@ ROWS = {
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
     "acrobot-a2c": Row("a2c", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-a3c": Row("a3c", "gymnasium:Acrobot-v1", 200_000, -90),
     "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, published="Zoo 500 at 50k"),

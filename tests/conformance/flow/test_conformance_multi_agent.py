@@ -6,6 +6,7 @@ import pytest
 
 import launch
 from agents.ppo_dqn import PPODQN, PPODQNConfig
+from framework.commands.evaluate import evaluate
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, load_policy, make_program
 
@@ -50,7 +51,9 @@ def test_both_policies_learn_and_a_run_is_resumed(tmp_path, engine):
     evaluated = rows(tmp_path, "evaluator")[-1]
     agents = [evaluated[f"episode_return/agent_{index}"] for index in range(4)]
     assert evaluated["episode_return"] == pytest.approx(sum(agents) / 4)
-    assert len(set(load_policy(tmp_path).spec.actions)) == 4
+    played = evaluate(load_policy(tmp_path), episodes=3, envs=2, seed=0)
+    assert len(played["agents"]) == 4
+    assert played["mean"] == pytest.approx(sum(played["agents"].values()) / 4)
 
     again = launch.launch(program(tmp_path, 1000), engine=engine)
     assert again["env_steps"] == 1000

@@ -117,18 +117,21 @@ def test_a_stop_ends_calls_in_progress(engine, agent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["a2c", "a3c", "apex"])
-def test_a_killed_worker_is_restarted_and_the_plan_goes_on(agent):
-    steps = 40_000
-    job = launch.start(program(AGENTS[agent], max_env_steps=steps), "processes", restarts={"actor": 1})
+@pytest.mark.parametrize(
+    ("agent", "label"),
+    [("a2c", "actor-1"), ("a3c", "actor-1"), ("apex", "actor-1"), ("a2c", "learner-0")],
+)
+def test_a_killed_node_is_restarted_and_the_plan_goes_on(agent, label):
+    steps, restarts = 20_000, {"actor": 1, "learner": 1}
+    job = launch.start(program(AGENTS[agent], max_env_steps=steps), "processes", restarts=restarts)
     with job:
         assert job.client("counter").wait_for("learner_steps", 5, timeout=60.0)
-        (killed,) = [node for node in job.status()["nodes"] if node["label"] == "actor-1"]
+        (killed,) = [node for node in job.status()["nodes"] if node["label"] == label]
         os.kill(killed["pid"], signal.SIGKILL)
         result = job.wait(timeout=120.0)
         restarts = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
-    assert {label for label, count in restarts.items() if count} == {"actor-1"}
+    assert {label for label, count in restarts.items() if count} == {label}
 
 
 def test_an_error_in_a_worker_ends_the_program_with_its_name(engine):
