@@ -119,8 +119,8 @@ _RUN = {"num_actors": 2, "learner_log_period": 100}
 
 # Of both agents.
 PRESETS: Mapping[str, Preset] = {
-    # A2C: 496.4 to 500 of 500, greedy over 100 episodes, at 150,000 steps on seeds 1 to 5. A3C: 500 on seed 1,
-    # 137 on seed 2. Many small steps: with unrolls of 16 and GAE, returns fall again from 500.
+    # A2C: 496.4 to 500 of 500, greedy over 100 episodes, at 150,000 steps on seeds 1 to 5. A3C: 500 and 137
+    # on seeds 1 and 2. Many small steps: with unrolls of 16 and GAE, returns fall again from 500.
     "gymnasium:CartPole-v1": Preset(
         agent={
             "unroll_length": 5,
