@@ -119,7 +119,8 @@ _RUN = {"num_actors": 2, "learner_log_period": 100}
 
 # Of both agents.
 PRESETS: Mapping[str, Preset] = {
-    # Many small steps: with unrolls of 16 and advantages of GAE, returns fall again from 500.
+    # A2C: 496.4 to 500 of 500, greedy over 100 episodes, at 150,000 steps on seeds 1 to 5. A3C: 500 and 137
+    # on seeds 1 and 2. Many small steps: with unrolls of 16 and GAE, returns fall again from 500.
     "gymnasium:CartPole-v1": Preset(
         agent={
             "unroll_length": 5,
@@ -129,6 +130,7 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={**_RUN, "envs_per_actor": 4, "max_env_steps": 150_000, "evaluate_period": 25_000},
     ),
+    # A start, not tuned: A2C reaches -89 at 100,000 steps on seed 101, and -109 at the end.
     "gymnasium:Acrobot-v1": Preset(
         agent={
             "unroll_length": 5,

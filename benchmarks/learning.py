@@ -61,6 +61,7 @@ ROWS = {
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
     "acrobot-a2c": Row("a2c", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-a3c": Row("a3c", "gymnasium:Acrobot-v1", 200_000, -90),
     "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, published="Zoo 500 at 50k"),
@@ -84,8 +85,8 @@ ROWS = {
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),
-    "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -17, gain=10),
-    # One policy for all tasks, which then makes the inner step that was the best for it, of five.
+    "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -25, gain=10),
+    # One policy for all tasks. It then makes the inner step that suits it best of 0.1, 0.3 and 0.5.
     "navigation-no-meta-learning": Row(
         "maml",
         "tasks:Navigation2D",

@@ -13,7 +13,7 @@ client.update() ─▶ block.read                                       compares
 ```
 
 Where the block cannot be mapped (on another machine, or on an engine without shared memory), the client calls
-`get_variables(names, newer_than)` of the learner's node and gets a future.
+`get_variables(names, newer_than)` of the learner's node, or of a variable source, and gets a future.
 """
 
 from __future__ import annotations

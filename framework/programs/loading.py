@@ -93,6 +93,17 @@ class LoadedPolicy:
             learner.restore(reader.state("learner")["learner"])
             for name, state in learner.parameters().items():
                 getattr(self.networks, name).load_state_dict(state)
+        elif others := _learners(reader):
+            raise RunError(
+                f"{reader.path}: got the learners {', '.join(others)}, expected one with the name 'learner'. "
+                "Give the learner that acts this name in the agent's build."
+            )
+
+
+def _learners(reader: CheckpointReader) -> list[str]:
+    """The parts of learners: the counter counts their steps."""
+    counts = reader.state("counter")["counts"] if "counter" in reader.names else {}
+    return [name for name in reader.names if f"{name}_steps" in counts]
 
 
 def _envs(observation: Any, observation_spec: Any) -> int:

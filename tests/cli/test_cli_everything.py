@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import os
 import pathlib
 import re
 import shlex
@@ -286,3 +287,4 @@ def test_threads_of_the_learner(monkeypatch, engine, parameters, given, variable
     node = NodeContext("program", "learner", 0, "learner-0", engine, None, "job")
     monkeypatch.setattr(worker, "find_context", lambda: node)
     assert worker.learner_threads(RunConfig(learner_threads=given), parameters) == threads
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"  # or idle threads take the cores of others

@@ -11,7 +11,8 @@ import launch
 from agents.dqn import DQN, DQNConfig
 from framework import core
 from framework.checkpoints import Checkpointer
-from framework.programs import RunConfig, make_program
+from framework.programs import RunConfig, load_policy, make_program
+from framework.programs.run_folder import RunError
 from framework.programs.services import Counter, RunCheckpointer
 
 CARTPOLE = "gymnasium:CartPole-v1"
@@ -210,3 +211,19 @@ def test_a_node_of_ones_own_has_a_name_of_its_own(name):
 
     with pytest.raises(ValueError, match=f"name: got '{name}'"):
         make_program(Same(CONFIG), CARTPOLE, RunConfig())
+
+
+class Renamed(DQN):
+    """DQN whose learner has another name."""
+
+    def build(self, graph):
+        replay = graph.add_replay()
+        graph.add_actors(replay, graph.add_learner(replay, name="other"))
+
+
+def test_a_run_without_a_learner_of_that_name_is_not_loaded_with_untrained_parameters(tmp_path):
+    config = RunConfig(directory=str(tmp_path), max_env_steps=150)
+    launch.launch(make_program(Renamed(CONFIG), CARTPOLE, config), engine="serial")
+    assert "other" in Checkpointer(tmp_path / "checkpoints").restore().names
+    with pytest.raises(RunError, match="got the learners other, expected"):
+        load_policy(tmp_path)

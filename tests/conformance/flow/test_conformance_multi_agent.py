@@ -41,6 +41,7 @@ def rows(directory, label):
     return [row for row in read_jsonl(directory / "metrics.jsonl") if row["label"] == label]
 
 
+@pytest.mark.timeout(300)  # Ray starts its cluster twice.
 def test_both_policies_learn_and_a_run_is_resumed(tmp_path, engine):
     result = launch.launch(program(tmp_path, 500), engine=engine)
     assert (result["reason"], result["env_steps"]) == ("max_env_steps", 500)
