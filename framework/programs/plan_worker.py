@@ -30,12 +30,12 @@ class PlanLearner(ProgramLearner):
     """
 
     def __init__(self, setup: Setup, **options: Any):
+        self._stepping = threading.RLock()  # Steps publish too.
         super().__init__(setup, **options)
         agent: PlanAgent = setup.agent  # type: ignore[assignment]
         self._device = agent.device
         self.busy_s = 0.0  # Seconds spent in steps.
         self._tables: list[str] | None = None  # Of the replay node.
-        self._stepping = threading.Lock()
         self._ended = False
 
     def step(self, sample: ReplaySample) -> StepResult:
@@ -49,6 +49,11 @@ class PlanLearner(ProgramLearner):
             result = self.learner.apply(as_tensors(gradients, self._device))
             self._count(result.metrics)
             return result
+
+    def publish(self) -> dict[str, int]:
+        """Publishes the parameters between two steps, also while another branch learns."""
+        with self._stepping:
+            return super().publish()
 
     def batches(self) -> flow.Flow:
         """The agent's batches from the replay node."""

@@ -136,6 +136,7 @@ class RunFolder:
             config = config_file.from_plain(RunConfig(), settings, str(file))
             own["environment_spec"] = recorded["environment_spec"]
             own["networks_fn"] = recorded.get("networks_fn")
+            content.update(recorded.get("agent_config", {}))
         except KeyError as error:
             raise RunError(f"{file} has no entry {error}; it was altered.") from error
         except ValueError as error:
@@ -164,7 +165,7 @@ class RunFolder:
         if (self.path / "config.yaml").exists():
             known = RunFolder.open(self.path)
             new = dataclasses.replace(self, engine=engine, restarts=known.restarts)
-            if json.dumps(dataclasses.asdict(new)) == json.dumps(dataclasses.asdict(known)):
+            if _as_text(known) == _as_text(new):
                 return
         dataclasses.replace(new, engine=engine).save()
 
@@ -183,16 +184,19 @@ class RunFolder:
         if file.exists():
             before = config_file.read(file)[config_file.RECORDED]
             start = {**{name: before[name] for name in start}, "resumed": [*before.get("resumed", []), start]}
-        settings = dataclasses.asdict(self.config)
+        settings = {name: getattr(self, name) for name in ("agent", "environment", "engine", "restarts")}
+        settings |= dataclasses.asdict(self.config)
+        # Fields of the agent's config with the names of other settings.
+        hidden = {name: value for name, value in self.agent_config.items() if name in settings}
         del settings["directory"]  # The folder may be moved.
         content = {
-            **{name: getattr(self, name) for name in ("agent", "environment", "engine", "restarts")},
             **settings,
-            **self.agent_config,
+            **{name: value for name, value in self.agent_config.items() if name not in hidden},
             config_file.RECORDED: {
                 "format": FORMAT,
                 "environment_spec": self.environment_spec,
                 "networks_fn": self.networks_fn,
+                **({"agent_config": hidden} if hidden else {}),
                 **start,
             },
         }
@@ -265,6 +269,13 @@ class RunFolder:
                 f"{self.path}: its environment was a function without a name that can be imported. Give "
                 "make_program the environment's name, or a function of a module."
             )
+        for field in ("environment_options", "evaluation_options"):
+            for name, value in getattr(self.config, field).items():
+                if isinstance(value, dict) and _UNRECORDED in value:
+                    raise RunError(
+                        f"{self.path}: {field}: {name} was {value[_UNRECORDED]}, which config.yaml "
+                        "cannot hold. Use numbers, strings, None, and lists of them."
+                    )
         return self.environment
 
     @contextlib.contextmanager
@@ -309,6 +320,10 @@ class RunFolder:
         thread.start()
         thread.join(timeout)
         return not thread.is_alive()
+
+
+def _as_text(run: RunFolder) -> str:
+    return json.dumps(dataclasses.asdict(run), default=_plain, sort_keys=True)
 
 
 def _plain(value: Any) -> Any:

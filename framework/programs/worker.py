@@ -130,12 +130,10 @@ def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
 
     With several agents, they are of the mean return of all agents; `episode_return/AGENT` is that of each.
-    Metrics of observers are means.
-    Of arrays of other names, the mean.
+    Of arrays of other names, such as metrics of observers, the mean over the results that have them.
     """
     if not ended:
         return {}
-    others = [name for name in ended[0] if name not in ("episode_return", "episode_length", "env")]
     lengths = np.concatenate([episodes["episode_length"] for episodes in ended])
     each = tree.map_structure(lambda *parts: np.concatenate(parts), *[one["episode_return"] for one in ended])
     returns = np.mean(tree.flatten(each), axis=0)
@@ -146,7 +144,6 @@ def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
             name: float(np.mean(np.concatenate([episodes[name] for episodes in ended if name in episodes])))
             for name in observed
         },
-        **{name: float(np.mean(np.concatenate([one[name] for one in ended]))) for name in others},
         **{f"episode_return/{agent}": float(np.mean(of_agents[agent])) for agent in of_agents},
         "episode_return": float(np.mean(returns)),
         "episode_return_min": float(np.min(returns)),

@@ -3,11 +3,14 @@
 import dataclasses
 import functools
 
+import numpy as np
+
 import launch
 from agents.dqn import DQN, DQNConfig
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program
+from framework.programs.worker import summarize
 
 LOG = InMemoryLogger()  # the serial engine keeps all nodes in this process
 SMALL = DQNConfig(
@@ -61,3 +64,10 @@ def test_actors_of_a_serial_program_make_equal_shares():
     steps = {row["label"]: row["steps"] for row in rows}
     assert sum(steps.values()) == 1500
     assert abs(steps["actor-0"] - steps["actor-1"]) <= 2 * 64 * 2  # a grant each
+
+
+def test_metrics_that_only_some_episodes_have_are_means_of_those():
+    episode = {"episode_return": np.array([1.0]), "episode_length": np.array([3]), "env": np.array([0])}
+    with_metric = {**episode, "distance": np.array([2.0])}
+    for ended in ([with_metric, episode], [episode, with_metric]):
+        assert summarize(ended)["distance"] == 2.0

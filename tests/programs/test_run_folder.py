@@ -1,0 +1,51 @@
+"""The folder of a run whose settings config.yaml cannot hold as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import gymnasium
+import pytest
+
+import launch
+from agents.random_actions import RandomActions, RandomActionsConfig
+from framework.programs import RunConfig, make_program
+from framework.programs.run_folder import RunError, RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class SeededConfig(RandomActionsConfig):
+    seed: int = 7  # Also a field of RunConfig.
+    restarts: int = 5  # Also an entry of config.yaml.
+
+
+class Seeded(RandomActions):
+    def __init__(self, config: SeededConfig | None = None):
+        super().__init__(config or SeededConfig())
+
+
+def cart_pole(reward_fn=None):
+    assert callable(reward_fn)
+    return gymnasium.make("CartPole-v1")
+
+
+def _run(agent, environment, **settings):
+    config = RunConfig(max_env_steps=20, evaluate_period=None, **settings)
+    launch.launch(make_program(agent, environment, config), engine="serial")
+    return RunFolder.open(config.directory)
+
+
+def test_fields_of_the_agent_with_names_of_other_settings_are_kept(tmp_path):
+    for _ in range(2):  # A resumed run finds the same settings.
+        run = _run(Seeded(), "gymnasium:CartPole-v1", seed=3, directory=str(tmp_path))
+        assert (run.config.seed, run.restarts) == (3, 0)
+        assert (run.agent_config["seed"], run.agent_config["restarts"]) == (7, 5)
+        assert run.make_agent().config == SeededConfig()
+
+
+def test_options_that_the_file_cannot_hold_are_named(tmp_path):
+    options = {"reward_fn": len}
+    for _ in range(2):
+        run = _run(RandomActions(), cart_pole, environment_options=options, directory=str(tmp_path))
+    with pytest.raises(RunError, match="environment_options: reward_fn was <built-in function len>"):
+        run.environment_factory()
