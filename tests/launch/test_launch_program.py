@@ -439,3 +439,18 @@ def test_batched_methods_that_are_put_into_a_class():
     server = Server()
     assert server.double(np.array(3)) == 6 and server.negate(np.array(3)) == -3
     assert Server.double.__doc__ == "Doubles."
+
+
+def test_a_batched_method_that_calls_that_of_its_base_class():
+    class Base:
+        @lp.batched_handler(batch_size=1)
+        def act(self, x):
+            return x + 1
+
+    class Derived(Base):
+        @lp.batched_handler(batch_size=1)
+        def act(self, x):
+            return 2 * super().act(x[0])[None]
+
+    assert Derived().act.submit((np.array(3),), {}).result(PATIENCE) == 8
+    assert Base().act(np.array(3)) == 4
