@@ -102,7 +102,9 @@ class VariableBlock:
                 offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         if path is not None:
             os.close(os.open(path, os.O_CREAT, 0o600))
-            back_with_memory(path, 0, _HEADER_BYTES + 2 * offset)
+            begin, end = os.path.getsize(path), _HEADER_BYTES + 2 * offset
+            if begin < end:  # On macOS, this writes zeros.
+                back_with_memory(path, begin, end)
         self._attach(layout, offset, path)
         self._header[_BEGUN] = self._header[_DONE]
 

@@ -53,9 +53,7 @@ def batched_handler(
     def mark(function: Callable[..., Any]) -> Any:
         if getattr(function, "__self__", None) is not None:
             return BatchedMethod(function, function.__name__, options)
-        return _BatchedHandler(
-            lambda obj: BatchedMethod(functools.partial(function, obj), function.__name__, options)
-        )
+        return _BatchedHandler(function, options)
 
     return mark
 
@@ -69,12 +67,22 @@ class BatchOptions(NamedTuple):
     max_parallelism: int = 1
 
 
-class _BatchedHandler(functools.cached_property):
+class _BatchedHandler:
     """The descriptor in the class; each object gets its own `BatchedMethod`."""
 
+    def __init__(self, function: Callable[..., Any], options: BatchOptions) -> None:
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+        self._function, self._name, self._options = function, function.__name__, options
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        if obj is None:
+            return self
+        method = BatchedMethod(functools.partial(self._function, obj), self._name, self._options)
         # If two threads get here at once, both receive the method that was stored first.
-        return self if obj is None else obj.__dict__.setdefault(self.attrname, self.func(obj))
+        return obj.__dict__.setdefault(self._name, method)
 
 
 class _Call(NamedTuple):

@@ -90,7 +90,7 @@ class Runtime(abc.ABC):
             if self.stopped.is_set():
                 return
             self.stopped.set()
-            handlers, self.stop_handlers = self.stop_handlers, []
+            handlers, self.stop_handlers = list(self.stop_handlers), []  # others may still remove from it
         errors = []
         for handler in handlers:
             try:

@@ -107,6 +107,14 @@ def test_a_new_writer_goes_on_in_the_same_file(tmp_path):
     assert reader.read(into, newer_than=7).version == 8 and into["head"]["bias"][0] == 8
 
 
+def test_a_new_writer_goes_on_where_memory_cannot_be_reserved(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")  # as on macOS
+    VariableBlock(filled(0), str(tmp_path / "block")).publish(7, filled(7))
+    into = empty_like(filled(0))
+    assert VariableBlock(filled(0), str(tmp_path / "block")).read(into).version == 7
+    assert into["head"]["bias"][0] == 7
+
+
 def test_full_shared_memory_says_how_much_is_missing(tmp_path, monkeypatch):
     def full(file, offset, size):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -55,14 +55,17 @@ def shard_of(table: Table, shards: int) -> Table:
     """Returns an empty table that holds one of `shards` equal parts of the items of `table`.
 
     Its sizes and the window of its rate limiter are divided. `shards` of them together keep the ratio of
-    samples to inserts as exactly as `table` does.
+    samples to inserts as exactly as `table` does, unless that made the window too narrow for one insert.
     """
     limiter = table.rate_limiter
+    low = limiter.min_diff / shards
+    # In a window of less than one insert and one sample, both sides may have to wait for each other.
+    least = min(limiter.max_diff - limiter.min_diff, limiter.samples_per_insert + 1)
     divided = RateLimiter(
         limiter.samples_per_insert,
         math.ceil(limiter.min_size_to_sample / shards),
-        limiter.min_diff / shards,
-        limiter.max_diff / shards,
+        low,
+        max(limiter.max_diff / shards, low + least),
     )
     return table.replace(max_size=math.ceil(table.max_size / shards), rate_limiter=divided)
 

@@ -117,7 +117,9 @@ class Connection:
                     if future.done():
                         break
                     self._receiving = True
-            if is_nested:
+            if is_nested and self._closed:  # The calls below this one on the stack cannot end before it.
+                self._end()
+            elif is_nested:
                 self._receive_message()
             else:
                 self._receive()

@@ -440,3 +440,22 @@ def test_a_closing_client_takes_the_answers_that_have_arrived(serve, connect, ad
     release.set()
     assert answer.result(PATIENCE) == [2]
     assert isinstance(open_call.exception(PATIENCE), ClientClosed)
+
+
+def test_closing_ends_a_call_in_a_callback(serve, connect, address):
+    """The callback runs on the receiving thread, which cannot end before the call in it."""
+    _, service = serve("first", address)
+    connection = connect()
+    errors: Future = Future()
+
+    def call_again(future):
+        try:
+            connection.call("hold", (), {}, None)
+        except BaseException as error:
+            errors.set_result(error)
+
+    first = connection.submit("keep", ([1],), {}, None)
+    first.add_done_callback(call_again)
+    assert service.entered.wait(PATIENCE)
+    connection.close()
+    assert isinstance(errors.result(PATIENCE), ClientClosed)

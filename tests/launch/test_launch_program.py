@@ -423,3 +423,19 @@ def test_examples(name, engine):
         assert result == {"total": expected, "count": 90}
     else:
         np.testing.assert_allclose(result, module.TRUE_WEIGHTS, atol=1e-3)
+
+
+def test_batched_methods_that_are_put_into_a_class():
+    class Server:
+        def double(self, x):
+            """Doubles."""
+            return 2 * x
+
+        def negate(self, x):
+            return -x
+
+    Server.double = lp.batched_handler(batch_size=1)(Server.double)
+    Server.negate = lp.batched_handler(batch_size=1)(Server.negate)
+    server = Server()
+    assert server.double(np.array(3)) == 6 and server.negate(np.array(3)) == -3
+    assert Server.double.__doc__ == "Doubles."

@@ -172,6 +172,23 @@ def test_a_shard_has_its_part_of_the_sizes_and_of_the_window():
     assert part.rate_limiter.samples_per_insert == 4.0 and whole.max_size == 101
 
 
+def test_a_shard_of_a_narrow_window_blocks_one_side_at_most():
+    limiter = replay.rate_limiters.SampleToInsertRatio(8.0, 1, 8.0)
+    whole = replay.Table("t", replay.selectors.Uniform(), replay.selectors.Fifo(), 100, limiter)
+    part = shard_of(whole, 4).rate_limiter
+    for _ in range(20):
+        if part.allowed_inserts(1):
+            part.inserts, part.size = part.inserts + 1, part.size + 1
+        assert part.allowed_samples(1)
+        part.samples += part.allowed_samples(100)
+
+
+def test_a_batch_may_be_larger_than_one_draw(shards):
+    client = shards(table(), table(), served=False)
+    write(client.batch_writer(), [1])
+    assert client.source().can_sample("t", 200_000)
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_a_server_at_the_end_of_its_ratio_leaves_the_batch_to_the_others(shards, served):
     def limited(samples):

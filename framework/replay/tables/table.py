@@ -457,7 +457,7 @@ class Table:
         """The sum of the weights, the number of items, and that of samples that need not wait."""
         self.drain()
         with self.lock:
-            allowed = self.rate_limiter.allowed_samples(_MAX_DRAW)
+            allowed = self.rate_limiter.allowed_samples(1 << 31)
             if self.max_times_sampled:
                 allowed = min(allowed, self._items.turns())
             return self.sampler.total_weight(), len(self.sampler), allowed
