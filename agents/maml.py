@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -284,6 +284,12 @@ class MAML(PlanAgent, OnPolicyAgent):
     def _log_probs(self, networks: MAMLNetworks, parameters: Parameters, rows: Rows) -> torch.Tensor:
         policy = torch.func.functional_call(networks, dict(parameters), (rows.observation,))
         return policy.log_prob(rows.action)
+
+    def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> NoReturn:
+        """Raises ValueError: a session does not know the tasks of its environments."""
+        raise ValueError(
+            "session: got MAML, which sets tasks of environments, expected an agent without tasks."
+        )
 
     def play(self, loop: core.Loop, policy: core.Policy, num_episodes: int) -> dict[str, Any]:
         """Plays `num_episodes` episodes in each of `evaluation_tasks` tasks, greedily, after the inner steps.

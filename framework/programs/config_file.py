@@ -29,7 +29,15 @@ RECORDED = "recorded"
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers such as 3e-4, which YAML 1.1 takes for text, as numbers."""
+    """Reads numbers such as 3e-4, which YAML 1.1 takes for text, as numbers. Refuses a name given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [str(key.value) for key, _ in node.value]
+        for (key, _), name in zip(node.value, names, strict=True):
+            if names.count(name) > 1:
+                text = f"got {name!r} {names.count(name)} times, expected once"
+                raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(

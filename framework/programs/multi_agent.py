@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from framework import adders, core, specs
 from framework.datasets import Dataset
@@ -174,6 +174,13 @@ class MultiAgentPlanAgent(PlanAgent):
         """The loss of one policy, whose batch has the data `{name: data}`."""
         ((name, data),) = batch.data.items()
         return self.parts[name].loss(networks.part(name), batch._replace(data=data), context)
+
+    def session(self, spec: specs.EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> NoReturn:
+        """Raises ValueError: a session has one policy."""
+        raise ValueError(
+            f"session: got {type(self).__name__}, which trains several policies, expected an agent with one. "
+            "Make a session of each of its `parts`, or a program."
+        )
 
     def build(self, graph: core.Graph) -> None:
         graph.add_evaluator(graph.add_plan(graph.add_replay()))

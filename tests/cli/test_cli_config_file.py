@@ -51,6 +51,7 @@ def test_the_file_chooses_the_environment_and_so_the_preset(write):
         "another file": ("agent: dqn\nconfig: other.yaml", "no field 'config'"),
         "another agent": ("agent: ppo", "is for the agent 'ppo', not for 'dqn'"),
         "no mapping": ("- agent", "got list, expected lines of the form NAME: VALUE"),
+        "a name twice": ("num_actors: 2\nnum_actors: 3", "got 'num_actors' 2 times, expected once"),
         "no YAML": ("a: [", "text that is not YAML"),
     }.values(),
 )

@@ -9,7 +9,9 @@ from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.maml import MAML
 from agents.ppo import PPO, PPOConfig
+from agents.ppo_dqn import PPODQN
 from agents.random_actions import CountingLearner, RandomActions, RandomActionsConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
@@ -208,3 +210,9 @@ def test_experience_without_learning_is_an_error_in_the_end():
             session.act([game.observation()])
             observation, reward, terminated, truncated = game.step()
             session.observe([observation], [reward], terminated, truncated)
+
+
+@pytest.mark.parametrize("agent", [MAML, PPODQN])
+def test_agents_that_no_session_can_drive_are_refused(agent):
+    with pytest.raises(ValueError, match=f"session: got {agent.__name__}, which"):
+        agent().session(SPEC)
