@@ -108,7 +108,9 @@ class PlanWorker(LearnerNode):
         started, busy = time.perf_counter(), learner.busy_s
         try:
             next(self._plan)
-            self._finished = learner.finished
+            if learner.finished:
+                learner.end()  # The last step may be in another thread, which ends the program.
+                self._finished = True
         except StopIteration:
             self._finished = True
         except flow.StepError as error:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from types import SimpleNamespace
 
 from agents.flow_dqn import FlowDQN, FlowDQNConfig
 from framework import environments, specs
+from framework.flow import Flow, concurrent
 from framework.programs import RunConfig
-from framework.programs.plan_worker import PlanLearner
+from framework.programs.plan_worker import PlanLearner, PlanWorker
 from framework.programs.services import Counter
 from framework.programs.worker import Setup
+
+
+def make_setup(agent, **settings):
+    with environments.make("gymnasium:CartPole-v1") as environment:
+        spec = specs.make_environment_spec(environment)
+    return Setup(agent(FlowDQNConfig(hidden_sizes=(4,))).for_program(1), None, spec, RunConfig(**settings))
+
+
+class TwoBranches(FlowDQN):
+    def plan(self, workers, learner):
+        learner.learner.apply = lambda _: SimpleNamespace(metrics={})
+        steps = Flow.of(itertools.repeat({})).map(learner.apply)
+        return concurrent(steps, Flow.of(itertools.repeat(0)), threads=True)
 
 
 class Interleaving(Counter):
@@ -28,11 +44,8 @@ class Interleaving(Counter):
 
 
 def test_steps_during_a_publication_are_counted_once():
-    with environments.make("gymnasium:CartPole-v1") as environment:
-        spec = specs.make_environment_spec(environment)
-    setup = Setup(FlowDQN(FlowDQNConfig(hidden_sizes=(4,))).for_program(1), None, spec, RunConfig())
     counter, monitor = Interleaving(), SimpleNamespace(write=lambda *_: None)
-    learner = PlanLearner(setup, counter=counter, monitor=monitor)
+    learner = PlanLearner(make_setup(FlowDQN), counter=counter, monitor=monitor)
     learner.learner.apply = lambda _: SimpleNamespace(metrics={})
     for _ in range(3):
         learner.apply({})
@@ -41,3 +54,20 @@ def test_steps_during_a_publication_are_counted_once():
     counter.thread.join(30)
     learner.publish()
     assert counter.get_counts()["learner_steps"] == learner.block.version == 4
+
+
+def test_the_worker_ends_after_the_last_step_has_ended_the_program():
+    ended = []
+
+    def finish(*arguments):
+        time.sleep(0.3)  # The other branch has items meanwhile.
+        ended.append(arguments)
+
+    monitor = SimpleNamespace(write=lambda *_: None, finish=finish)
+    worker = PlanWorker(
+        make_setup(TwoBranches, max_learner_steps=5), workers=[None], counter=Counter(), monitor=monitor
+    )
+    while not worker.finished():
+        worker.step()
+    assert ended == [("max_learner_steps", {"learner_steps": 5})]
+    worker.close()
