@@ -125,7 +125,8 @@ class Session:
         if self._has_state:
             self._state = tree.map_structure(lambda leaf, new: _put(leaf, places, new), self._state, state)
         for row, place in enumerate(places.tolist()):
-            self._chosen[place] = _row(action, row), _row(extras, row)
+            # The caller may change the action that it gets.
+            self._chosen[place] = tree.map_structure(_copy, _row(action, row)), _row(extras, row)
         return action
 
     def observe(

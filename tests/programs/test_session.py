@@ -212,6 +212,21 @@ def test_experience_without_learning_is_an_error_in_the_end():
             session.observe([observation], [reward], terminated, truncated)
 
 
+def test_the_caller_may_change_the_actions_that_it_gets():
+    agent = Recorded(RandomActionsConfig(batch_size=4))
+    session, chosen = agent.session(SPEC), []
+    for step in range(40):
+        seen = np.float32([[0, step]])
+        action = session.act(seen)
+        chosen.append(int(action[0]))
+        action += 100
+        session.observe(seen + np.float32([0, 1]), [0.0], False)
+        session.learn()
+    assert agent.learner.seen
+    for data in agent.learner.seen:
+        assert data.action.tolist() == [chosen[int(time)] for time in data.observation[:, 1]]
+
+
 @pytest.mark.parametrize("agent", [MAML, PPODQN])
 def test_agents_that_no_session_can_drive_are_refused(agent):
     with pytest.raises(ValueError, match=f"session: got {agent.__name__}, which"):
