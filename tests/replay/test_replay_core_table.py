@@ -112,6 +112,17 @@ def test_wrong_priorities_change_nothing(bad):
     np.testing.assert_allclose(sorted(set(client.sample_batch("t", 64).info.priority)), [1.0, 3.0])
 
 
+def test_keys_of_another_shape_change_nothing():
+    client = make(sampler=selectors.Prioritized(1.0))
+    keys = insert(client, [1, 2, 3, 4], [1.0, 3.0, 1.0, 3.0]).reshape(2, 2)
+    with pytest.raises(ValueError, match=r"keys: got shapes \(2, 2\)"):
+        client.update_priorities("t", keys, [5.0, 7.0])
+    with pytest.raises(ValueError, match=r"\(2, 2\) to delete"):
+        client.tables["t"].mutate(deletes=keys)
+    assert client.server_info()["t"].current_size == 4
+    assert set(client.sample_batch("t", 64).info.priority) == {1.0, 3.0}
+
+
 def test_priority_whose_power_overflows_is_refused():
     client = make(sampler=selectors.Prioritized(2.0))
     with pytest.raises(ValueError, match="power 2"):

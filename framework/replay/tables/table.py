@@ -402,9 +402,14 @@ class Table:
         Keys that are gone are ignored.
 
         Raises:
-          ValueError: A priority is negative or not a number. Nothing was changed.
+          ValueError: A priority is negative or not a number, or keys are not `[n]`. Nothing was changed.
         """
-        keys = np.asarray(keys, np.uint64)
+        keys, deletes = np.asarray(keys, np.uint64), np.asarray(deletes, np.uint64)
+        if keys.ndim != 1 or deletes.ndim != 1:
+            raise ValueError(
+                f"table {self.name!r}, keys: got shapes {keys.shape} to set and {deletes.shape} to delete, "
+                "expected [n]. Nothing was changed."
+            )
         priorities = self._check_priorities(priorities, len(keys))
         self.drain()
         with self.lock:
@@ -412,7 +417,7 @@ class Table:
                 raise ServerClosed(self._closed)
             items, changed = self._items, 0
             if len(deletes):
-                slots = np.unique(items.find(np.asarray(deletes, np.uint64)))
+                slots = np.unique(items.find(deletes))
                 slots = slots[slots >= 0]
                 items.remove(slots)
                 changed += len(slots)
