@@ -82,4 +82,4 @@ def _importable(module: ModuleType) -> bool:
             break
     if spec is None:
         return False
-    return "." in name or spec.origin is None or spec.origin == module.__file__
+    return "." in name or spec.origin in (None, "frozen", module.__file__)

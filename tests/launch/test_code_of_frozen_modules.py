@@ -1,0 +1,10 @@
+"""Modules of the standard library that are frozen into the interpreter are never pickled by value."""
+
+import abc
+
+from launch.engines.supervised import code
+
+
+def test_frozen_modules_are_importable():
+    assert abc.__spec__.origin == "frozen"
+    assert code._importable(abc)
