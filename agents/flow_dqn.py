@@ -47,6 +47,11 @@ class FlowDQN(PlanAgent, DQN):
         graph.add_evaluator(graph.add_plan(graph.add_replay()))
 
     def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        items, limit = self.config.rollout_length * self.num_envs // len(workers), self.config.insert_burst
+        if items > limit:
+            raise ValueError(
+                f"rollout_length: got {items} steps of a worker, expected at most {limit}, insert_burst."
+            )
         collect = functools.partial(self.worker_class.collect, steps=self.config.rollout_length)
         store = Flow.of(Par(workers, collect).unordered(), learner.replay_accepts)
         learn = learner.batches().map(learner.step)

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from agents.dqn import DQN, DQNConfig
-from agents.flow_dqn import ApeX, ApeXConfig, FlowDQNConfig
+from agents.flow_dqn import ApeX, ApeXConfig, FlowDQN, FlowDQNConfig
 from framework import environments, specs
 from framework.actors import PolicyActor
 from framework.environments.testing import FakeEnvironment
+from framework.flow import Node
 from framework.types import Transition
 
 SPEC = specs.make_environment_spec(environments.make(FakeEnvironment))
@@ -57,6 +58,12 @@ def test_the_ladder_goes_over_all_envs_of_a_program():
     together = rates(6)
     np.testing.assert_allclose(together, 1.0 + 7.0 * np.arange(6) / 5)
     np.testing.assert_array_equal(np.concatenate([rates(2, offset) for offset in (0, 2, 4)]), together)
+
+
+def test_the_steps_of_a_call_fit_into_the_burst():
+    agent = FlowDQN(FlowDQNConfig(rollout_length=65)).for_program(num_envs=8)
+    with pytest.raises(ValueError, match=r"rollout_length: got 260 .* at most 256, insert_burst"):
+        agent.plan([Node(None), Node(None)], None)
 
 
 def test_a_worker_makes_at_least_one_step_in_a_call():

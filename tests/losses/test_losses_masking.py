@@ -47,6 +47,11 @@ LOSSES = {
             ).loss
         ),
     ),
+    "likelihood_ratio_loss": (
+        {"log_probs": ()},
+        {"old_log_probs": (), "advantages": ()},
+        losses.likelihood_ratio_loss,
+    ),
     "value_loss": ({"values": ()}, {"targets": ()}, losses.value_loss),
     "clipped_value_loss": ({"values": ()}, {"old_values": (), "targets": ()}, losses.clipped_value_loss),
     "sac_critic_loss": (
@@ -144,7 +149,27 @@ def test_every_function_that_takes_a_mask_is_here():
         for name, function in vars(losses).items()
         if inspect.isfunction(function) and "mask" in inspect.signature(function).parameters
     }
-    assert {name.split(",")[0] for name in {**LOSSES, **RETURNS}} == takes_a_mask - {"transition_mask"}
+    elsewhere = {"transition_mask", "linear_baseline"}
+    assert {name.split(",")[0] for name in {**LOSSES, **RETURNS}} == takes_a_mask - elsewhere
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_the_linear_baseline_does_not_see_padding(garbage):
+    random = torch.Generator().manual_seed(0)
+    observations = torch.randn(2, 8, 3, generator=random)
+    rewards = torch.randn(2, 8, generator=random)
+    discounts = torch.full((2, 8), 0.9)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0, 0]]).float()
+    times = torch.arange(8).float().expand(2, 8)
+
+    def fit(fill):
+        seen, paid, kept = observations.clone(), rewards.clone(), discounts.clone()
+        seen[1, 4:] = fill  # row 3 closes the episode, which bootstraps from it
+        paid[mask == 0] = fill
+        kept[mask == 0] = fill
+        return losses.linear_baseline(seen, times, paid, kept, mask)[mask > 0]
+
+    torch.testing.assert_close(fit(garbage), fit(0.0))
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -126,8 +126,9 @@ class _ForkServer:
         self._wait(lambda number: number not in self._services)
         # In reverse order, because each may need those made before it.
         for pid, number in reversed(list(self._children.items())):
-            os.kill(pid, signal.SIGTERM)  # close
-            self._wait(number.__eq__)
+            if pid in self._children:  # It may have ended during the wait for another one.
+                os.kill(pid, signal.SIGTERM)  # close
+                self._wait(number.__eq__)
         for pid in list(self._children):
             _kill_group(pid)
         while self._children:

@@ -85,7 +85,8 @@ def curve(agent, directory, engine):
     # The steps after the last round go to the worker that asks first.
     acted = [(row["label"], row["steps"], row.get("episode_return")) for actor in actors for row in actor]
     acted = [row for row in acted if row[1] < 200]
-    assert len(acted) >= 6 and any(episode_return is not None for _, _, episode_return in acted)
+    assert any(episode_return is not None for _, _, episode_return in acted)
+    assert len(acted) >= 6 or agent in ASYNCHRONOUS  # There, one worker may make most of the steps.
     return learned, acted, evaluation["episode_return"]
 
 
