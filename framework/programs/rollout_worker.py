@@ -40,12 +40,8 @@ class RolloutWorker(ActorWorker):
       setup: makes the environment, the networks, the policy, the adder, and without `replay` the tables and
         the dataset.
       replay: the replay client of the adder. None: the worker keeps tables of its own, for `sample`.
-      learner: the variable source.
-      counter: grants and counts steps.
-      monitor: takes the rows of metrics.
-      checkpointer: keeps the state of the policy's random numbers. None keeps nothing.
-      index: index of this worker.
       seed: seed of this worker, from which its environments and its policy derive their seeds.
+      **options: `learner`, `counter`, `monitor`, `checkpointer` and `index` of an `ActorWorker`.
     """
 
     def __init__(self, setup: Setup, *, replay: Any = None, seed: int = 0, **options: Any):

@@ -119,8 +119,11 @@ def test_actors_and_evaluator_take_their_parameters_from_sources(tmp_path, engin
         num_evaluation_episodes=2,
         log_period=100,
         variable_sources=num_sources,
+        publish_period=1,
     )
-    program = make_program(DQN(DQNConfig(min_replay_size=50, batch_size=16)), CARTPOLE, config)
+    # The last env steps wait for more than a hundred learner steps.
+    agent = DQN(DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, insert_burst=32))
+    program = make_program(agent, CARTPOLE, config)
     assert len(program.groups["variable_source"]) == num_sources
     launch.launch(program, engine=engine)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
