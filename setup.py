@@ -86,7 +86,7 @@ setup(
         "console_scripts": ["repertory=framework.commands.cli:main"],
         "repertory.agents": [
             "a2c=agents.a2c:A2C",
-            "a3c=agents.a2c:A3C",
+            "a3c=agents.a3c:A3C",
             "apex=agents.flow_dqn:ApeX",
             "dqn=agents.dqn:DQN",
             "flow_dqn=agents.flow_dqn:FlowDQN",

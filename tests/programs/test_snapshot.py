@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import launch
-from agents.a2c import A2C, A3C, A2CConfig
+from agents.a2c import A2C, A2CConfig
+from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig

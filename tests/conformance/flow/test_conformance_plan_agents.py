@@ -9,7 +9,8 @@ import signal
 import pytest
 
 import launch
-from agents.a2c import A2C, A3C, A2CConfig
+from agents.a2c import A2C, A2CConfig
+from agents.a3c import A3C
 from agents.flow_dqn import ApeX, ApeXConfig, FlowDQN, FlowDQNConfig
 from agents.flow_impala import FlowIMPALA
 from agents.flow_ppo import FlowPPO

@@ -1,0 +1,42 @@
+"""A3C: asynchronous advantage actor-critic (Mnih et al., 2016), as a plan.
+
+Each worker computes the gradients of its own unrolls, and the learner applies them as they come. Loss, networks
+and settings are those of `agents.a2c`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agents.a2c import A2C
+from framework.flow import Flow, Node, Par
+from framework.programs import GradientWorker, PlanLearner, Preset
+
+
+class A3C(A2C):
+    """Asynchronous advantage actor-critic: workers compute gradients, which are applied as they come."""
+
+    worker_class = GradientWorker
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        gradients = Par(workers, GradientWorker.sample).map(GradientWorker.gradients)
+        return gradients.unordered().map(learner.apply)
+
+
+_AGENT = {
+    "value_coefficient": 0.1,  # Larger, the gradient of the values would drown the policy's.
+    "learning_rate": 4e-3,
+    "max_gradient_norm": 5.0,
+}
+_RUN = {"num_actors": 2, "envs_per_actor": 8, "learner_log_period": 100}
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        agent={**_AGENT, "learning_rate_decay": 150_000},
+        run={**_RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
+    ),
+    "gymnasium:Acrobot-v1": Preset(
+        agent={**_AGENT, "learning_rate_decay": 200_000},
+        run={**_RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
+    ),
+}
