@@ -123,6 +123,7 @@ PRESETS: Mapping[str, Preset] = {
             "value_coefficient": 0.1,  # Larger, the gradient of the values would drown the policy's.
             "learning_rate": 4e-3,
             "learning_rate_decay": 200_000,
+            "entropy_coefficient": 0.04,  # With less, some runs never reach the first goal.
             "max_gradient_norm": 5.0,
         },
         run={**_RUN, "envs_per_actor": 8, "max_env_steps": 200_000, "evaluate_period": 50_000},

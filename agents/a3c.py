@@ -1,7 +1,7 @@
 """A3C: asynchronous advantage actor-critic (Mnih et al., 2016), as a plan.
 
-Each worker computes the gradients of its own unrolls, and the learner applies them as they come. The loss, the
-networks, and the settings are those of `agents.a2c`.
+Each worker computes the gradients of its own unrolls, and the learner applies them as they come. The loss,
+the networks, and the settings are those of `agents.a2c`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _RUN = {"num_actors": 2, "envs_per_actor": 8, "learner_log_period": 100}
 
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
-        agent={**_AGENT, "learning_rate_decay": 150_000},
+        agent={**_AGENT, "learning_rate_decay": 150_000, "entropy_coefficient": 0.02},
         run={**_RUN, "max_env_steps": 150_000, "evaluate_period": 25_000},
     ),
     "gymnasium:Acrobot-v1": Preset(
-        agent={**_AGENT, "learning_rate_decay": 200_000},
+        agent={**_AGENT, "learning_rate_decay": 200_000, "entropy_coefficient": 0.04},
         run={**_RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
     ),
 }
