@@ -115,7 +115,7 @@ class ServedClient(ReverbApi, Channel, Client):
         self._dropped: collections.deque[ServedWriter] = collections.deque()
 
     def begin_in_child(self) -> None:
-        """Starts anew in a forked child, which uses no connection of its parent."""
+        """Connects again in a forked child, which uses no connection of its parent."""
         for writer in list(self._writers):
             writer.end_in_child()
         inherited = list(self._connections)
