@@ -63,10 +63,10 @@ def load(data: Any, buffers: Sequence[Any]) -> Any:
     for pause in _PAUSES:
         try:
             return pickle.loads(data, buffers=buffers)
-        except (ImportError, AttributeError, RuntimeError):
+        except (ImportError, AttributeError, KeyError, RuntimeError):
             # Threads that import parts of one package at the same time may find each other's modules
-            # partially initialized, or wait for each other's locks. Now this thread holds no lock, and the
-            # other threads can finish.
+            # partially initialized or gone, or wait for each other's locks. Now this thread holds no lock,
+            # and the other threads can finish.
             time.sleep(pause)
     return pickle.loads(data, buffers=buffers)  # the last attempt: its error is final
 

@@ -24,6 +24,10 @@ from launch.nodes import CourierNode, ReplayNode
 from launch.rpc import wire
 from launch.rpc.server import Server
 
+# Under Launchpad, nodes may be threads of one process. When threads import modules of one package at the same
+# time, Python can take a module away from one of them: they load one after the other.
+_importing = threading.Lock()
+
 
 class _Living:
     """One node of this process: its object and, if it serves, its server."""
@@ -59,8 +63,8 @@ class NodeProcess:
     def __init__(self, channel: Channel, setup: Setup) -> None:
         self._channel = channel
         self._setup = setup
-        # Under Launchpad, nodes may be threads of one process, which import at the same time.
-        unit: Unit = wire.load(setup.unit, ())
+        with _importing:
+            unit: Unit = wire.load(setup.unit, ())
         self._living = [_Living(leaf) for leaf in unit.leaves]
         job = unit.leaves[0].context.job
         self._runtime = RemoteRuntime(
