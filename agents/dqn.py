@@ -1,7 +1,8 @@
 """DQN: deep Q-learning from replay (Mnih et al., 2015), with several parts of Rainbow.
 
 Double Q-learning (van Hasselt et al., 2016), dueling networks (Wang et al., 2016), n-step targets
-(Sutton, 1988) and prioritized replay (Schaul et al., 2016) are fields of the config.
+(Sutton, 1988), prioritized replay (Schaul et al., 2016) and noisy networks (Fortunato et al., 2018) are
+fields of the config. The other agents of the family are subclasses with other `item_losses`.
 
 The exploration schedule counts the env steps of the whole program, which a policy gets with its parameters.
 Until learning begins, epsilon is `epsilon_start`.
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
@@ -22,6 +24,7 @@ from framework import config_checks as check
 from framework import losses, networks, replay
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
+from framework.networks import redraw_noise
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
@@ -47,8 +50,8 @@ class DQNConfig(OffPolicyConfig):
     double: bool = True  # The online network chooses the next action, the target network rates it.
 
     # Exploration.
-    epsilon_start: float = 1.0  # Chance of a random action before learning begins.
-    epsilon_end: float = 0.05  # Chance of a random action after the decay.
+    epsilon_start: float | None = None  # Chance of a random action before learning begins; None: 1, noisy 0.
+    epsilon_end: float | None = None  # Chance of a random action after the decay; None: 0.05, noisy 0.
     epsilon_decay: int = 17_000  # Env steps from `epsilon_start` to `epsilon_end`.
     epsilon_ladder: float = 0.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)); Ape-X: 7.
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
@@ -57,6 +60,7 @@ class DQNConfig(OffPolicyConfig):
     hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers after the encoder.
     layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
+    noisy: bool = False  # Explores by learned noise on the weights after the encoder.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,9 +72,15 @@ class DQNConfig(OffPolicyConfig):
 
 
 class DQNNetworks(nn.Module):
-    """The only variable of DQN: `q_network`."""
+    """The only variable of DQN: `q_network`.
 
-    def __init__(self, config: DQNConfig, spec: EnvironmentSpec):
+    Args:
+      config: settings of the network.
+      spec: the spec of one env.
+      outputs_per_action: K, the number of the network's outputs for each action.
+    """
+
+    def __init__(self, config: DQNConfig, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
         if not isinstance(spec.actions, dm_specs.DiscreteArray):
             raise ValueError(
@@ -80,19 +90,34 @@ class DQNNetworks(nn.Module):
         self.actions = networks.Actions(spec.actions)
         self.num_actions = int(spec.actions.num_values)
         self.q_network = networks.QNetwork(
-            spec.observations, self.num_actions, config.hidden_sizes, config.dueling, config.layer_norm
+            spec.observations,
+            self.num_actions,
+            config.hidden_sizes,
+            config.dueling,
+            config.layer_norm,
+            outputs_per_action,
+            config.noisy,
         )
+        self._shape = (self.num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
+
+    def outputs(self, observation: Nest) -> torch.Tensor:
+        """Outputs of the network for all actions, `[N, A]`, or `[N, A, K]` with K above 1."""
+        outputs = self.q_network(observation)
+        # Too few columns would fail only in the loss, and too many would not fail.
+        if outputs.shape[1:] != self._shape:
+            raise ValueError(
+                f"q_network: got values of shape {tuple(outputs.shape)}, expected "
+                f"(envs, {', '.join(map(str, self._shape))}). Fix the network's last layer."
+            )
+        return outputs
+
+    def expected(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Expected returns `[N, A]` of outputs of the network or of its target network."""
+        return outputs
 
     def values(self, observation: Nest) -> torch.Tensor:
-        """Values of all actions, `[N, A]`."""
-        values = self.q_network(observation)
-        # Too few columns would fail only in the loss, and too many would not fail.
-        if values.ndim != 2 or values.shape[-1] != self.num_actions:
-            raise ValueError(
-                f"q_network: got values of shape {tuple(values.shape)}, expected (envs, {self.num_actions}), "
-                "one value per action. Fix the network's last layer."
-            )
-        return values
+        """Expected returns of all actions, `[N, A]`, by which the policy chooses."""
+        return self.expected(self.outputs(observation))
 
 
 class DQNPolicy(TorchPolicy):
@@ -107,7 +132,11 @@ class DQNPolicy(TorchPolicy):
     def __init__(self, networks: DQNNetworks, config: DQNConfig, evaluation: bool = False):
         super().__init__(networks, networks.actions, variables=("q_network",))
         self._values, self._num_actions = networks.values, networks.num_actions
-        self._epsilon = schedules.linear(config.epsilon_start, config.epsilon_end, config.epsilon_decay)
+        self._noisy, self._evaluation = config.noisy, evaluation
+        start, end = (0.0, 0.0) if config.noisy else (1.0, 0.05)
+        start = start if config.epsilon_start is None else config.epsilon_start
+        end = end if config.epsilon_end is None else config.epsilon_end
+        self._epsilon = schedules.linear(start, end, config.epsilon_decay)
         self._ladder = config.epsilon_ladder
         if evaluation:
             self._epsilon, self._ladder = (lambda env_steps: config.evaluation_epsilon), 0.0
@@ -122,6 +151,10 @@ class DQNPolicy(TorchPolicy):
         return 1.0 + self._ladder * np.arange(batch_size) / max(batch_size - 1, 1)
 
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        if self._noisy:
+            # Each env has noise of its own, new at each step.
+            generator = None if self._evaluation else self.random
+            redraw_noise(self.networks, generator, len(tree.flatten(observation)[0]))
         greedy = self._values(observation).argmax(-1)
         epsilon: Any = self._epsilon(self.progress.env_steps)
         if len(state):
@@ -157,40 +190,59 @@ class DQN(OffPolicyAgent):
             return replay.selectors.Prioritized(self.config.priority_exponent)
         return super().make_sampler()
 
-    def errors(
-        self, networks: DQNNetworks, target: nn.Module, data: Transition
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The errors `[N]` of a `Transition`'s actions, and the values `[N, A]` of all actions."""
+    def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rewards of `Transition`s, clipped, and the discounts of what follows, both float32[N]."""
         rewards = data.reward.float()
         if self.config.reward_clip is not None:
             rewards = rewards.clamp(-self.config.reward_clip, self.config.reward_clip)
         # The adder omits one factor of the n-step discount; apply it here.
-        discounts = self.config.discount * data.discount.float()
+        return rewards, self.config.discount * data.discount.float()
+
+    def item_losses(
+        self,
+        networks: DQNNetworks,
+        target: nn.Module,
+        data: Transition,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """The losses `[N]`, priorities `[N]` and metrics of N `Transition`s. The family overrides this.
+
+        Args:
+          networks: the networks that learn.
+          target: the target network of `q_network`.
+          data: the transitions, on the device of the networks.
+          generator: the learner's random generator, for losses that draw; None: torch's global one.
+        """
+        rewards, discounts = self.rewards(data)
         values = networks.values(data.observation)
         with torch.no_grad():
             next_values = target(data.next_observation)
             selector = networks.values(data.next_observation) if self.config.double else next_values
-        return losses.double_q_errors(values, data.action, rewards, discounts, next_values, selector), values
+        errors = losses.double_q_errors(values, data.action, rewards, discounts, next_values, selector)
+        sizes = errors.detach().abs()
+        metrics = {"q_mean": values.mean(), "td_error": sizes.mean()}
+        return losses.huber(errors, self.config.huber_delta), sizes, metrics
 
     def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
-        """The loss of a batch of `Transition`s."""
-        config = self.config
-        errors, values = self.errors(networks, context.targets["q_network"], batch.data)
-        each = losses.huber(errors, config.huber_delta)
-        metrics = {"q_mean": values.mean(), "td_error": errors.abs().mean()}
+        """The mean of `item_losses` over a batch of `Transition`s, with importance weights if prioritized."""
+        config, target = self.config, context.targets["q_network"]
+        if config.noisy:
+            redraw_noise(networks, context.generator)
+            redraw_noise(target, context.generator)
+        each, priorities, metrics = self.item_losses(networks, target, batch.data, context.generator)
         if not config.prioritized:
             return LossOutput(each.mean(), metrics)
         start = config.importance_sampling_exponent
         progress = (context.env_steps / config.importance_sampling_annealing).clamp(max=1.0)
         weights = losses.importance_weights(
-            torch.as_tensor(batch.info.probability, device=values.device),
-            torch.as_tensor(batch.info.table_size, device=values.device),
+            torch.as_tensor(batch.info.probability, device=each.device),
+            torch.as_tensor(batch.info.table_size, device=each.device),
             start + (1.0 - start) * progress,
             context.largest,
         )
         metrics["importance_weight"] = weights.mean()
         # With the small constant, items without error still have a chance to be sampled.
-        return LossOutput((weights * each).mean(), metrics, errors.detach().abs().double() + 1e-6)
+        return LossOutput((weights * each).mean(), metrics, priorities.double() + 1e-6)
 
 
 PRESETS: Mapping[str, Preset] = {
