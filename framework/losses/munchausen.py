@@ -1,6 +1,6 @@
 """Munchausen reinforcement learning (Vieillard et al., 2020): the scaled log-policy as a part of the reward.
 
-The policy is `softmax(q / temperature)` of the target network, as in equation 4 of the paper.
+The policy is `softmax(q / temperature)` of the target network, as in equation 1 of the paper.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def munchausen_next_values(
       next_values: `[N, A]` values of the target network in the next state.
       temperature: as in `munchausen_rewards`.
       next_returns: `[N, A, K]` samples or quantiles of the return of each action, which take the place of
-        `q(a)` outside of the policy (M-IQN, the paper's equation 10).
+        `q(a)` outside of the policy (M-IQN).
 
     Returns:
       `[N]`, or `[N, K]` with `next_returns`.
@@ -61,7 +61,7 @@ def munchausen_errors(
     temperature: float,
     clip: float,
 ) -> torch.Tensor:
-    """Munchausen DQN (Vieillard et al., 2020, equation 4): the errors `[N]`, no gradient in the target.
+    """Munchausen DQN (Vieillard et al., 2020, equation 1): the errors `[N]`, no gradient in the target.
 
     With n-step rewards, the log-policy added is that of the first action only.
 
