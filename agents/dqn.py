@@ -245,6 +245,27 @@ class DQN(OffPolicyAgent):
         return LossOutput((weights * each).mean(), metrics, priorities.double() + 1e-6)
 
 
+# A learner step for every 8 env steps, where MinAtar's paper (Young and Tian, 2019) makes one for each.
+MINATAR = {
+    "n_step": 3,
+    "batch_size": 32,
+    "samples_per_insert": 4.0,
+    "insert_burst": 64,
+    "min_replay_size": 5_000,
+    "learning_rate": 3e-4,
+    "learning_rate_decay": 1_000_000,
+    "learning_rate_end": 0.1,
+    "target_update_rate": 0.01,
+    "epsilon_decay": 100_000,
+    "hidden_sizes": (),  # The convolution has a layer of 128 behind it.
+}
+MINATAR_RUN = {
+    "num_actors": 1,
+    "envs_per_actor": 8,
+    "max_env_steps": 1_000_000,
+    "evaluate_period": 50_000,
+    "learner_log_period": 1_000,
+}
 PRESETS: Mapping[str, Preset] = {
     # 500 of 500, greedy over 100 episodes, at 50,000 steps on each of seeds 1 to 5.
     "gymnasium:CartPole-v1": Preset(
@@ -252,26 +273,10 @@ PRESETS: Mapping[str, Preset] = {
         run={"envs_per_actor": 4, "max_env_steps": 100_000, "target_return": 475.0, "evaluate_period": 2_000},
     ),
     # 14.1 to 19.0, greedy over 100 episodes, at 1,000,000 steps on seeds 1 to 5.
-    "minatar:Breakout": Preset(
-        agent={
-            "n_step": 3,
-            "batch_size": 32,
-            "samples_per_insert": 4.0,  # A learner step for every 8 env steps; the paper's is 32.
-            "insert_burst": 64,
-            "min_replay_size": 5_000,
-            "learning_rate": 3e-4,
-            "learning_rate_decay": 1_000_000,
-            "learning_rate_end": 0.1,
-            "target_update_rate": 0.01,
-            "epsilon_decay": 100_000,
-            "hidden_sizes": (),  # The convolution has a layer of 128 behind it.
-        },
-        run={
-            "num_actors": 1,
-            "envs_per_actor": 8,
-            "max_env_steps": 1_000_000,
-            "evaluate_period": 50_000,
-            "learner_log_period": 1_000,
-        },
+    "minatar:Breakout": Preset(MINATAR, MINATAR_RUN),
+    "minatar:Seaquest": Preset(MINATAR, MINATAR_RUN),
+    # An episode has 2,500 steps, whatever the agent does.
+    "minatar:Freeway": Preset(
+        MINATAR, {**MINATAR_RUN, "evaluate_period": 200_000, "num_evaluation_episodes": 8}
     ),
 }
