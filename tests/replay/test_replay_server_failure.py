@@ -14,7 +14,7 @@ import pytest
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
-from framework.replay.tables.items import make_keys
+from framework.replay.writer import make_keys
 
 PRELUDE = """
 import sys, time, zlib
