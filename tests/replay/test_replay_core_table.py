@@ -13,7 +13,7 @@ from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
 from framework.replay.tables.items import NewItems
-from framework.replay.tables.table import SAMPLERS
+from framework.replay.tables.rate_limiters import SAMPLERS
 from framework.replay.writer import make_keys
 
 
@@ -288,9 +288,9 @@ def test_waiting_calls_are_woken(how, side):
     thread = threading.Thread(target=wait)
     thread.start()
     table = client.tables["t"]
-    while not any(table.num_waiting):
+    while not any(table.waiting.counts):
         pass
-    table.close() if how == "close" else client.interrupt()
+    table.waiting.close() if how == "close" else client.interrupt()
     thread.join(10)
     assert len(errors) == 1 and not thread.is_alive()
 
@@ -380,7 +380,7 @@ def test_what_was_drawn_before_a_wait_may_be_removed_during_it(interference):
     reader = threading.Thread(target=lambda: got.append(client.sample_batch("t", 3, timeout=20)))
     reader.start()
     table = client.tables["t"]
-    while not table.num_waiting[SAMPLERS]:
+    while not table.waiting.counts[SAMPLERS]:
         pass
     if interference == "delete":
         client.mutate_priorities("t", deletes=keys)

@@ -114,7 +114,7 @@ def test_a_waiting_dataset_ends_with_the_program(make, how):
     if how == "interrupt":
         client.interrupt()
     else:
-        table.close()
+        table.waiting.close()
     thread.join(10)
     assert not thread.is_alive() and got == []
     dataset.close()

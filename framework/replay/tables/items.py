@@ -154,8 +154,8 @@ class Items:
         limiter, n = self.limiter, len(new.keys)
         over = limiter.size + n - self.max_size
         if over > 0 and n > 1 and not self.remover.deterministic:
-            for at in range(n):  # each removal is a choice among the items of its moment
-                self.insert(new.part(at, at + 1))
+            for each in range(n):  # each removal is a choice among the items of its moment
+                self.insert(new.part(each, each + 1))
             return
         priorities = new.priorities
         if priorities is None:
