@@ -158,6 +158,7 @@ FIELDS = {
     "hidden_sizes": ((8,), network, {}),
     "layer_norm": (False, network, {}),
     "dueling": (True, network, {}),
+    "noisy": (True, network, {}),
     "compile_loss": (True, chosen, {}),
     "autocast": (True, chosen, {}),
 }
@@ -262,6 +263,32 @@ def test_the_ladder_spreads_epsilon_over_the_envs():
     rates = explored(config) * 1.5  # A random action is the greedy one in a third of the cases.
     assert rates[0] == pytest.approx(0.5, abs=0.1)
     assert rates[1] == pytest.approx(0.5**8, abs=0.03)
+
+
+def test_a_noisy_network_explores_without_epsilon_and_evaluates_with_the_means():
+    agent = DQN(dataclasses.replace(SMALL, noisy=True))
+    networks = agent.make_networks(SPEC)
+    acting, evaluating = agent.make_policy(networks), agent.make_policy(networks, evaluation=True)
+    observation = np.zeros((64, 4), np.float32)
+    assert len(set(acting.step(observation, ())[0])) > 1  # Each env has noise of its own.
+    first, second = (evaluating.step(observation, ())[0] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert len(set(first)) == 1
+    for size in (p for name, p in networks.named_parameters() if name.endswith("_noise")):
+        size.data.zero_()
+    np.testing.assert_array_equal(acting.step(observation, ())[0], first)
+
+
+def test_a_noisy_learner_draws_new_noise_at_each_step_and_continues_from_its_state():
+    config = dataclasses.replace(SMALL, noisy=True, learning_rate=0.0)
+    learner, batch = make_learner(config), make_batch()
+    seen = [float(learn(learner, batch).metrics["loss"]) for _ in range(3)]
+    assert len(set(seen)) == 3
+    state = learner.save()
+    expected = [float(learn(learner, batch).metrics["loss"]) for _ in range(2)]
+    other = make_learner(config)
+    other.restore(state)
+    assert [float(learn(other, batch).metrics["loss"]) for _ in range(2)] == expected
 
 
 def test_the_policys_choices_repeat_from_its_seed_and_from_its_saved_state():
