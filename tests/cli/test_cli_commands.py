@@ -289,6 +289,10 @@ RESULTS = {
         "greedy mean return over 20 episodes (parameters of learner step 9,870): 500.0.",
     ),
     "no evaluator": ({"reason": "max_learner_steps"}, "The budget of 70 learner steps is spent."),
+    "plan": (
+        {"reason": "plan_ended", "learner_steps": 1200},
+        "The plan has ended after 1,200 learner steps.",
+    ),
     "nothing": ({}, "The program ended."),
 }
 
