@@ -39,11 +39,13 @@ class C51Config(DQNConfig):
                 f"v_min: got {self.v_min!r}, expected less than v_max, which is {self.v_max!r}. Set both to "
                 "the smallest and the largest discounted return of the environment."
             )
-        if self.num_atoms > 1 and self.huber_delta != DQNConfig.huber_delta:
-            raise ValueError(
-                f"huber_delta: got {self.huber_delta!r}, expected {DQNConfig.huber_delta!r}. The loss of C51 "
-                "is a cross entropy; only num_atoms=1 has Huber's loss."
-            )
+        for field in ("huber_delta", "munchausen"):
+            value, default = getattr(self, field), getattr(DQNConfig, field)
+            if self.num_atoms > 1 and value != default:
+                raise ValueError(
+                    f"{field}: got {value!r}, expected {default!r}. The loss of C51 is a cross entropy; with "
+                    "num_atoms=1 it is that of DQN, which has this setting."
+                )
 
 
 class C51Networks(DQNNetworks):

@@ -64,19 +64,9 @@ class QRDQN(DQN):
         generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """As `DQN.item_losses`. Priorities are the losses."""
-        rewards, discounts = (each.unsqueeze(1) for each in self.rewards(data))
         outputs = networks.outputs(data.observation)
         quantiles = losses.of_actions(outputs, data.action)
-        with torch.no_grad():
-            next_outputs = target(data.next_observation)
-            selector = (
-                networks.values(data.next_observation)
-                if self.config.double
-                else networks.expected(next_outputs)
-            )
-            following = losses.of_actions(next_outputs, selector.argmax(-1))
-            # A product with the discount would pass on NaN and inf from behind a termination.
-            targets = rewards + torch.where(discounts == 0, 0.0, discounts * following)
+        targets = self.target_samples(networks, target, data)
         count = quantiles.shape[1]
         fractions = (torch.arange(count, device=quantiles.device) + 0.5) / count
         each = losses.quantile_huber(

@@ -14,13 +14,18 @@ from agents.dqn import DQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.rainbow import Rainbow, RainbowConfig
 from framework.networks import NoisyLinear
+from framework.types import Transition
 
 AGENT_OF |= {C51Config: C51, QRDQNConfig: QRDQN, RainbowConfig: Rainbow}
 SETTINGS = {"hidden_sizes": (8, 8), "batch_size": 16}
 PLAIN = {"num_atoms": 1, "noisy": False, "dueling": False, "prioritized": False}
 C51_FIELDS = {
     **FIELDS,
-    "huber_delta": (0.01, learned, {"num_atoms": 1}),
+    **{
+        name: (value, probe, {**others, "num_atoms": 1})
+        for name, (value, probe, others) in FIELDS.items()
+        if name == "huber_delta" or name.startswith("munchausen")
+    },
     "num_atoms": (11, network, {}),
     "v_min": (-3.0, learned, {}),
     "v_max": (3.0, learned, {}),
@@ -64,6 +69,7 @@ WRONG = [
     (C51Config, "v_min", 10.0),
     (C51Config, "v_max", np.inf),
     (C51Config, "huber_delta", 2.0),
+    (C51Config, "munchausen", 0.9),
     (QRDQNConfig, "num_quantiles", 1),
     (QRDQNConfig, "huber_delta", 0.0),
 ]
@@ -168,3 +174,27 @@ def test_a_network_with_one_output_for_each_action_is_an_error(agent):
     networks.q_network = torch.nn.Linear(4, 3)
     with pytest.raises(ValueError, match=r"shape \(5, 3\), expected \(envs, 3, 5[01]\)"):
         agent.make_policy(networks).step(np.zeros((5, 4), np.float32), ())
+
+
+def test_qr_dqn_with_munchausen_rewards_learns_soft_quantiles():
+    config = QRDQNConfig(
+        **SETTINGS, num_quantiles=3, munchausen=0.9, munchausen_temperature=0.5, discount=0.9
+    )
+    learner, batch = apart(make_learner(config)), make_batch()
+    target, data = learner.targets["q_network"], batch.data
+    with torch.no_grad():
+        first = (target(torch.as_tensor(data.observation)).mean(-1) / 0.5).log_softmax(-1)
+        samples = target(torch.as_tensor(data.next_observation))
+        following = (samples.mean(-1) / 0.5).log_softmax(-1)
+        made = AGENT_OF[QRDQNConfig](config).target_samples(
+            learner.networks, target, Transition(*(torch.as_tensor(leaf) for leaf in data[:5]))
+        )
+    for i, action in enumerate(data.action):
+        bonus = 0.9 * max(0.5 * float(first[i, action]), -1.0)
+        for k in range(3):
+            soft = sum(
+                float(following[i, a].exp() * (samples[i, a, k] - 0.5 * following[i, a])) for a in range(3)
+            )
+            value = data.reward[i] + bonus + 0.99 * data.discount[i] * soft
+            assert made[i, k].item() == pytest.approx(value, rel=1e-4, abs=1e-5)
+    assert np.isfinite(learn(learner, batch).metrics["loss"].item())

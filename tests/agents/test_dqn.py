@@ -133,6 +133,7 @@ def chosen(config):
 
 
 PRIORITIZED = {"prioritized": True}
+MUNCHAUSEN = {"munchausen": 0.9}
 DECAYING = {"learning_rate_decay": 3}
 # See helpers/config_fields.py.
 FIELDS = {
@@ -155,6 +156,9 @@ FIELDS = {
     "max_gradient_norm": (1e-9, learned, {}),
     "huber_delta": (0.01, learned, {}),
     "double": (False, learned, {"learning_rate": 0.1}),
+    "munchausen": (0.9, learned, {}),
+    "munchausen_temperature": (1.0, learned, MUNCHAUSEN),
+    "munchausen_clip": (0.01, learned, MUNCHAUSEN),
     "target_update_period": (2, learned, {}),
     "target_update_rate": (1.0, learned, {}),
     "epsilon_start": (0.2, explored, {}),
@@ -207,6 +211,9 @@ WRONG = [
     ("samples_per_insert", 0.0),
     ("max_gradient_norm", 0.0),
     ("huber_delta", 0.0),
+    ("munchausen", 1.1),
+    ("munchausen_temperature", 0.0),
+    ("munchausen_clip", -1.0),
     ("target_update_rate", 0.0),
     ("target_update_rate", 2.0),
     ("discount", 1.01),
@@ -247,6 +254,23 @@ def test_the_loss_against_a_loop():
     result = learn(learner, batch)
     assert result.metrics["loss"].item() == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(result.priorities, errors, rtol=1e-4)
+
+
+def test_the_munchausen_loss_is_that_of_the_target_networks_policy():
+    config = dataclasses.replace(SMALL, munchausen=0.9, munchausen_temperature=0.5, discount=0.9)
+    learner, batch = make_learner(config), make_batch()
+    target = learner.targets["q_network"]
+    with torch.no_grad():
+        for parameter in target.parameters():  # Not those of the online network.
+            parameter.mul_(1.5)
+    data = Transition(*(torch.as_tensor(np.asarray(leaf)) for leaf in batch.data[:5]))
+    with torch.no_grad():
+        values = learner.networks.q_network(data.observation)[range(16), data.action]
+        log_policy = (target(data.observation) / 0.5).log_softmax(-1)[range(16), data.action]
+        bonus = 0.9 * (0.5 * log_policy).clamp(min=-1.0)
+        soft = 0.5 * torch.logsumexp(target(data.next_observation) / 0.5, -1)
+        expected = (data.reward + bonus + 0.9 * data.discount * soft - values).abs().mean()
+    assert learn(learner, batch).metrics["td_error"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_epsilon_falls_with_the_env_steps_that_come_with_the_parameters():
