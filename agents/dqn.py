@@ -1,8 +1,9 @@
 """DQN: deep Q-learning from replay (Mnih et al., 2015), with several parts of Rainbow.
 
 Double Q-learning (van Hasselt et al., 2016), dueling networks (Wang et al., 2016), n-step targets
-(Sutton, 1988), prioritized replay (Schaul et al., 2016) and noisy networks (Fortunato et al., 2018) are
-fields of the config. The other agents of the family are subclasses with other `item_losses`.
+(Sutton, 1988), prioritized replay (Schaul et al., 2016), noisy networks (Fortunato et al., 2018) and
+Munchausen's rewards (Vieillard et al., 2020) are fields of the config. The other agents of the family are
+subclasses with other `item_losses`.
 
 The exploration schedule counts the env steps of the whole program, which a policy gets with its parameters.
 Until learning begins, epsilon is `epsilon_start`.
@@ -48,6 +49,9 @@ class DQNConfig(OffPolicyConfig):
     max_gradient_norm: float | None = 10.0  # Larger gradients are scaled down to this.
     huber_delta: float = 1.0  # Errors beyond this count linearly.
     double: bool = True  # The online network chooses the next action, the target network rates it.
+    munchausen: float = 0.0  # Weight of the log-policy in the reward; the paper's is 0.9. 0 is Q-learning.
+    munchausen_temperature: float = 0.03  # Of the softmax policy in its targets; higher is more random.
+    munchausen_clip: float = 1.0  # Log-policies times the temperature are at least minus this in the reward.
 
     # Exploration.
     epsilon_start: float | None = None  # Chance of a random action before learning begins; None: 1, noisy 0.
@@ -64,11 +68,16 @@ class DQNConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.above(self, 0, "reward_clip", "huber_delta")
+        check.above(self, 0, "reward_clip", "huber_delta", "munchausen_temperature", "munchausen_clip")
         check.at_least(self, 0, "priority_exponent", "epsilon_ladder")
         check.at_least(self, 1, "importance_sampling_annealing", "epsilon_decay", "hidden_sizes")
-        check.fraction(self, "importance_sampling_exponent")
+        check.fraction(self, "importance_sampling_exponent", "munchausen")
         check.fraction(self, "epsilon_start", "epsilon_end", "evaluation_epsilon")
+
+    @property
+    def munchausen_settings(self) -> tuple[float, float, float]:
+        """The last arguments of Munchausen's losses: scale, temperature and clip."""
+        return self.munchausen, self.munchausen_temperature, self.munchausen_clip
 
 
 class DQNNetworks(nn.Module):
@@ -213,15 +222,49 @@ class DQN(OffPolicyAgent):
           data: the transitions, on the device of the networks.
           generator: the learner's random generator, for losses that draw; None: torch's global one.
         """
-        rewards, discounts = self.rewards(data)
+        config = self.config
         values = networks.values(data.observation)
         with torch.no_grad():
             next_values = target(data.next_observation)
-            selector = networks.values(data.next_observation) if self.config.double else next_values
-        errors = losses.double_q_errors(values, data.action, rewards, discounts, next_values, selector)
+            if config.munchausen:
+                first_values = target(data.observation)
+            else:
+                selector = networks.values(data.next_observation) if config.double else next_values
+        inputs = (values, data.action, *self.rewards(data), next_values)
+        if config.munchausen:
+            errors = losses.munchausen_errors(*inputs, first_values, *config.munchausen_settings)
+        else:
+            errors = losses.double_q_errors(*inputs, selector)
         sizes = errors.detach().abs()
         metrics = {"q_mean": values.mean(), "td_error": sizes.mean()}
         return losses.huber(errors, self.config.huber_delta), sizes, metrics
+
+    def target_samples(
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, *fractions: torch.Tensor
+    ) -> torch.Tensor:
+        """Samples `[N, K]` of the targets of N `Transition`s, for networks that give samples of the return.
+
+        Args:
+          networks: the networks that learn.
+          target: the target network: observation and `fractions` to `[N, A, K]`.
+          data: the transitions.
+          fractions: at most one `[N, K]`, for networks of quantiles that take fractions.
+        """
+        config, (rewards, discounts) = self.config, self.rewards(data)
+        with torch.no_grad():
+            samples = target(data.next_observation, *fractions)
+            if config.double and not config.munchausen:
+                next_values = networks.values(data.next_observation)
+            else:
+                next_values = networks.expected(target(data.next_observation) if fractions else samples)
+            if config.munchausen:
+                values = networks.expected(target(data.observation))
+                bonus = losses.munchausen_rewards(values, data.action, *config.munchausen_settings)
+                rewards = rewards + bonus
+                samples = losses.munchausen_next_values(next_values, config.munchausen_temperature, samples)
+            else:
+                samples = losses.of_actions(samples, next_values.argmax(-1))
+            return rewards.unsqueeze(1) + losses.discounted(discounts.unsqueeze(1), samples)
 
     def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The mean of `item_losses` over a batch of `Transition`s, with importance weights if prioritized."""

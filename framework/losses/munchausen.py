@@ -13,19 +13,19 @@ from framework.losses.masking import check_alike, discounted
 def munchausen_rewards(
     values: torch.Tensor, actions: torch.Tensor, scale: float, temperature: float, clip: float
 ) -> torch.Tensor:
-    """What is added to the rewards: `scale * max(clip, temperature * log pi(action))`, `[N]`, at most 0.
+    """What is added to the rewards: `scale * max(-clip, temperature * log pi(action))`, `[N]`, at most 0.
 
     Args:
       values: `[N, A]` values of the target network in the first state.
       actions: `[N]` integers, the actions that were taken.
       scale: alpha of the paper.
       temperature: tau of the paper, in units of the return. The lower, the greedier the policy.
-      clip: l_0 of the paper, the least log-policy times `temperature`.
+      clip: -l_0 of the paper: log-policies times `temperature` are at least minus this.
     """
     check_alike(actions=actions, values=values[:, 0])
     log_probs = (values / temperature).log_softmax(-1)
     chosen = log_probs.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
-    return scale * (temperature * chosen).clamp(clip, 0.0)
+    return scale * (temperature * chosen).clamp(-clip, 0.0)
 
 
 def munchausen_next_values(
@@ -55,8 +55,8 @@ def munchausen_errors(
     actions: torch.Tensor,
     rewards: torch.Tensor,
     discounts: torch.Tensor,
-    target_values: torch.Tensor,
     next_values: torch.Tensor,
+    target_values: torch.Tensor,
     scale: float,
     temperature: float,
     clip: float,
@@ -71,8 +71,8 @@ def munchausen_errors(
       rewards: `[N]` sums of discounted rewards up to the next state.
       discounts: `[N]` factors of the value of the next state: 0 after a termination, where that value may be
         anything, even NaN.
-      target_values: `[N, A]` values of the target network in the first state.
       next_values: `[N, A]` values of the target network in the next state.
+      target_values: `[N, A]` values of the target network in the first state.
 
     Other arguments as in `munchausen_rewards`.
     """

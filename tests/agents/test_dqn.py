@@ -32,6 +32,13 @@ SPEC = specs.EnvironmentSpec(
 SMALL = DQNConfig(hidden_sizes=(8, 8), batch_size=16)
 
 
+AGENT_OF = {DQNConfig: DQN}  # Other agents of the family add theirs, and so use the probes below.
+
+
+def agent_of(config):
+    return AGENT_OF[type(config)](config)
+
+
 def make_batch(seed=0, size=16):
     random = np.random.default_rng(seed)
     observation, next_observation = random.normal(size=(2, size, 4)).astype(np.float32)
@@ -48,7 +55,7 @@ def make_batch(seed=0, size=16):
 
 def make_learner(config):
     torch.manual_seed(0)
-    agent = DQN(config)
+    agent = agent_of(config)
     return agent.make_learner(agent.make_networks(SPEC), SPEC)
 
 
@@ -69,7 +76,7 @@ def learned(config):
 
 def explored(config):
     """How often each of two envs does what it would not have done greedily, after one env step."""
-    agent, learner = DQN(config), make_learner(config)
+    agent, learner = agent_of(config), make_learner(config)
     policy = agent.make_policy(learner.networks)
     policy.progress = Progress(version=0, env_steps=1)
     policy.seed(1)
@@ -81,26 +88,26 @@ def explored(config):
 
 
 def evaluated(config):
-    agent = DQN(config)
+    agent = agent_of(config)
     policy = agent.make_policy(agent.make_networks(SPEC), evaluation=True)
     observation = np.zeros((2, 4), np.float32)
     return np.array([policy.step(observation, ())[0] for _ in range(100)]).std(0)
 
 
 def table(config):
-    info = DQN(config).make_tables(SPEC)[0].info
+    info = agent_of(config).make_tables(SPEC)[0].info
     return str((info.max_size, info.sampler_options, info.rate_limiter_info))
 
 
 def network(config):
     torch.manual_seed(0)
-    return str(DQN(config).make_networks(SPEC))
+    return str(agent_of(config).make_networks(SPEC))
 
 
 def written(config):
     """Rewards of the items of one short episode with rewards of 1."""
-    client = replay.EmbeddedClient(DQN(dataclasses.replace(config, min_replay_size=1)).make_tables(SPEC))
-    adder = DQN(config).make_adder(client, SPEC)
+    client = replay.EmbeddedClient(agent_of(dataclasses.replace(config, min_replay_size=1)).make_tables(SPEC))
+    adder = agent_of(config).make_adder(client, SPEC)
     first = _timestep(0)
     adder.add_first(first)
     for kind in (1, 1, 1, 1, 1, 2):
@@ -126,6 +133,7 @@ def chosen(config):
 
 
 PRIORITIZED = {"prioritized": True}
+MUNCHAUSEN = {"munchausen": 0.9}
 DECAYING = {"learning_rate_decay": 3}
 # See helpers/config_fields.py.
 FIELDS = {
@@ -148,6 +156,9 @@ FIELDS = {
     "max_gradient_norm": (1e-9, learned, {}),
     "huber_delta": (0.01, learned, {}),
     "double": (False, learned, {"learning_rate": 0.1}),
+    "munchausen": (0.9, learned, {}),
+    "munchausen_temperature": (1.0, learned, MUNCHAUSEN),
+    "munchausen_clip": (0.01, learned, MUNCHAUSEN),
     "target_update_period": (2, learned, {}),
     "target_update_rate": (1.0, learned, {}),
     "epsilon_start": (0.2, explored, {}),
@@ -200,6 +211,9 @@ WRONG = [
     ("samples_per_insert", 0.0),
     ("max_gradient_norm", 0.0),
     ("huber_delta", 0.0),
+    ("munchausen", 1.1),
+    ("munchausen_temperature", 0.0),
+    ("munchausen_clip", -1.0),
     ("target_update_rate", 0.0),
     ("target_update_rate", 2.0),
     ("discount", 1.01),
@@ -240,6 +254,23 @@ def test_the_loss_against_a_loop():
     result = learn(learner, batch)
     assert result.metrics["loss"].item() == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(result.priorities, errors, rtol=1e-4)
+
+
+def test_the_munchausen_loss_is_that_of_the_target_networks_policy():
+    config = dataclasses.replace(SMALL, munchausen=0.9, munchausen_temperature=0.5, discount=0.9)
+    learner, batch = make_learner(config), make_batch()
+    target = learner.targets["q_network"]
+    with torch.no_grad():
+        for parameter in target.parameters():  # Not those of the online network.
+            parameter.mul_(1.5)
+    data = Transition(*(torch.as_tensor(np.asarray(leaf)) for leaf in batch.data[:5]))
+    with torch.no_grad():
+        values = learner.networks.q_network(data.observation)[range(16), data.action]
+        log_policy = (target(data.observation) / 0.5).log_softmax(-1)[range(16), data.action]
+        bonus = 0.9 * (0.5 * log_policy).clamp(min=-1.0)
+        soft = 0.5 * torch.logsumexp(target(data.next_observation) / 0.5, -1)
+        expected = (data.reward + bonus + 0.9 * data.discount * soft - values).abs().mean()
+    assert learn(learner, batch).metrics["td_error"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_epsilon_falls_with_the_env_steps_that_come_with_the_parameters():

@@ -8,7 +8,7 @@ import torch
 
 from framework import losses
 
-ALPHA, TAU, CLIP = 0.9, 0.5, -1.0
+ALPHA, TAU, CLIP = 0.9, 0.5, 1.0
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_rewards_by_hand():
     # Values 0 and tau * ln 3 give the policy (1/4, 3/4). A gap of 100 tau gives a log-policy below the clip.
     values = torch.tensor([[0.0, TAU * math.log(3)], [0.0, TAU * math.log(3)], [0.0, 100 * TAU]])
     rewards = losses.munchausen_rewards(values, torch.tensor([0, 1, 0]), ALPHA, TAU, CLIP)
-    expected = [ALPHA * TAU * math.log(1 / 4), ALPHA * TAU * math.log(3 / 4), ALPHA * CLIP]
+    expected = [ALPHA * TAU * math.log(1 / 4), ALPHA * TAU * math.log(3 / 4), -ALPHA * CLIP]
     assert rewards.tolist() == pytest.approx(expected, rel=1e-5)
 
 
@@ -57,11 +57,11 @@ def test_errors_against_a_loop(random):
     discounts = torch.tensor([0.9, 0.0, 0.5, 0.9], dtype=torch.float64)
     next_values[1] = math.nan  # Behind a termination.
     errors = losses.munchausen_errors(
-        values, actions, rewards, discounts, target_values, next_values, ALPHA, TAU, CLIP
+        values, actions, rewards, discounts, next_values, target_values, ALPHA, TAU, CLIP
     )
     for n, action in enumerate(actions.tolist()):
         weights = np.exp(target_values[n].numpy() / TAU)
-        bonus = ALPHA * max(CLIP, TAU * math.log(weights[action] / weights.sum()))
+        bonus = ALPHA * max(-CLIP, TAU * math.log(weights[action] / weights.sum()))
         target = rewards[n].item() + bonus
         if discounts[n] > 0:
             target += discounts[n].item() * TAU * math.log(np.exp(next_values[n].numpy() / TAU).sum())
@@ -72,7 +72,7 @@ def test_at_a_low_temperature_without_scale_errors_are_those_of_q_learning(rando
     values, target_values, next_values = normal(random, 3, 8, 3)
     actions, rewards, discounts = torch.arange(8) % 3, normal(random, 8), torch.full((8,), 0.9)
     errors = losses.munchausen_errors(
-        values, actions, rewards, discounts, target_values, next_values, 0.0, 1e-6, CLIP
+        values, actions, rewards, discounts, next_values, target_values, 0.0, 1e-6, CLIP
     )
     expected = losses.q_learning_errors(values, actions, rewards, discounts, next_values)
     torch.testing.assert_close(errors, expected, atol=1e-4, rtol=0)
