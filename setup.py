@@ -88,6 +88,7 @@ setup(
             "a2c=agents.a2c:A2C",
             "a3c=agents.a3c:A3C",
             "apex=agents.flow_dqn:ApeX",
+            "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
             "flow_dqn=agents.flow_dqn:FlowDQN",
             "flow_impala=agents.flow_impala:FlowIMPALA",
