@@ -188,7 +188,7 @@ def mountain_car(count: int = 5, seed: int = 0) -> Iterator[Step]:
 
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:MountainCar-v0": Preset(
-        agent={"demonstrations": "agents.dqfd:mountain_car"},
-        run={"envs_per_actor": 4, "max_env_steps": 60_000, "evaluate_period": 5_000},
+        agent={"demonstrations": "agents.dqfd:mountain_car", "learning_rate_decay": 60_000},
+        run={"num_actors": 1, "envs_per_actor": 4, "max_env_steps": 60_000, "evaluate_period": 10_000},
     ),
 }

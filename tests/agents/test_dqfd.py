@@ -44,7 +44,10 @@ def make_client(agent, items=40):
     client = replay.EmbeddedClient(
         [table.replace(seed=0) for table in agent.make_tables(SPEC)], concurrent=False
     )
-    adder, environment = agent.make_adder(client, SPEC), environments.make(FakeEnvironment, num_envs=1, seed=0)
+    adder, environment = (
+        agent.make_adder(client, SPEC),
+        environments.make(FakeEnvironment, num_envs=1, seed=0),
+    )
     adder.add_first(environment.reset())
     while client.server_info()[REPLAY_TABLE].current_size < items:
         adder.add(np.array([0]), environment.step(np.array([0])))
@@ -231,7 +234,9 @@ def test_a_program_pretrains_and_keeps_its_demonstrations(tmp_path, engine, chan
 
 
 def test_pretraining_learns_what_the_demonstrator_does():
-    config = DQfDConfig(demonstrations="agents.dqfd:mountain_car(count=2)", hidden_sizes=(64,), learning_rate=3e-3)
+    config = DQfDConfig(
+        demonstrations="agents.dqfd:mountain_car(count=2)", hidden_sizes=(64,), learning_rate=3e-3
+    )
     spec = specs.make_environment_spec(environments.make("gymnasium:MountainCar-v0"))
     torch.manual_seed(0)
     agent = DQfD(config)
