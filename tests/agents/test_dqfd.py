@@ -27,8 +27,8 @@ SMALL = DQfDConfig(
     hidden_sizes=(8,),
     batch_size=8,
     min_replay_size=4,
-    samples_per_insert=2.0,
-    insert_burst=64,
+    samples_per_insert=4.0,
+    insert_burst=16,
     pretraining_steps=5,
 )
 NUM_ITEMS = 18
@@ -39,7 +39,7 @@ def episodes(count=1, seed=7):
     return demonstrations.record(environment, lambda observation: np.array([1]), count)
 
 
-def make_client(agent, items=40):
+def make_client(agent, items=16):
     """Replay of the agent's tables, with `items` items of an actor."""
     client = replay.EmbeddedClient(
         [table.replace(seed=0) for table in agent.make_tables(SPEC)], concurrent=False
@@ -217,9 +217,10 @@ def run(agent, directory, engine, environment=FakeEnvironment, **changes):
     [
         ("serial", {}),
         ("threads", {"inference": "server"}),
-        ("processes", {"replay_shards": 2, "num_learners": 2, "inference": "alternating"}),
+        ("processes", {"replay_shards": 2, "inference": "alternating"}),
+        pytest.param("processes", {"num_learners": 2}, marks=pytest.mark.slow),
     ],
-    ids=["serial", "threads", "processes"],
+    ids=["serial", "threads", "processes", "learners"],
 )
 def test_a_program_pretrains_and_keeps_its_demonstrations(tmp_path, engine, changes):
     result = run(DQfD(SMALL), tmp_path, engine, **changes)
