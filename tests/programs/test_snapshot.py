@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -112,6 +113,23 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, 
     run(agent, environment, config)
     assert_same_run(whole, parts)
     assert "program" not in last_checkpoint(parts).names
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["stop", "stop in with"])
+def test_a_stop_without_a_wait_saves_the_state(tmp_path, leaves):
+    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
+    run("dqn", CARTPOLE, dataclasses.replace(BASE, directory=whole))
+    config = dataclasses.replace(BASE, directory=parts)
+    job = launch.start(program("dqn", CARTPOLE, config), engine="serial")
+    with job if leaves else contextlib.nullcontext():
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                job.wait(timeout=0.0)
+        job.stop()
+    assert job.over
+    assert "program" in last_checkpoint(parts).names
+    run("dqn", CARTPOLE, config)
+    assert_same_run(whole, parts)
 
 
 ENVIRONMENTS = [
