@@ -82,6 +82,7 @@ class Adder(abc.ABC):
         Raises:
           WouldBlockError: Items wait for room that only a reader in this thread can make.
         """
+        return
 
     @abc.abstractmethod
     def flush(self, timeout: float | None = None) -> None:

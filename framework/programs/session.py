@@ -261,8 +261,8 @@ class Session:
                 self._adders[place].make_room()
         except WouldBlockError as error:
             raise WouldBlockError(
-                f"{call}: replay takes no more experience before the learner has used some. Call learn() until "
-                f"it is done, then {call}() again. {error}"
+                f"{call}: replay takes no more experience before the learner has used some. Call "
+                f"learn(), and then {call}() again. {error}"
             ) from None
 
     def _end(self, env: Hashable) -> None:

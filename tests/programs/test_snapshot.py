@@ -199,6 +199,7 @@ def test_other_settings_begin_new_episodes(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         result = run("ppo", CARTPOLE, dataclasses.replace(config, log_period=60))
     assert "settings or packages have changed" in caplog.text
+    assert "episodes begin: log_period: got 60, expected 50." in caplog.text
     assert result["env_steps"] == BASE.max_env_steps
 
 
@@ -276,6 +277,7 @@ def test_another_setting_of_the_agent_begins_new_episodes(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         job.wait()
     assert "settings or packages have changed" in caplog.text
+    assert "entropy_coefficient: got 0.5, expected 0.0" in caplog.text
 
 
 def test_a_lower_limit_than_the_next_evaluation_ends_the_run(tmp_path):
