@@ -412,9 +412,10 @@ def _connect_one(handles: Sequence[launch.Handle]) -> Any:
 def _make_monitor(
     run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
 ) -> Monitor:
-    resumed = run is not None and newest_checkpoint(run.config) is not None
-    if run is not None and resumed:
+    reader = None if run is None else newest_checkpoint(run.config)
+    if run is not None and reader is not None:
         callbacks = (RecordRun(run), *callbacks)
     elif run is not None:
         run.record()
-    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed=resumed)
+    resumed_at = None if reader is None else reader.step
+    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at)
