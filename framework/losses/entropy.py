@@ -1,7 +1,7 @@
 """Entropies and divergences of the policies' distributions, elementwise, with gradients. In nats.
 
-They take no mask of sequences: `masked_mean(entropy, mask)` averages the elements that count, and is 0 if none
-does. Padding needs finite logits only, whose gradient the mask makes 0.
+They take no mask of sequences: `masked_mean(entropy, mask)` averages the elements that count, and is 0 if
+none does. Padding has no gradient.
 
 Logits may be -inf, but not all of a row. Such an action has probability 0 and no gradient.
 """
