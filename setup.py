@@ -96,6 +96,7 @@ setup(
             "maml=agents.maml:MAML",
             "ppo=agents.ppo:PPO",
             "ppo_dqn=agents.ppo_dqn:PPODQN",
+            "r2d2=agents.r2d2:R2D2",
             "random_actions=agents.random_actions:RandomActions",
             "sac=agents.sac:SAC",
         ],
