@@ -1,7 +1,9 @@
 """DQN: deep Q-learning from replay (Mnih et al., 2015), with several parts of Rainbow.
 
 Double Q-learning (van Hasselt et al., 2016), dueling networks (Wang et al., 2016), n-step targets
-(Sutton, 1988) and prioritized replay (Schaul et al., 2016) are fields of the config.
+(Sutton, 1988), prioritized replay (Schaul et al., 2016), noisy networks (Fortunato et al., 2018) and
+Munchausen's rewards (Vieillard et al., 2020) are fields of the config. The other agents of the family are
+subclasses with other `item_losses`.
 
 The exploration schedule counts the env steps of the whole program, which a policy gets with its parameters.
 Until learning begins, epsilon is `epsilon_start`.
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
@@ -22,6 +25,7 @@ from framework import config_checks as check
 from framework import losses, networks, replay
 from framework.core import NetworksFn
 from framework.learners import LossContext, LossOutput, schedules
+from framework.networks import redraw_noise
 from framework.programs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
@@ -45,10 +49,13 @@ class DQNConfig(OffPolicyConfig):
     max_gradient_norm: float | None = 10.0  # Larger gradients are scaled down to this.
     huber_delta: float = 1.0  # Errors beyond this count linearly.
     double: bool = True  # The online network chooses the next action, the target network rates it.
+    munchausen: float = 0.0  # Weight of the log-policy in the reward; the paper's is 0.9. 0 is Q-learning.
+    munchausen_temperature: float = 0.03  # Of the softmax policy in its targets; higher is more random.
+    munchausen_clip: float = 1.0  # Log-policies times the temperature are at least minus this in the reward.
 
     # Exploration.
-    epsilon_start: float = 1.0  # Chance of a random action before learning begins.
-    epsilon_end: float = 0.05  # Chance of a random action after the decay.
+    epsilon_start: float | None = None  # Chance of a random action before learning begins; None: 1, noisy 0.
+    epsilon_end: float | None = None  # Chance of a random action after the decay; None: 0.05, noisy 0.
     epsilon_decay: int = 17_000  # Env steps from `epsilon_start` to `epsilon_end`.
     epsilon_ladder: float = 0.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)); Ape-X: 7.
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
@@ -57,20 +64,32 @@ class DQNConfig(OffPolicyConfig):
     hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers after the encoder.
     layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
+    noisy: bool = False  # Explores by learned noise on the weights after the encoder.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.above(self, 0, "reward_clip", "huber_delta")
+        check.above(self, 0, "reward_clip", "huber_delta", "munchausen_temperature", "munchausen_clip")
         check.at_least(self, 0, "priority_exponent", "epsilon_ladder")
         check.at_least(self, 1, "importance_sampling_annealing", "epsilon_decay", "hidden_sizes")
-        check.fraction(self, "importance_sampling_exponent")
+        check.fraction(self, "importance_sampling_exponent", "munchausen")
         check.fraction(self, "epsilon_start", "epsilon_end", "evaluation_epsilon")
+
+    @property
+    def munchausen_settings(self) -> tuple[float, float, float]:
+        """The last arguments of Munchausen's losses: scale, temperature and clip."""
+        return self.munchausen, self.munchausen_temperature, self.munchausen_clip
 
 
 class DQNNetworks(nn.Module):
-    """The only variable of DQN: `q_network`."""
+    """The only variable of DQN: `q_network`.
 
-    def __init__(self, config: DQNConfig, spec: EnvironmentSpec):
+    Args:
+      config: settings of the network.
+      spec: the spec of one env.
+      outputs_per_action: K, the number of the network's outputs for each action.
+    """
+
+    def __init__(self, config: DQNConfig, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
         if not isinstance(spec.actions, dm_specs.DiscreteArray):
             raise ValueError(
@@ -80,19 +99,34 @@ class DQNNetworks(nn.Module):
         self.actions = networks.Actions(spec.actions)
         self.num_actions = int(spec.actions.num_values)
         self.q_network = networks.QNetwork(
-            spec.observations, self.num_actions, config.hidden_sizes, config.dueling, config.layer_norm
+            spec.observations,
+            self.num_actions,
+            config.hidden_sizes,
+            config.dueling,
+            config.layer_norm,
+            outputs_per_action,
+            config.noisy,
         )
+        self._shape = (self.num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
+
+    def outputs(self, observation: Nest) -> torch.Tensor:
+        """Outputs of the network for all actions, `[N, A]`, or `[N, A, K]` with K above 1."""
+        outputs = self.q_network(observation)
+        # Too few columns would fail only in the loss, and too many would not fail.
+        if outputs.shape[1:] != self._shape:
+            raise ValueError(
+                f"q_network: got values of shape {tuple(outputs.shape)}, expected "
+                f"(envs, {', '.join(map(str, self._shape))}). Fix the network's last layer."
+            )
+        return outputs
+
+    def expected(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Expected returns `[N, A]` of outputs of the network or of its target network."""
+        return outputs
 
     def values(self, observation: Nest) -> torch.Tensor:
-        """Values of all actions, `[N, A]`."""
-        values = self.q_network(observation)
-        # Too few columns would fail only in the loss, and too many would not fail.
-        if values.ndim != 2 or values.shape[-1] != self.num_actions:
-            raise ValueError(
-                f"q_network: got values of shape {tuple(values.shape)}, expected (envs, {self.num_actions}), "
-                "one value per action. Fix the network's last layer."
-            )
-        return values
+        """Expected returns of all actions, `[N, A]`, by which the policy chooses."""
+        return self.expected(self.outputs(observation))
 
 
 class DQNPolicy(TorchPolicy):
@@ -107,7 +141,11 @@ class DQNPolicy(TorchPolicy):
     def __init__(self, networks: DQNNetworks, config: DQNConfig, evaluation: bool = False):
         super().__init__(networks, networks.actions, variables=("q_network",))
         self._values, self._num_actions = networks.values, networks.num_actions
-        self._epsilon = schedules.linear(config.epsilon_start, config.epsilon_end, config.epsilon_decay)
+        self._noisy, self._evaluation = config.noisy, evaluation
+        start, end = (0.0, 0.0) if config.noisy else (1.0, 0.05)
+        start = start if config.epsilon_start is None else config.epsilon_start
+        end = end if config.epsilon_end is None else config.epsilon_end
+        self._epsilon = schedules.linear(start, end, config.epsilon_decay)
         self._ladder = config.epsilon_ladder
         if evaluation:
             self._epsilon, self._ladder = (lambda env_steps: config.evaluation_epsilon), 0.0
@@ -122,6 +160,10 @@ class DQNPolicy(TorchPolicy):
         return 1.0 + self._ladder * np.arange(batch_size) / max(batch_size - 1, 1)
 
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        if self._noisy:
+            # Each env has noise of its own, new at each step.
+            generator = None if self._evaluation else self.random
+            redraw_noise(self.networks, generator, len(tree.flatten(observation)[0]))
         greedy = self._values(observation).argmax(-1)
         epsilon: Any = self._epsilon(self.progress.env_steps)
         if len(state):
@@ -157,42 +199,89 @@ class DQN(OffPolicyAgent):
             return replay.selectors.Prioritized(self.config.priority_exponent)
         return super().make_sampler()
 
-    def errors(
-        self, networks: DQNNetworks, target: nn.Module, data: Transition
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The errors `[N]` of a `Transition`'s actions, and the values `[N, A]` of all actions."""
+    def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rewards of `Transition`s, clipped, and the discounts of what follows, both float32[N]."""
         rewards = data.reward.float()
         if self.config.reward_clip is not None:
             rewards = rewards.clamp(-self.config.reward_clip, self.config.reward_clip)
         # The adder omits one factor of the n-step discount; apply it here.
-        discounts = self.config.discount * data.discount.float()
+        return rewards, self.config.discount * data.discount.float()
+
+    def item_losses(
+        self,
+        networks: DQNNetworks,
+        target: nn.Module,
+        data: Transition,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """The losses `[N]`, priorities `[N]` and metrics of N `Transition`s. The family overrides this.
+
+        Args:
+          networks: the networks that learn.
+          target: the target network of `q_network`.
+          data: the transitions, on the device of the networks.
+          generator: the learner's random generator, for losses that draw; None: torch's global one.
+        """
+        config = self.config
         values = networks.values(data.observation)
         with torch.no_grad():
             next_values = target(data.next_observation)
-            selector = networks.values(data.next_observation) if self.config.double else next_values
-        return losses.double_q_errors(values, data.action, rewards, discounts, next_values, selector), values
+            if config.munchausen:
+                first_values = target(data.observation)
+            else:
+                selector = networks.values(data.next_observation) if config.double else next_values
+        inputs = (values, data.action, *self.rewards(data), next_values)
+        if config.munchausen:
+            errors = losses.munchausen_errors(*inputs, first_values, *config.munchausen_settings)
+        else:
+            errors = losses.double_q_errors(*inputs, selector)
+        sizes = errors.detach().abs()
+        metrics = {"q_mean": values.mean(), "td_error": sizes.mean()}
+        return losses.huber(errors, self.config.huber_delta), sizes, metrics
 
     def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
-        """The loss of a batch of `Transition`s."""
-        config = self.config
-        errors, values = self.errors(networks, context.targets["q_network"], batch.data)
-        each = losses.huber(errors, config.huber_delta)
-        metrics = {"q_mean": values.mean(), "td_error": errors.abs().mean()}
+        """The mean of `item_losses` over a batch of `Transition`s, with importance weights if prioritized."""
+        config, target = self.config, context.targets["q_network"]
+        if config.noisy:
+            redraw_noise(networks, context.generator)
+            redraw_noise(target, context.generator)
+        each, priorities, metrics = self.item_losses(networks, target, batch.data, context.generator)
         if not config.prioritized:
             return LossOutput(each.mean(), metrics)
         start = config.importance_sampling_exponent
         progress = (context.env_steps / config.importance_sampling_annealing).clamp(max=1.0)
         weights = losses.importance_weights(
-            torch.as_tensor(batch.info.probability, device=values.device),
-            torch.as_tensor(batch.info.table_size, device=values.device),
+            torch.as_tensor(batch.info.probability, device=each.device),
+            torch.as_tensor(batch.info.table_size, device=each.device),
             start + (1.0 - start) * progress,
             context.largest,
         )
         metrics["importance_weight"] = weights.mean()
         # With the small constant, items without error still have a chance to be sampled.
-        return LossOutput((weights * each).mean(), metrics, errors.detach().abs().double() + 1e-6)
+        return LossOutput((weights * each).mean(), metrics, priorities.double() + 1e-6)
 
 
+# A learner step for every 8 env steps, where MinAtar's paper (Young and Tian, 2019) makes one for each.
+MINATAR = {
+    "n_step": 3,
+    "batch_size": 32,
+    "samples_per_insert": 4.0,
+    "insert_burst": 64,
+    "min_replay_size": 5_000,
+    "learning_rate": 3e-4,
+    "learning_rate_decay": 1_000_000,
+    "learning_rate_end": 0.1,
+    "target_update_rate": 0.01,
+    "epsilon_decay": 100_000,
+    "hidden_sizes": (),  # The convolution has a layer of 128 behind it.
+}
+MINATAR_RUN = {
+    "num_actors": 1,
+    "envs_per_actor": 8,
+    "max_env_steps": 1_000_000,
+    "evaluate_period": 50_000,
+    "learner_log_period": 1_000,
+}
 PRESETS: Mapping[str, Preset] = {
     # 500 of 500, greedy over 100 episodes, at 50,000 steps on each of seeds 1 to 5.
     "gymnasium:CartPole-v1": Preset(
@@ -200,26 +289,10 @@ PRESETS: Mapping[str, Preset] = {
         run={"envs_per_actor": 4, "max_env_steps": 100_000, "target_return": 475.0, "evaluate_period": 2_000},
     ),
     # 14.1 to 19.0, greedy over 100 episodes, at 1,000,000 steps on seeds 1 to 5.
-    "minatar:Breakout": Preset(
-        agent={
-            "n_step": 3,
-            "batch_size": 32,
-            "samples_per_insert": 4.0,  # A learner step for every 8 env steps; the paper's is 32.
-            "insert_burst": 64,
-            "min_replay_size": 5_000,
-            "learning_rate": 3e-4,
-            "learning_rate_decay": 1_000_000,
-            "learning_rate_end": 0.1,
-            "target_update_rate": 0.01,
-            "epsilon_decay": 100_000,
-            "hidden_sizes": (),  # The convolution has a layer of 128 behind it.
-        },
-        run={
-            "num_actors": 1,
-            "envs_per_actor": 8,
-            "max_env_steps": 1_000_000,
-            "evaluate_period": 50_000,
-            "learner_log_period": 1_000,
-        },
+    "minatar:Breakout": Preset(MINATAR, MINATAR_RUN),
+    "minatar:Seaquest": Preset(MINATAR, MINATAR_RUN),
+    # An episode has 2,500 steps, whatever the agent does.
+    "minatar:Freeway": Preset(
+        MINATAR, {**MINATAR_RUN, "evaluate_period": 200_000, "num_evaluation_episodes": 8}
     ),
 }

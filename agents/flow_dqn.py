@@ -90,8 +90,8 @@ class ApeX(FlowDQN):
     @torch.inference_mode()
     def priorities(self, networks: Any, transitions: Transition) -> np.ndarray:
         """The priorities `[k]` of new items, from the errors of the acting networks."""
-        errors, _ = self.errors(networks, networks.q_network, as_tensors(transitions))
-        return (errors.abs().double() + 1e-6).numpy()
+        _, priorities, _ = self.item_losses(networks, networks.q_network, as_tensors(transitions))
+        return (priorities.double() + 1e-6).numpy()
 
 
 PRESETS: Mapping[str, Preset] = {

@@ -82,6 +82,9 @@ ROWS = {
     ),
     "breakout-impala": Row("impala", "minatar:Breakout", 2_000_000, 8),
     "breakout-dqn": Row("dqn", "minatar:Breakout", 1_000_000, 5),
+    # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
+    "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
+    "seaquest-dqn": Row("dqn", "minatar:Seaquest", 1_000_000, 0.6),
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),

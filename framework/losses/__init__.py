@@ -4,6 +4,8 @@ Sequences are batch-major `[N, T]` rows with a mask; `framework.losses.returns` 
 episode is treated, wherever in a sequence it lies.
 """
 
+from framework.losses.demonstrations import large_margin_loss as large_margin_loss
+from framework.losses.distributional import quantile_huber as quantile_huber
 from framework.losses.entropy import categorical_entropy as categorical_entropy
 from framework.losses.entropy import categorical_kl as categorical_kl
 from framework.losses.entropy import gaussian_entropy as gaussian_entropy
@@ -15,6 +17,9 @@ from framework.losses.meta import episode_times as episode_times
 from framework.losses.meta import inner_step as inner_step
 from framework.losses.meta import likelihood_ratio_loss as likelihood_ratio_loss
 from framework.losses.meta import linear_baseline as linear_baseline
+from framework.losses.munchausen import munchausen_errors as munchausen_errors
+from framework.losses.munchausen import munchausen_next_values as munchausen_next_values
+from framework.losses.munchausen import munchausen_rewards as munchausen_rewards
 from framework.losses.policy import Surrogate as Surrogate
 from framework.losses.policy import adapt_kl_coefficient as adapt_kl_coefficient
 from framework.losses.policy import clipped_surrogate as clipped_surrogate

@@ -20,6 +20,8 @@ from framework.networks.heads import make_policy_head as make_policy_head
 from framework.networks.joint import Joint as Joint
 from framework.networks.joint import JointActions as JointActions
 from framework.networks.joint import make_actions as make_actions
+from framework.networks.noisy import NoisyLinear as NoisyLinear
+from framework.networks.noisy import redraw_noise as redraw_noise
 from framework.networks.normalization import Moments as Moments
 from framework.networks.normalization import ObservationNormalizer as ObservationNormalizer
 from framework.networks.normalization import RewardScale as RewardScale

@@ -6,6 +6,7 @@ nests of arrays and nests of tensors.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from framework.networks import distributions
+from framework.networks.noisy import NoisyLinear
 from framework.networks.torsos import MLP, ObservationEncoder, orthogonal_
 from framework.types import Nest
 
@@ -137,8 +139,12 @@ def make_policy_head(input_size: int, action_spec: Any, squash: bool = False) ->
 class QNetwork(nn.Module):
     """Values of all discrete actions: observation `[..., *]` to `[..., num_actions]`.
 
+    With `outputs_per_action` K above 1, `[..., num_actions, K]`: the parameters of a distribution of the
+    return of each action.
+
     With `dueling`, Q = V + A - mean(A) with two streams of equal hidden sizes (Wang et al., 2016, equation
-    9). An encoder precedes the hidden layers; it passes a single vector on unchanged.
+    9), for each of the K outputs (Hessel et al., 2018). An encoder precedes the hidden layers; it passes a
+    single vector on unchanged.
 
     Args:
       observation_spec: nest of dm_env specs of one env.
@@ -146,6 +152,8 @@ class QNetwork(nn.Module):
       hidden_sizes: widths of the hidden layers. With `dueling`, each stream has its own last one.
       dueling: whether the value and the advantages have separate streams.
       layer_norm: normalizes each hidden layer before its activation.
+      outputs_per_action: K, the number of outputs for each action.
+      noisy: whether the layers after the encoder are `NoisyLinear`.
     """
 
     def __init__(
@@ -155,26 +163,35 @@ class QNetwork(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         dueling: bool = False,
         layer_norm: bool = False,
+        outputs_per_action: int = 1,
+        noisy: bool = False,
     ):
         super().__init__()
         self.encoder = ObservationEncoder(observation_spec)
-        width = self.encoder.output_size
+        width, outputs = self.encoder.output_size, num_actions * outputs_per_action
+        self._shape = (num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
+        mlp = functools.partial(MLP, layer_norm=layer_norm, noisy=noisy)
         if dueling:
-            self.body = MLP(width, hidden_sizes[:-1], layer_norm=layer_norm)
+            self.body = mlp(width, hidden_sizes[:-1])
             width = self.body.output_size
-            self.head: nn.Module = MLP(width, hidden_sizes[-1:], num_actions, layer_norm=layer_norm)
-            self.value: nn.Module | None = MLP(width, hidden_sizes[-1:], 1, layer_norm=layer_norm)
+            self.head: nn.Module = mlp(width, hidden_sizes[-1:], outputs)
+            self.value: nn.Module | None = mlp(width, hidden_sizes[-1:], outputs_per_action)
         else:
-            self.body = MLP(width, hidden_sizes, layer_norm=layer_norm)
-            self.head = nn.Linear(self.body.output_size, num_actions)
+            self.body = mlp(width, hidden_sizes)
+            self.head = (NoisyLinear if noisy else nn.Linear)(self.body.output_size, outputs)
             self.value = None
 
     def forward(self, observation: Nest) -> torch.Tensor:
         features = self.body(self.encoder(observation))
         advantages = self.head(features)
+        if len(self._shape) == 1:
+            if self.value is None:
+                return advantages
+            return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
+        advantages = advantages.reshape(*advantages.shape[:-1], *self._shape)
         if self.value is None:
             return advantages
-        return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
+        return self.value(features).unsqueeze(-2) + advantages - advantages.mean(-2, keepdim=True)
 
 
 class Critics(nn.Module):

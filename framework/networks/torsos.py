@@ -16,6 +16,7 @@ import tree
 from dm_env import specs as dm_specs
 from torch import nn
 
+from framework.networks.noisy import NoisyLinear
 from framework.types import Nest
 
 State = tuple[torch.Tensor, ...]
@@ -47,6 +48,7 @@ class MLP(nn.Module):
       activation: relu, tanh, elu or silu.
       orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialization.
       layer_norm: normalizes each hidden layer before its activation (Ba et al., 2016).
+      noisy: whether the linear layers are `NoisyLinear`.
     """
 
     output_size: int
@@ -59,20 +61,22 @@ class MLP(nn.Module):
         activation: str = "relu",
         orthogonal_gain: float | None = None,
         layer_norm: bool = False,
+        noisy: bool = False,
     ):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: got {activation!r}, expected one of {sorted(ACTIVATIONS)}.")
+        linear = NoisyLinear if noisy else nn.Linear
         layers: list[nn.Module] = []
         width = input_size
         for size in hidden_sizes:
-            layers.append(nn.Linear(width, size))
+            layers.append(linear(width, size))
             if layer_norm:
                 layers.append(nn.LayerNorm(size))
             layers.append(ACTIVATIONS[activation]())
             width = size
         if output_size is not None:
-            layers.append(nn.Linear(width, output_size))
+            layers.append(linear(width, output_size))
             width = output_size
         if orthogonal_gain is not None:
             for layer in layers:

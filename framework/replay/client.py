@@ -6,7 +6,7 @@ import abc
 
 from framework.replay.local.client import EmbeddedClient, client_here
 from framework.replay.remote.client import ServedClient
-from framework.replay.wire import DEFAULT_RECONNECT_TIMEOUT
+from framework.replay.remote.connection import DEFAULT_RECONNECT_TIMEOUT
 from launch.rpc import sockets
 
 

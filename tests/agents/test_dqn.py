@@ -126,6 +126,7 @@ def chosen(config):
 
 
 PRIORITIZED = {"prioritized": True}
+MUNCHAUSEN = {"munchausen": 0.9}
 DECAYING = {"learning_rate_decay": 3}
 # See helpers/config_fields.py.
 FIELDS = {
@@ -148,6 +149,9 @@ FIELDS = {
     "max_gradient_norm": (1e-9, learned, {}),
     "huber_delta": (0.01, learned, {}),
     "double": (False, learned, {"learning_rate": 0.1}),
+    "munchausen": (0.9, learned, {}),
+    "munchausen_temperature": (1.0, learned, MUNCHAUSEN),
+    "munchausen_clip": (0.01, learned, MUNCHAUSEN),
     "target_update_period": (2, learned, {}),
     "target_update_rate": (1.0, learned, {}),
     "epsilon_start": (0.2, explored, {}),
@@ -158,6 +162,7 @@ FIELDS = {
     "hidden_sizes": ((8,), network, {}),
     "layer_norm": (False, network, {}),
     "dueling": (True, network, {}),
+    "noisy": (True, network, {}),
     "compile_loss": (True, chosen, {}),
     "autocast": (True, chosen, {}),
 }
@@ -199,6 +204,9 @@ WRONG = [
     ("samples_per_insert", 0.0),
     ("max_gradient_norm", 0.0),
     ("huber_delta", 0.0),
+    ("munchausen", 1.1),
+    ("munchausen_temperature", 0.0),
+    ("munchausen_clip", -1.0),
     ("target_update_rate", 0.0),
     ("target_update_rate", 2.0),
     ("discount", 1.01),
@@ -241,6 +249,23 @@ def test_the_loss_against_a_loop():
     np.testing.assert_allclose(result.priorities, errors, rtol=1e-4)
 
 
+def test_the_munchausen_loss_is_that_of_the_target_networks_policy():
+    config = dataclasses.replace(SMALL, munchausen=0.9, munchausen_temperature=0.5, discount=0.9)
+    learner, batch = make_learner(config), make_batch()
+    target = learner.targets["q_network"]
+    with torch.no_grad():
+        for parameter in target.parameters():  # Not those of the online network.
+            parameter.mul_(1.5)
+    data = Transition(*(torch.as_tensor(np.asarray(leaf)) for leaf in batch.data[:5]))
+    with torch.no_grad():
+        values = learner.networks.q_network(data.observation)[range(16), data.action]
+        log_policy = (target(data.observation) / 0.5).log_softmax(-1)[range(16), data.action]
+        bonus = 0.9 * (0.5 * log_policy).clamp(min=-1.0)
+        soft = 0.5 * torch.logsumexp(target(data.next_observation) / 0.5, -1)
+        expected = (data.reward + bonus + 0.9 * data.discount * soft - values).abs().mean()
+    assert learn(learner, batch).metrics["td_error"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_epsilon_falls_with_the_env_steps_that_come_with_the_parameters():
     config = dataclasses.replace(SMALL, epsilon_start=0.8, epsilon_end=0.2, epsilon_decay=3000)
     agent, learner = DQN(config), make_learner(config)
@@ -262,6 +287,32 @@ def test_the_ladder_spreads_epsilon_over_the_envs():
     rates = explored(config) * 1.5  # A random action is the greedy one in a third of the cases.
     assert rates[0] == pytest.approx(0.5, abs=0.1)
     assert rates[1] == pytest.approx(0.5**8, abs=0.03)
+
+
+def test_a_noisy_network_explores_without_epsilon_and_evaluates_with_the_means():
+    agent = DQN(dataclasses.replace(SMALL, noisy=True))
+    networks = agent.make_networks(SPEC)
+    acting, evaluating = agent.make_policy(networks), agent.make_policy(networks, evaluation=True)
+    observation = np.zeros((64, 4), np.float32)
+    assert len(set(acting.step(observation, ())[0])) > 1  # Each env has noise of its own.
+    first, second = (evaluating.step(observation, ())[0] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert len(set(first)) == 1
+    for size in (p for name, p in networks.named_parameters() if name.endswith("_noise")):
+        size.data.zero_()
+    np.testing.assert_array_equal(acting.step(observation, ())[0], first)
+
+
+def test_a_noisy_learner_draws_new_noise_at_each_step_and_continues_from_its_state():
+    config = dataclasses.replace(SMALL, noisy=True, learning_rate=0.0)
+    learner, batch = make_learner(config), make_batch()
+    seen = [float(learn(learner, batch).metrics["loss"]) for _ in range(3)]
+    assert len(set(seen)) == 3
+    state = learner.save()
+    expected = [float(learn(learner, batch).metrics["loss"]) for _ in range(2)]
+    other = make_learner(config)
+    other.restore(state)
+    assert [float(learn(other, batch).metrics["loss"]) for _ in range(2)] == expected
 
 
 def test_the_policys_choices_repeat_from_its_seed_and_from_its_saved_state():

@@ -78,6 +78,7 @@ VARIANTS = {
         },
         False,
     ),
+    "munchausen": ({"munchausen": 0.9, "munchausen_temperature": 0.1, "n_step": 1}, False),
     "prioritized, duelling": ({"prioritized": True, "dueling": True, "n_step": 3}, True),
 }
 

@@ -210,3 +210,33 @@ def test_pictures_in_mixed_precision_are_those_in_full_precision_rounded_once(le
     images = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     with torch.set_grad_enabled(learning), torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(network(images), network(images.float() / 255), rtol=0, atol=0)
+
+
+def test_a_noisy_layer_against_its_equation():
+    torch.manual_seed(0)
+    layer, inputs = networks.NoisyLinear(6, 5), torch.randn(4, 6)
+    np.testing.assert_allclose(layer.weight_noise.detach(), np.full((5, 6), 0.5 / np.sqrt(6)), rtol=1e-6)
+    plain = torch.nn.functional.linear(inputs, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(inputs), plain)
+    for rows in (1, 4):
+        networks.redraw_noise(torch.nn.Sequential(layer), torch.Generator().manual_seed(1), rows)
+        draws = torch.randn((rows, 11), generator=torch.Generator().manual_seed(1)).expand(4, -1)
+        for x, draw, got in zip(inputs, draws, layer(inputs), strict=True):
+            scaled = [value.sign() * value.abs().sqrt() for value in draw]
+            of_inputs, of_outputs = torch.stack(scaled[:6]), torch.stack(scaled[6:])
+            weight = layer.weight + layer.weight_noise * torch.outer(of_outputs, of_inputs)
+            torch.testing.assert_close(got, weight @ x + layer.bias + layer.bias_noise * of_outputs)
+    networks.redraw_noise(layer, None)
+    torch.testing.assert_close(layer(inputs), plain)
+    assert set(layer.state_dict()) == {"weight", "bias", "weight_noise", "bias_noise"}
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_a_value_network_with_several_outputs_for_each_action(dueling):
+    network = networks.QNetwork(VECTOR, 3, (8,), dueling, outputs_per_action=4, noisy=True)
+    inputs = torch.randn(2, 5)
+    outputs = network(inputs)
+    assert outputs.shape == (2, 3, 4)
+    if dueling:  # The mean over the actions is the value, output by output.
+        torch.testing.assert_close(outputs.mean(1), network.value(network.body(inputs)))
+    assert all(isinstance(m, networks.NoisyLinear) for m in network.modules() if hasattr(m, "weight"))

@@ -14,8 +14,8 @@ from served_table import finish, table, write
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
+from framework.replay.remote.connection import Connection
 from framework.replay.server import operations, service
-from framework.replay.wire import Connection
 from launch.rpc import sockets
 
 

@@ -10,6 +10,7 @@ import zmq
 
 from framework.replay import wire
 from framework.replay.errors import DeadlineExceededError, ServerClosed
+from framework.replay.remote.connection import Channel
 from framework.replay.server import service
 from launch.rpc import sockets
 
@@ -68,7 +69,7 @@ def gate():
 
 @pytest.fixture
 def channel(gate):
-    channel = wire.Channel(gate.address, reconnect_timeout=10)
+    channel = Channel(gate.address, reconnect_timeout=10)
     yield channel
     channel.close()
 
@@ -111,7 +112,7 @@ def test_errors_come_back_and_the_server_goes_on(channel):
 
 @pytest.mark.parametrize("kind", STRANGE)
 def test_an_answer_that_cannot_be_sent_is_an_error_of_its_request_only(gate, channel, kind):
-    other = wire.Channel(gate.address)
+    other = Channel(gate.address)
     assert other.call({"op": "echo", "value": 1})["value"] == 1
     with pytest.raises(TypeError, match="cannot be sent"):
         channel.call({"op": "strange", "kind": kind}, timeout=10)
@@ -131,7 +132,7 @@ def test_the_address_is_free_when_stop_returns(address, tmp_path):
         bound.add(address)
         server = service.Service(Gate(), socket)
         server.start()
-        client = client or wire.Channel(address)
+        client = client or Channel(address)
         with contextlib.suppress(ServerClosed):  # that the last one has stopped
             client.call({"op": "echo", "value": 1}, timeout=5)
         server.stop()
@@ -169,7 +170,7 @@ def test_a_parked_request_goes_through_when_this_process_changes_something(gate,
 def test_waiting_requests_go_through_in_line(gate):
     order, waits = [], []
     for number in range(5):
-        channel = wire.Channel(gate.address)
+        channel = Channel(gate.address)
         gate.waiting.clear()
 
         def wait(channel=channel, number=number):
@@ -190,7 +191,7 @@ def test_waiting_requests_go_through_in_line(gate):
 def test_stop_wakes_every_waiting_client_at_once(gate):
     waits = []
     for _ in range(4):
-        channel = wire.Channel(gate.address, reconnect_timeout=30)
+        channel = Channel(gate.address, reconnect_timeout=30)
         gate.waiting.clear()
         waits.append(in_thread(lambda channel=channel: channel.call({"op": "pass"}, wait=True)))
         assert gate.waiting.wait(5)
@@ -249,7 +250,7 @@ def test_a_waiting_request_that_is_not_wanted_any_more_takes_nothing(gate, chann
         assert gate.ended.wait(5)
     gate.tokens += 1
     gate.service.wake()
-    other = wire.Channel(gate.address)
+    other = Channel(gate.address)
     assert other.call({"op": "pass"}, timeout=5, wait=True)["passed"]
 
 
@@ -265,7 +266,7 @@ def test_garbage_is_counted_and_ignored(gate, channel):
 
 
 def test_an_error_of_the_loop_reaches_every_client(gate, channel):
-    waiting = wire.Channel(gate.address)
+    waiting = Channel(gate.address)
     result = in_thread(lambda: waiting.call({"op": "pass"}, wait=True))
     assert gate.waiting.wait(5)
     with pytest.raises(ServerClosed):
@@ -300,6 +301,6 @@ def test_a_restarted_server_is_found_again(gate, channel):
 def test_nobody_there(tmp_path):
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         port = socket.bind_to_random_port("tcp://127.0.0.1")
-    channel = wire.Channel(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
+    channel = Channel(f"tcp://127.0.0.1:{port}", reconnect_timeout=0.2)
     with pytest.raises(ServerClosed, match="no replay server answered"):
         channel.call({"op": "echo", "value": 1})

@@ -18,11 +18,12 @@ import numpy as np
 
 from framework.replay.contracts import Client, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed
+from framework.replay.remote.connection import LAST_WORDS, Channel, Connection, SessionLost
 from framework.replay.remote.writer import ServedWriter
 from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Binding, Layout, gather
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo, TableInfo
-from framework.replay.wire import LAST_WORDS, Channel, Connection, SessionLost, Wake
+from framework.replay.wire import Wake
 
 _LOG = logging.getLogger(__name__)
 

@@ -32,11 +32,12 @@ from framework.replay.errors import (
     ServerLost,
     UnknownTableError,
 )
+from framework.replay.remote.connection import LAST_WORDS, Connection, Interrupted, SessionLost
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import ColumnSpec
 from framework.replay.tables.items import NewItems
 from framework.replay.types import check_priorities
-from framework.replay.wire import LAST_WORDS, Connection, Interrupted, SessionLost, unpack_error
+from framework.replay.wire import unpack_error
 from framework.replay.writer import HeldRows, Writer, joined
 
 # Single items wait for others, which makes them cheaper: until there are this many, until something is read

@@ -1,0 +1,64 @@
+"""Noisy networks (Fortunato et al., 2018): linear layers whose weights have noise of a learned size."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+
+class NoisyLinear(nn.Linear):
+    """A linear layer with factorized Gaussian noise on its parameters (Fortunato et al., 2018, section 3).
+
+    `y = (W + S * f(b) f(a)^T) x + w + s * f(b)` with `f(x) = sign(x) sqrt(|x|)` and normal noise `a` of the
+    inputs and `b` of the outputs. `W` and `w` have torch's default initialization, which is the paper's.
+
+    The noise is no parameter and no buffer: it is neither saved nor published. A new layer has none, and
+    computes with the means. `redraw_noise` gives it some.
+
+    Args:
+      in_features: p, width of the input.
+      out_features: width of the output.
+      initial_noise: the initial standard deviations `S` and `s` are this divided by `sqrt(p)`.
+    """
+
+    def __init__(self, in_features: int, out_features: int, initial_noise: float = 0.5):
+        super().__init__(in_features, out_features)
+        size = initial_noise / math.sqrt(in_features)
+        self.weight_noise = nn.Parameter(torch.full((out_features, in_features), size))
+        self.bias_noise = nn.Parameter(torch.full((out_features,), size))
+        self._noise: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def redraw(self, generator: torch.Generator | None, rows: int = 1) -> None:
+        """See `redraw_noise`."""
+        if generator is None:
+            self._noise = None
+            return
+        width = self.in_features + self.out_features
+        noise = torch.randn((rows, width), generator=generator, device=generator.device)
+        noise = noise.sign() * noise.abs().sqrt()
+        self._noise = noise[:, : self.in_features], noise[:, self.in_features :]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        means = super().forward(inputs)
+        if self._noise is None:
+            return means
+        of_inputs, of_outputs = self._noise
+        noisy = nn.functional.linear(inputs * of_inputs, self.weight_noise, self.bias_noise)
+        return means + noisy * of_outputs
+
+
+def redraw_noise(module: nn.Module, generator: torch.Generator | None, rows: int = 1) -> None:
+    """Draws new noise for all `NoisyLinear` layers in `module`.
+
+    Args:
+      module: a network.
+      generator: source of the noise, on the device of the network. None removes the noise, so that the
+        layers compute with the means, as in an evaluation.
+      rows: 1 for noise that all rows of a batch share, or the number of rows of the next batch `[rows, *]`
+        for noise that is independent for each row.
+    """
+    for layer in module.modules():
+        if isinstance(layer, NoisyLinear):
+            layer.redraw(generator, rows)

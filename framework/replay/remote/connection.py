@@ -1,0 +1,418 @@
+"""The connections of a client to its server.
+
+A connection is one socket, one session and one waiting request. The server keeps what a client holds (leased
+rows, samples, waiting requests) by connection, and takes it back when the connection ends. So there is one
+rule for a lost connection, whether the network failed, the server was killed or it was restarted: the old
+session is gone. A writer ends with it; everything else opens a new session and asks again.
+`Connection.session` counts the sessions. A connection that a forked child inherits is lost, too.
+
+A request waits for its answer, for the end of the connection and for an interrupt of the client in one poll.
+A server that is not there is waited for up to `reconnect_timeout` seconds.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import zmq
+
+from framework.nest import Pack
+from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
+from framework.replay.rows.layout import Binding
+from framework.replay.shm import MappedStore
+from framework.replay.wire import PROTOCOL, Wake, decode, encode, unpack_error
+from launch.rpc import sockets
+
+DEFAULT_RECONNECT_TIMEOUT = 30.0
+# Seconds after the server's own deadline at which the client assumes that the server hangs.
+_GRACE = 30.0
+# Seconds for which an interrupted client still tries to reach its server with its last messages.
+LAST_WORDS = 2.0
+# Seconds for which a client looks for a server that has stopped: it may have been started again.
+_COME_BACK = 0.25
+# Seconds between two checks of whether the server has moved, while a client looks for it.
+_LOOK = 1.0
+_PAUSE_MS = 50  # before the next attempt if a connection ends at once, as with wrong keys
+_LONGEST_POLL_MS = 1e9
+
+
+class SessionLost(Exception):
+    """The connection and its session have ended. Internal to this package."""
+
+
+class Interrupted(ServerClosed):
+    """The client was interrupted while a call waited."""
+
+    def __init__(self) -> None:
+        super().__init__("this client was interrupted: its program stops")
+
+
+class Connection:
+    """One session with a server. One thread at a time may use it.
+
+    Args:
+      channel: the channel of the client.
+
+    Attributes:
+      wake: ends the waits of this connection.
+      welcome: the server's answer to hello, which describes it.
+      session: number of sessions so far; 0 before the first.
+      mapped: the columns of the server that this process has mapped.
+      layouts: the layouts that the server has defined in this session: a `Binding` to gather mapped rows, or
+        the function that packs arrays.
+      done: deliveries whose rows were read; the next message reports them. Any thread may append.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.wake = Wake()
+        self.welcome: dict[str, Any] = {}
+        self.session = 0
+        self.mapped: MappedStore
+        self.layouts: dict[int, Binding | Pack] = {}
+        self.done: collections.deque[int] = collections.deque()
+        self._channel = channel
+        self._address = ""
+        self._pid = 0
+        self._socket: zmq.Socket | None = None
+        self._monitor: zmq.Socket | None = None  # readable once the connection has ended
+        self._greeted = False
+        self._next_id = 0
+        self._answers: dict[int | None, dict[str, Any]] = {}  # received and not returned yet
+
+    # --- the session ---
+
+    def open(self, timeout: float | None = None) -> None:
+        """Opens a session if none is open.
+
+        Raises:
+          ServerClosed: the server said that it stops, or did not answer within `reconnect_timeout`.
+          DeadlineExceededError: `timeout` seconds passed first.
+        """
+        if self._greeted:
+            return
+        channel, interrupted = self._channel, self.wake.is_set
+        last = time.monotonic() + (float("inf") if timeout is None else timeout)
+        address, stopped, limit, give_up = "", False, 0.0, 0.0
+        while True:
+            if address != channel.address:  # at first, and when the server has moved
+                address, stopped = channel.address, channel.stopped
+                limit = _COME_BACK if stopped else channel.reconnect_timeout
+                limit = min(limit, LAST_WORDS) if interrupted else limit
+                give_up = min(last, time.monotonic() + limit)
+            if self._socket is None or self._address != address:
+                self.close()
+                self._address, self._pid = address, os.getpid()
+                self._socket = sockets.make_client_socket(address, channel.curve)
+                self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                self._next_id += 1
+                hello = {"op": "hello", "protocol": PROTOCOL, "id": self._next_id}
+                self._socket.send_multipart(encode(hello))  # once the server is there, if it is not yet
+            until = last if channel.away and not interrupted else give_up
+            try:
+                while self._receive(min(until, time.monotonic() + _LOOK), not interrupted):
+                    answer = self._answers.pop(self._next_id, None)
+                    if answer is not None:
+                        return self._begin(answer)
+            except SessionLost:
+                zmq.zmq_poll([] if interrupted else [(self.wake.descriptor, zmq.POLLIN)], _PAUSE_MS)
+            away = channel.away and not interrupted
+            if time.monotonic() >= (last if away else give_up) and address == channel.address:
+                break
+        self.close()
+        if stopped:
+            raise ServerClosed(f"the replay server at {address} has stopped")
+        limit = limit if timeout is None else min(limit, timeout)
+        text = f"no replay server answered at {address} within {limit:g} s"
+        if timeout is not None and (timeout <= channel.reconnect_timeout or channel.away):
+            raise DeadlineExceededError(text)
+        raise ServerLost(f"{text}. Is it running, and does this client have its keys?")
+
+    def _begin(self, answer: dict[str, Any]) -> None:
+        """Begins a session with the server's answer to hello."""
+        if "error" in answer:
+            self.close()
+            raise unpack_error(answer["error"])
+        self.welcome = answer
+        self.session += 1
+        self.mapped = self._channel.mapped(answer)
+        self.layouts = {}
+        self.done.clear()
+        self._answers = {}
+        self._greeted = True
+        self._channel.stopped = False
+
+    def close(self) -> None:
+        """Ends the session; the server takes back what it held."""
+        if self._socket is not None and self._pid == os.getpid():  # not the parent's
+            self._socket.disable_monitor()
+            if self._monitor is not None:
+                self._monitor.close(linger=0)
+            self._socket.close(linger=100)  # milliseconds to deliver the last message
+        self._socket = self._monitor = None
+        self._greeted = False
+
+    def __del__(self) -> None:
+        # The constructor has failed, or the interpreter ends.
+        with contextlib.suppress(AttributeError, TypeError, zmq.ZMQError):
+            self.close()
+
+    # --- messages ---
+
+    def post(self, message: dict[str, Any]) -> int:
+        """Sends a message and returns its number; `poll` returns the answer.
+
+        Raises:
+          SessionLost: there is no session, or it is of another process or another server.
+        """
+        if not self._greeted or self._address != self._channel.address or self._pid != os.getpid():
+            self.close()
+            raise SessionLost
+        assert self._socket is not None
+        self._next_id += 1
+        message["id"] = self._next_id
+        if self.done and message["op"] != "cancel":  # which does not report them
+            done = message["done"] = []
+            while self.done:
+                done.append(self.done.popleft())
+        try:
+            self._socket.send_multipart(encode(message), zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # the connection is gone
+            self.close()
+            raise SessionLost from None
+        return self._next_id
+
+    def poll(self, timeout: float | None = 0.0, watch: bool = True) -> list[dict[str, Any]]:
+        """Returns the answers to posted messages; waits up to `timeout` seconds for the first.
+
+        Args:
+          timeout: seconds; None waits without a limit, and 0 does not wait.
+          watch: whether an interrupt ends the wait, also one from before this call.
+
+        Raises:
+          SessionLost: the connection has ended.
+          ServerClosed: the server stops, or `watch` is true and the client was interrupted.
+        """
+        watch = watch and timeout != 0.0
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self._answers:
+            while self._receive(until, watch):
+                until, watch = 0.0, False  # only those that have arrived
+        answers, self._answers = self._answers, {}
+        return list(answers.values())
+
+    def call(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+    ) -> dict[str, Any]:
+        """Makes a `request`, in a new session if none is open or if the connection ends before the answer.
+
+        Adds the field `local`: whether this process reads rows in place.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            with contextlib.suppress(SessionLost):
+                if not self._greeted:
+                    # A call with timeout 0 waits a moment for the server, too: it may be about to start.
+                    self.open(None if left is None else left + 1.0)
+                message["local"] = self.mapped.local
+                return self.request(message, left, wait)
+
+    def request(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+    ) -> dict[str, Any]:
+        """Sends a message and returns the server's answer.
+
+        Args:
+          message: see `framework.replay.server.operations`.
+          timeout: seconds for which the *server* may hold the request back (None: without limit, 0: not at
+            all) if `wait`, and otherwise seconds in which it must answer.
+          wait: whether a rate limiter may hold the request back.
+
+        Raises:
+          SessionLost: the connection ended before the answer.
+          Whatever the server answered: see `unpack_error`.
+        """
+        # An interrupt ends waits only: a program that stops still writes its last checkpoint and metrics.
+        watch = wait and not self.wake.is_set
+        if wait:
+            message["timeout"] = timeout if watch else 0.0
+            limit = None if message["timeout"] is None else message["timeout"] + _GRACE
+        else:
+            limit = _GRACE if timeout is None else timeout
+        number = self.post(message)
+        deadline = None if limit is None else time.monotonic() + limit
+        while number not in self._answers:
+            try:
+                if not self._receive(deadline, watch):
+                    break
+            except Interrupted:
+                # The server ends the request with an error, or has answered it already.
+                self.post({"op": "cancel"})
+                deadline, watch = time.monotonic() + LAST_WORDS, False
+            except BaseException as failure:
+                if not isinstance(failure, (SessionLost, ServerClosed)):  # such as KeyboardInterrupt
+                    self.close()  # ends the request on the server
+                raise
+        answer = self._answers.pop(number, None)
+        if answer is None:
+            self.close()
+            error: BaseException = DeadlineExceededError(
+                f"the replay server at {self._address} did not answer in time"
+            )
+        elif "error" in answer:
+            error = unpack_error(answer["error"])
+            if watch and isinstance(error, ServerClosed):
+                self._note_stop()
+        else:
+            return answer
+        if wait and not watch and isinstance(error, (DeadlineExceededError, ServerClosed)):
+            raise Interrupted
+        raise error
+
+    def _receive(self, deadline: float | None, watch: bool) -> bool:
+        """Receives one message, an answer or a notice; returns False if none comes before the deadline.
+
+        Raises:
+          SessionLost: the connection has ended.
+          ServerClosed: the server stops, or the client was interrupted and `watch` is true.
+        """
+        if self._socket is None:
+            raise SessionLost
+        watched: list[Any] = [(self._socket, zmq.POLLIN), (self._monitor, zmq.POLLIN)]
+        if watch:  # otherwise the client was interrupted before the call, which does not wait for long
+            watched.append((self.wake.descriptor, zmq.POLLIN))
+        while True:
+            left = -1.0
+            if deadline is not None:
+                left = min(_LONGEST_POLL_MS, max(0.0, (deadline - time.monotonic()) * 1000 + 0.999))
+            ready = dict(zmq.zmq_poll(watched, int(left)))
+            # The server's last message arrives before the end of the connection, but the poll may miss it.
+            if self._socket in ready or (self._monitor in ready and self._socket.poll(0)):
+                message = decode(self._socket.recv_multipart(copy=False))
+                notice = message.get("notice")
+                if notice is None:
+                    self._answers[message.get("id")] = message
+                elif notice == "lost":
+                    self.close()
+                    raise SessionLost
+                elif notice == "stopped":
+                    self.close()
+                    self._note_stop()
+                    raise ServerClosed(f"the replay server at {self._address} has stopped")
+                return True
+            if self._monitor in ready:
+                self.close()
+                raise SessionLost
+            if ready:
+                raise Interrupted
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def _note_stop(self) -> None:
+        """Notes that the server has stopped, unless the client has moved to another one."""
+        if self._address == self._channel.address:
+            self._channel.stopped = True
+
+
+class Channel:
+    """The connections of one client to its server. A thread borrows one that no other thread uses.
+
+    Args:
+      address: where the server is: `tcp://host:port` or `ipc://path`.
+      curve: the keys of the program, if the server has any.
+      local: None maps the rows of a server on this machine; False does not.
+      reconnect_timeout: seconds for which calls wait for a server that is not there.
+
+    Attributes:
+      away: whether the server is being moved; calls wait for it longer than `reconnect_timeout`.
+      stopped: whether the server has said that it stops, and has not answered since.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        curve: sockets.CurveKeys | None = None,
+        local: bool | None = None,
+        reconnect_timeout: float = DEFAULT_RECONNECT_TIMEOUT,
+    ) -> None:
+        self.address: str = address
+        self.curve = curve
+        self.local = local
+        self.reconnect_timeout = reconnect_timeout
+        self._begin()
+
+    def _begin(self) -> None:
+        """Sets up the state of this process, without connections."""
+        self.away = False
+        self.stopped = False
+        self._mapped: MappedStore | None = None
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._interrupted = False
+        self._closed = False
+
+    def connection(self) -> Connection:
+        """Returns a new connection for one owner; its first use opens it."""
+        connection = Connection(self)
+        with self._lock:
+            self._connections.add(connection)
+            if self._interrupted:
+                connection.wake.set()
+        return connection
+
+    def mapped(self, welcome: dict[str, Any]) -> MappedStore:
+        """Returns the mapped columns of the server that sent this answer to hello."""
+        server = welcome.get("server", "")
+        with self._lock:
+            if self._mapped is None or self._mapped.server != server:
+                self._mapped = MappedStore(
+                    server, "" if self.local is False else welcome.get("directory", "")
+                )
+            return self._mapped
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Connection]:
+        """Lends an idle connection, or a new one, for the length of a block."""
+        with self._lock:
+            if self._closed:
+                raise ServerClosed("this client is closed")
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self.connection()
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                if self._closed:
+                    connection.close()  # type: ignore[unreachable]  # by another thread
+                else:
+                    self._idle.append(connection)
+
+    def call(
+        self, message: dict[str, Any], timeout: float | None = None, wait: bool = False
+    ) -> dict[str, Any]:
+        """Makes a request on any connection; see `Connection.call`."""
+        with self.borrow() as connection:
+            return connection.call(message, timeout, wait)
+
+    def interrupt(self) -> None:
+        """Ends every waiting call, and every later one that would wait, with `ServerClosed`."""
+        with self._lock:
+            self._interrupted = True
+            for connection in self._connections:
+                connection.wake.set()
+
+    def close(self) -> None:
+        """Ends every idle session, and the others when they are given back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
