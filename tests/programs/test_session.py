@@ -12,6 +12,8 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.maml import MAML
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
+from agents.r2d2 import R2D2, R2D2Config
+from agents.rainbow import Rainbow, RainbowConfig
 from agents.random_actions import CountingLearner, RandomActions, RandomActionsConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
@@ -28,6 +30,8 @@ AGENTS = {
     "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=4, recurrent="lstm", normalize_observations=True, epochs=2)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=4, lstm_size=8, batch_size=4)),
+    "r2d2": lambda: R2D2(R2D2Config(min_replay_size=2, batch_size=2, unroll_length=4, burn_in=2, period=2)),
+    "rainbow": lambda: Rainbow(RainbowConfig(**LEARNS)),
     "sac": lambda: SAC(SACConfig(samples_per_insert=8.0, hidden_sizes=(16,), **LEARNS)),
 }
 
