@@ -239,6 +239,33 @@ class DQN(OffPolicyAgent):
         metrics = {"q_mean": values.mean(), "td_error": sizes.mean()}
         return losses.huber(errors, self.config.huber_delta), sizes, metrics
 
+    def target_samples(
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, *fractions: torch.Tensor
+    ) -> torch.Tensor:
+        """Samples `[N, K]` of the targets of N `Transition`s, for networks that give samples of the return.
+
+        Args:
+          networks: the networks that learn.
+          target: the target network: observation and `fractions` to `[N, A, K]`.
+          data: the transitions.
+          fractions: at most one `[N, K]`, for networks of quantiles that take fractions.
+        """
+        config, (rewards, discounts) = self.config, self.rewards(data)
+        with torch.no_grad():
+            samples = target(data.next_observation, *fractions)
+            if config.double and not config.munchausen:
+                next_values = networks.values(data.next_observation)
+            else:
+                next_values = networks.expected(target(data.next_observation) if fractions else samples)
+            if config.munchausen:
+                values = networks.expected(target(data.observation))
+                bonus = losses.munchausen_rewards(values, data.action, *config.munchausen_settings)
+                rewards = rewards + bonus
+                samples = losses.munchausen_next_values(next_values, config.munchausen_temperature, samples)
+            else:
+                samples = losses.of_actions(samples, next_values.argmax(-1))
+            return rewards.unsqueeze(1) + losses.discounted(discounts.unsqueeze(1), samples)
+
     def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The mean of `item_losses` over a batch of `Transition`s, with importance weights if prioritized."""
         config, target = self.config, context.targets["q_network"]
