@@ -4,6 +4,7 @@ Sequences are batch-major `[N, T]` rows with a mask; `framework.losses.returns` 
 episode is treated, wherever in a sequence it lies.
 """
 
+from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
 from framework.losses.entropy import categorical_entropy as categorical_entropy
 from framework.losses.entropy import categorical_kl as categorical_kl
@@ -12,6 +13,7 @@ from framework.losses.entropy import gaussian_kl as gaussian_kl
 from framework.losses.entropy import mask_logits as mask_logits
 from framework.losses.entropy import multi_discrete_entropy as multi_discrete_entropy
 from framework.losses.entropy import squashed_gaussian_entropy as squashed_gaussian_entropy
+from framework.losses.masking import discounted as discounted
 from framework.losses.meta import episode_times as episode_times
 from framework.losses.meta import inner_step as inner_step
 from framework.losses.meta import likelihood_ratio_loss as likelihood_ratio_loss

@@ -28,3 +28,9 @@ def quantile_huber(
     sizes = errors.abs() if kappa == 0 else huber(errors, kappa) / kappa
     weights = (fractions.unsqueeze(2) - (errors.detach() < 0).float()).abs()
     return (weights * sizes).mean(2).sum(1)
+
+
+def of_actions(outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """The outputs `[N, K]` of the actions `[N]`, of outputs `[N, A, K]`."""
+    index = actions.long().reshape(-1, 1, 1).expand(-1, 1, outputs.shape[-1])
+    return outputs.gather(1, index).squeeze(1)

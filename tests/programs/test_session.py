@@ -10,6 +10,7 @@ from dm_env import specs as dm_specs
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.maml import MAML
+from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
 from agents.random_actions import CountingLearner, RandomActions, RandomActionsConfig
@@ -28,6 +29,7 @@ AGENTS = {
     "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=4, recurrent="lstm", normalize_observations=True, epochs=2)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=4, lstm_size=8, batch_size=4)),
+    "iqn": lambda: IQN(IQNConfig(hidden_sizes=(16,), **LEARNS)),
     "sac": lambda: SAC(SACConfig(samples_per_insert=8.0, hidden_sizes=(16,), **LEARNS)),
 }
 

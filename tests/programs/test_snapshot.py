@@ -16,6 +16,7 @@ from agents.a2c import A2C, A2CConfig
 from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
@@ -30,6 +31,7 @@ AGENTS = {
     "ppo": lambda: PPO(PPOConfig(unroll_length=16)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
+    "iqn": lambda: IQN(IQNConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16,))),
     "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16))),
     "random": lambda: RandomActions(),
     "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
