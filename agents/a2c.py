@@ -5,49 +5,29 @@ All workers collect with the same parameters, and the learner makes one step on 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from agents.ppo import PPOConfig, PPONetworks, PPOPolicy
-from framework import config_checks as check
-from framework import losses, networks
+from agents.ppo import ActorCriticConfig, PPOConfig, PPONetworks, PPOPolicy
+from framework import losses
 from framework.core import NetworksFn
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput
 from framework.programs import PlanAgent, PlanLearner, Preset, RolloutWorker, concatenate
 from framework.replay import ReplaySample
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, check_memory
+from framework.torch_agents import OnPolicyAgent, check_memory
 
 
 @dataclass(frozen=True)
-class A2CConfig(OnPolicyConfig):
-    """Settings of A2C and A3C, in addition to those of `OnPolicyConfig`."""
+class A2CConfig(ActorCriticConfig):
+    """Settings of A2C and A3C, in addition to those of `ActorCriticConfig`."""
 
     unroll_length: int = 16  # Steps of an env in an unroll. More: less bias, and fewer learner steps.
-    gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
     normalize_advantages: bool = False  # Scales advantages to mean 0 and variance 1 over a batch.
-    learning_rate: float = 1e-3  # Initial learning rate of Adam.
-    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
-    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
-
-    # Networks.
-    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
-    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
-    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
-    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
-    recurrent_size: int = 64  # Width of that memory.
-    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.at_least(self, 1, "hidden_sizes", "recurrent_size")
-        check.above(self, 0, "initial_std")
-        check.fraction(self, "gae_lambda")
-        check.one_of(self, ("lstm", "gru"), "recurrent")
-        check.one_of(self, networks.ACTIVATIONS, "activation")
 
 
 class A2C(PlanAgent, OnPolicyAgent):
@@ -63,18 +43,14 @@ class A2C(PlanAgent, OnPolicyAgent):
 
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         """Those of PPO, unless there is a `networks_fn`."""
-        config = self.config
-        body = PPOConfig(
-            hidden_sizes=config.hidden_sizes,
-            activation=config.activation,
-            shared=config.shared,
-            recurrent=config.recurrent,
-            recurrent_size=config.recurrent_size,
-            initial_std=config.initial_std,
-        )
+        shared = {
+            field.name: getattr(self.config, field.name) for field in dataclasses.fields(ActorCriticConfig)
+        }
         members = ("actions", "normalizer", "initial_state", "act", "forward")
-        networks: PPONetworks = self.custom_networks(spec, lambda _, spec: PPONetworks(body, spec), members)
-        check_memory("recurrent", config.recurrent, networks.initial_state(1))
+        networks: PPONetworks = self.custom_networks(
+            spec, lambda _, spec: PPONetworks(PPOConfig(**shared), spec), members
+        )
+        check_memory("recurrent", self.config.recurrent, networks.initial_state(1))
         return networks
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:

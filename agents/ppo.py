@@ -23,8 +23,33 @@ from framework.types import Nest
 
 
 @dataclass(frozen=True)
-class PPOConfig(OnPolicyConfig):
-    """Settings of PPO, in addition to those of `OnPolicyConfig`.
+class ActorCriticConfig(OnPolicyConfig):
+    """Settings that PPO and A2C share, in addition to those of `OnPolicyConfig`."""
+
+    gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
+    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
+    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
+
+    # Networks.
+    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
+    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
+    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
+    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
+    recurrent_size: int = 64  # Width of that memory.
+    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "hidden_sizes", "recurrent_size")
+        check.above(self, 0, "initial_std")
+        check.fraction(self, "gae_lambda")
+        check.one_of(self, ("lstm", "gru"), "recurrent")
+        check.one_of(self, networks.ACTIVATIONS, "activation")
+
+
+@dataclass(frozen=True)
+class PPOConfig(ActorCriticConfig):
+    """Settings of PPO, in addition to those of `ActorCriticConfig`.
 
     A learner step uses one unroll of every env of the program, `epochs` times.
     """
@@ -33,7 +58,6 @@ class PPOConfig(OnPolicyConfig):
     max_policy_lag: int = 0  # Learner steps by which actors may be behind: 0 waits, 1 acts while learning.
 
     # Targets.
-    gae_lambda: float = 0.95  # 0 trusts the values, 1 the returns: less bias, more variance.
     normalize_observations: bool = False  # Scales observations to mean 0, variance 1 by running statistics.
     normalize_rewards: bool = False  # Scales rewards so that returns have variance 1; keeps the mean.
     normalize_advantages: bool = True  # Scales advantages to mean 0 and variance 1 over a batch.
@@ -50,25 +74,13 @@ class PPOConfig(OnPolicyConfig):
     epochs: int = 10  # Passes over a batch. More learn more from it, until the policy moves too far.
     minibatch_size: int = 64  # Approximate number of real steps in a minibatch.
     learning_rate: float = 3e-4  # Initial learning rate of Adam.
-    adam_epsilon: float = 1e-5  # Larger damps steps where gradients are small.
-    max_gradient_norm: float | None = 0.5  # Larger gradients are scaled down to this.
-
-    # Networks.
-    hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy and of the value.
-    activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
-    shared: bool = False  # Policy and value share hidden layers: faster, but the two losses compete.
-    recurrent: str | None = None  # "lstm" or "gru" after the hidden layers, then shared. None is no memory.
-    recurrent_size: int = 64  # Width of that memory.
-    initial_std: float = 1.0  # Initial standard deviation of actions, in half-widths of their range.
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 0, "max_policy_lag", "initial_kl_coefficient")
-        check.at_least(self, 1, "epochs", "minibatch_size", "hidden_sizes", "recurrent_size")
-        check.above(self, 0, "target_kl", "value_clip", "initial_std")
-        check.fraction(self, "gae_lambda", "clip_end")
-        check.one_of(self, ("lstm", "gru"), "recurrent")
-        check.one_of(self, networks.ACTIVATIONS, "activation")
+        check.at_least(self, 1, "epochs", "minibatch_size")
+        check.above(self, 0, "target_kl", "value_clip")
+        check.fraction(self, "clip_end")
         if not 0 < self.clip < 1:
             raise ValueError(f"clip: got {self.clip}, expected between 0 and 1.")
 

@@ -19,7 +19,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from framework.types import Nest, Step, Transition
+from framework.types import Nest, OneStep, Step, Transition
 
 # The path of the leaf in a nest that is a single leaf: names of columns must not be empty.
 ROOT = "data"
@@ -45,6 +45,7 @@ def register_structure(cls: _Class) -> _Class:
     return cls
 
 
+register_structure(OneStep)
 register_structure(Transition)
 register_structure(Step)
 

@@ -31,6 +31,19 @@ class Transition(NamedTuple):
     extras: Nest = ()
 
 
+class OneStep(NamedTuple):
+    """The first step of an n-step `Transition`, as its `extras`: for losses with two horizons (DQfD).
+
+    `reward`, `discount` and `next_observation` are those of the transition with n = 1. `extras` are the
+    policy's.
+    """
+
+    reward: Nest
+    discount: Nest
+    next_observation: Nest
+    extras: Nest = ()
+
+
 class Step(NamedTuple):
     """Rows of an episode: `[T, ...]` in an item, `[N, T, ...]` in a batch.
 

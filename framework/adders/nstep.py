@@ -15,7 +15,7 @@ from framework.adders.fields import Field, is_absent, result_dtype
 from framework.adders.frames import Frames
 from framework.config_checks import whole_number
 from framework.specs import path_name
-from framework.types import FIRST, LAST, Nest, Transition
+from framework.types import FIRST, LAST, Nest, OneStep, Transition
 
 _TRANSITIONS = "transitions"
 
@@ -62,6 +62,7 @@ class NStepTransitionAdder(BlockAdder):
         max_in_flight_items: int | None = None,
         max_delay: float = 0.05,
         frame_stack: int | None = None,
+        one_step: bool = False,
     ):
         """Creates an adder for one batched environment.
 
@@ -76,11 +77,13 @@ class NStepTransitionAdder(BlockAdder):
           max_delay: seconds; see `BlockAdder`.
           frame_stack: number k of frames in an observation `[k, ...]`, oldest first. Each frame is stored
             once instead of k times; readers get the same items. None stores observations as they are.
+          one_step: whether the extras of an item are a `OneStep`: the first step of its window.
         """
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"discount: got {discount!r}, expected a number in [0, 1].")
         self._n = whole_number("n_step", n_step, 1)
         self._g = float(discount)
+        self._one_step = one_step
         # One row more than the longest window needs: if an episode is cut short, its last windows are known
         # one step late.
         history = self._n if self._n > 1 else 0
@@ -97,7 +100,7 @@ class NStepTransitionAdder(BlockAdder):
         )
 
     @classmethod
-    def signature(cls, environment_spec: Any, extras_spec: Nest = ()) -> Transition:
+    def signature(cls, environment_spec: Any, extras_spec: Nest = (), one_step: bool = False) -> Transition:
         """Returns the specs of one item, for `replay.Table(signature=...)`."""
         rewards, discounts = broadcast_structures(environment_spec.rewards, environment_spec.discounts)
 
@@ -109,13 +112,21 @@ class NStepTransitionAdder(BlockAdder):
         def discount_spec(discount: Any) -> dm_specs.Array:
             return dm_specs.Array(discount.shape, result_dtype(discount.dtype), name=discount.name)
 
+        extras = () if is_absent(extras_spec) else extras_spec
+        if one_step:
+            reward = tree.map_structure(
+                lambda spec: dm_specs.Array(spec.shape, result_dtype(spec.dtype), name=spec.name),
+                environment_spec.rewards,
+            )
+            discount = tree.map_structure(discount_spec, environment_spec.discounts)
+            extras = OneStep(reward, discount, environment_spec.observations, extras)
         return Transition(
             observation=environment_spec.observations,
             action=environment_spec.actions,
             reward=tree.map_structure(reward_spec, rewards, discounts),
             discount=tree.map_structure(discount_spec, discounts),
             next_observation=environment_spec.observations,
-            extras=() if is_absent(extras_spec) else extras_spec,
+            extras=extras,
         )
 
     def _allocate(self, observation: Nest) -> None:
@@ -137,11 +148,11 @@ class NStepTransitionAdder(BlockAdder):
         rewards, discounts = broadcast_structures(timestep.reward, timestep.discount)
         super()._declare(action, timestep, extras)
         self._returns = Returns(rewards, self._reward, self._discount, self._n, self._g)
-        observation = self._observation.template
+        observation, present = self._observation.template, () if self._extras is None else extras
+        if self._one_step:
+            present = OneStep(timestep.reward, timestep.discount, observation, present)
         self._pack = nests.unflattener(
-            Transition(
-                observation, action, rewards, discounts, observation, () if self._extras is None else extras
-            )
+            Transition(observation, action, rewards, discounts, observation, present)
         )
 
     def _check(self, kinds: np.ndarray) -> None:
@@ -170,24 +181,33 @@ class NStepTransitionAdder(BlockAdder):
         start, end, sums = windows
         columns = self._action.take(start)
         columns.update(zip(self._returns.names, sums, strict=True))
-        num_before_next = len(columns)
+        observations, num_before_next = [start, end], len(columns)
+        if self._one_step:
+            observations.append(start + width)
+            for field in (self._reward, self._discount):
+                columns.update({f"one_step/{name}": value for name, value in field.take(start).items()})
+        num_before_extras = len(columns)
         if self._extras is not None:
             columns.update(self._extras.take(start))
         own = self._writer.append(_TRANSITIONS, columns)
         flat = rows.reshape(-1, *rows.shape[2:])
 
-        def pack(before: Iterable[Any], after: Iterable[Any], stored: list[Any]) -> Nest:
-            return self._pack([*before, *stored[:num_before_next], *after, *stored[num_before_next:]])
+        def pack(observations: Iterable[Iterable[Any]], stored: list[Any]) -> Nest:
+            before, after, *first = observations
+            one_step = stored[num_before_next:num_before_extras]
+            parts = (before, stored[:num_before_next], after, one_step, *first, stored[num_before_extras:])
+            return self._pack([leaf for part in parts for leaf in part])
 
         def slices(rows: np.ndarray) -> list[Any]:
             return [self._writer.slice(self._stream, name, rows) for name in self._observation.names]
 
         def data() -> Nest:
-            before, after = (self._observation.take(index).values() for index in (start, end))
-            return pack(before, after, [value.copy() for value in columns.values()])
+            taken = [self._observation.take(index).values() for index in observations]
+            return pack(taken, [value.copy() for value in columns.values()])
 
         stored = [self._writer.slice(_TRANSITIONS, name, own) for name in columns]
-        self._write_items(pack(slices(flat[start]), slices(flat[end]), stored), len(own), data)
+        trajectory = pack([slices(flat[index]) for index in observations], stored)
+        self._write_items(trajectory, len(own), data)
         self._release(_TRANSITIONS, own)
 
 

@@ -1,4 +1,4 @@
-"""`repertory plot`: learning curves of runs, averaged over runs that differ only in their seed."""
+"""`repertory plot`: learning curves of runs, joined over runs that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -6,67 +6,79 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import numpy as np
 import tyro
 
+from framework.commands.curves import AXES, BANDS, Axis, Band, Curve, join, read_curve, smooth
 from framework.commands.options import CommandError, UsageError, parse
 from framework.loggers.files import read_jsonl
 from framework.programs.run_folder import RunFolder
 
-_GRID = 200  # Points on the x axis at which the curves of several seeds are averaged.
 # Settings in which runs of one experiment may differ.
-_NOT_COMPARED = {"seed", "directory", "keep_checkpoints", "checkpoint_period", "checkpoint_minutes"}
-_NOT_COMPARED |= {"loggers", "resources", "learner_threads", "config"}
+_NOT_COMPARED = {
+    "seed",
+    "directory",
+    "keep_checkpoints",
+    "checkpoint_period",
+    "checkpoint_minutes",
+    "restarts",
+}
+_NOT_COMPARED |= {"loggers", "resources", "learner_threads", "config", "agent_config"}
+_NOT_COMPARED |= {"max_env_steps", "max_learner_steps", "target_return"}
+_PLACES = 200  # Points of a curve; more are averaged.
+# Rows of a label: how its actions were chosen.
+_ACTIONS = {"evaluator": "greedy", "actor": "acting, with exploration"}
 
 
 @dataclass(frozen=True)
 class PlotOptions:
-    """Draws the learning curves of runs; runs that differ only in their seed become a mean with a band."""
+    """Draws the learning curves of runs; runs that differ only in their seed become one curve with a band."""
 
     # Folders of runs.
     runs: tyro.conf.Positional[tuple[Annotated[str, tyro.conf.arg(metavar="RUN")], ...]]
     # The picture: png, svg or pdf. An existing file is replaced.
     output: Annotated[str, tyro.conf.arg(metavar="FILE")] = "curves.png"
-    metric: str = "episode_return"  # The metric, drawn against env steps.
-    label: str = "evaluator"  # Label of the rows: evaluator, learner, actor.
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Values `y` `[n]` at increasing `x` `[n]`."""
-
-    x: np.ndarray
-    y: np.ndarray
+    metric: str = "episode_return"  # The metric on the y axis.
+    # Labels of the rows: evaluator, learner, actor. Several with commas between them make several curves.
+    label: str = "evaluator"
+    # The x axis: env steps, learner steps, or hours of wall time.
+    x: Axis = "steps"
+    # Of several seeds: mean and standard deviation, median and quartiles, or the interquartile mean with its
+    # bootstrapped 95 % confidence interval.
+    band: Band = "std"
+    table: bool = False  # Also prints the last values as a Markdown table, and writes it beside the picture.
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(PlotOptions, arguments, prog="repertory plot")
     if not options.runs:
         raise UsageError("plot: got no runs, expected repertory plot RUN [RUN ...].")
-    groups: dict[str, list[tuple[RunFolder, Curve]]] = {}
+    groups: dict[str, list[RunFolder]] = {}
     for path in options.runs:
         folder = RunFolder.open(path)
-        curve = read_curve(folder, options.label, options.metric)
-        if not len(curve.x):
-            rows = read_jsonl(folder.metrics) if folder.metrics.exists() else ()
-            labels = sorted({str(row.get("label")).partition("-")[0] for row in rows})
-            raise CommandError(
-                f"{path} has no {options.metric!r} of {options.label!r} in metrics.jsonl yet; it has "
-                f"{'rows of ' + ', '.join(labels) if labels else 'no rows at all'}."
-            )
-        # Equal for runs that differ only in settings irrelevant to learning.
-        settings = {**asdict(folder), **asdict(folder.config)}
-        experiment = {name: value for name, value in settings.items() if name not in _NOT_COMPARED}
-        groups.setdefault(json.dumps(experiment), []).append((folder, curve))
+        groups.setdefault(json.dumps(_settings(folder)), []).append(folder)
+    labels = options.label.split(",")
     curves = {
-        _name(members[0][0], len(groups)): [curve for _, curve in members] for members in groups.values()
+        f"{name}, {_ACTIONS.get(label, label)}" if len(labels) > 1 else name: [
+            _read(folder, label, options) for folder in members
+        ]
+        for name, members in zip(
+            _names([json.loads(group) for group in groups]), groups.values(), strict=True
+        )
+        for label in labels
     }
+    what = options.metric.replace("_", " ")
+    if len(labels) == 1 and labels[0] in _ACTIONS:
+        what += f" ({_ACTIONS[labels[0]]})"
     output = Path(options.output)
     done = "replaced" if output.exists() else "written"
-    draw(curves, options.metric, output)
+    draw(curves, what, output, axis=options.x, band=options.band)
     print(f"{len(options.runs)} runs in {output}, which was {done}")
+    if options.table:
+        text = as_table(curves, what, options.x, options.band)
+        output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+        print(text)
     return 0
 
 
@@ -78,44 +90,18 @@ def draw_run(folder: RunFolder) -> Path | None:
         if len(curve.x):
             curves[name] = [smooth(curve)]
     title = f"{folder.agent} in {folder.environment_name}"
-    return draw(curves, "episode_return", folder.path / "curve.png", title) if curves else None
+    return draw(curves, "episode return", folder.path / "curve.png", title) if curves else None
 
 
-def read_curve(folder: RunFolder, label: str, metric: str) -> Curve:
-    """Reads a metric of a label's rows against env steps; `actor` means all actors."""
-    points: dict[float, float] = {}
-    for row in read_jsonl(folder.metrics) if folder.metrics.exists() else ():
-        of = str(row.get("label", ""))
-        value, steps = row.get(metric), row.get("env_steps")
-        fits = of == label or of.rpartition("-")[0] == label
-        if fits and isinstance(steps, int | float) and isinstance(value, int | float):
-            points[steps] = value  # A resumed run may have evaluated this step before.
-    array = np.array(sorted(points.items()), dtype=np.float64).reshape(-1, 2)
-    return Curve(array[:, 0], array[:, 1])
-
-
-def smooth(curve: Curve, places: int = 60) -> Curve:
-    """Averages over equal intervals of x if there are more than `places` points; else returns the curve."""
-    if len(curve.x) <= places:
-        return curve
-    edges = np.linspace(curve.x[0], curve.x[-1], places + 1)[1:-1]
-    stretch = np.searchsorted(edges, curve.x, side="right")
-    counts = np.bincount(stretch, minlength=places)
-    there = counts > 0
-    x, y = (np.bincount(stretch, values, places)[there] / counts[there] for values in (curve.x, curve.y))
-    return Curve(x, y)
-
-
-def average(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns `(x, mean, standard deviation)` where all curves have data."""
-    first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
-    x = np.linspace(first, max(first, last), _GRID)
-    values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
-    return x, values.mean(0), values.std(0)
-
-
-def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str = "") -> Path:
-    """Draws each entry as one curve, with a band of one standard deviation if it has several seeds."""
+def draw(
+    curves: dict[str, list[Curve]],
+    what: str,
+    output: Path,
+    title: str = "",
+    axis: Axis = "steps",
+    band: Band = "std",
+) -> Path:
+    """Draws each entry as one curve, with a band if it has several seeds; `what` labels the y axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -127,11 +113,12 @@ def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str =
             marker = "o" if len(members[0].x) < 30 else None
             axes.plot(members[0].x, members[0].y, label=name, marker=marker, markersize=3)
             continue
-        x, mean, deviation = average(members)
-        (line,) = axes.plot(x, mean, label=f"{name} ({len(members)} seeds)")
-        axes.fill_between(x, mean - deviation, mean + deviation, alpha=0.2, color=line.get_color())
-    axes.set_xlabel("env steps")
-    axes.set_ylabel(metric.replace("_", " "))
+        joined = join(members, band)
+        (line,) = axes.plot(joined.x, joined.center, label=f"{name} ({len(members)} seeds)")
+        axes.fill_between(joined.x, joined.low, joined.high, alpha=0.2, color=line.get_color())
+    axes.set_xlabel(AXES[axis])
+    several = any(len(members) > 1 for members in curves.values())
+    axes.set_ylabel(f"{what}: {BANDS[band]}" if several else what)
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
@@ -143,6 +130,54 @@ def draw(curves: dict[str, list[Curve]], metric: str, output: Path, title: str =
     return output
 
 
-def _name(folder: RunFolder, experiments: int) -> str:
-    name = f"{folder.agent}, {folder.environment_name}"
-    return name if experiments == 1 else f"{name}, {folder.path.name}"
+def as_table(curves: dict[str, list[Curve]], what: str, axis: Axis, band: Band) -> str:
+    """Returns the values at the last x that all seeds of a curve have reached, as a table in Markdown."""
+    lines = [f"| curve | seeds | {AXES[axis]} | {what}: {BANDS[band]} | min … max |", "|---|---|---|---|---|"]
+    for name, members in curves.items():
+        joined = join(members, band)
+        last, center, low, high = (float(v[-1]) for v in (joined.x, joined.center, joined.low, joined.high))
+        spread = f" ± {high - center:.4g}" if band == "std" else f" ({low:.4g} … {high:.4g})"
+        least, most = joined.values[:, -1].min(), joined.values[:, -1].max()
+        lines.append(
+            f"| {name} | {len(members)} | {last:,.{3 if axis == 'hours' else 0}f} "
+            f"| {center:.4g}{spread} | {least:.4g} … {most:.4g} |"
+        )
+    return "\n".join(lines)
+
+
+def _read(folder: RunFolder, label: str, options: PlotOptions) -> Curve:
+    """Reads a curve; raises CommandError if the run has none."""
+    curve = read_curve(folder, label, options.metric, options.x)
+    if len(curve.x):
+        return smooth(curve, _PLACES)
+    rows = list(read_jsonl(folder.metrics)) if folder.metrics.exists() else []
+    labels = sorted({str(row.get("label")).partition("-")[0] for row in rows})
+    raise CommandError(
+        f"{folder.path} has no {options.metric!r} of {label!r} against {AXES[options.x]} in metrics.jsonl "
+        f"yet; it has {'rows of ' + ', '.join(labels) if labels else 'no rows at all'}."
+    )
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    """The settings that are relevant to learning: equal for runs of one experiment."""
+    settings = {**asdict(folder), **asdict(folder.config)}
+    # Fields of the agent's config with the names of other settings.
+    own = {f"agent_config.{k}" if k in settings else k: v for k, v in folder.agent_config.items()}
+    return {name: value for name, value in {**settings, **own}.items() if name not in _NOT_COMPARED}
+
+
+def _names(experiments: Sequence[dict[str, Any]]) -> list[str]:
+    """Names experiments by agent and environment, and by the settings in which those with one name differ."""
+    names = []
+    for mine in experiments:
+        name = f"{mine['agent']}, {mine['environment'] or 'an environment of its own'}"
+        for key, value in mine.items():
+            alike = (
+                o
+                for o in experiments
+                if (o["agent"], o["environment"]) == (mine["agent"], mine["environment"])
+            )
+            if key != "environment_spec" and any(other.get(key) != value for other in alike):
+                name += f", {key}={value}"
+        names.append(name)
+    return names

@@ -335,6 +335,8 @@ def describe_result(result: dict[str, Any], config: RunConfig) -> str:
         return f"The budget of {config.max_env_steps:,} env steps is spent{mean}.{short}"
     if reason == "max_learner_steps":
         return f"The budget of {config.max_learner_steps:,} learner steps is spent{after}."
+    if reason == "plan_ended":
+        return f"The plan has ended after {result['learner_steps']:,} learner steps."
     return f"The program ended{after}{f' ({reason})' if reason else ''}."
 
 

@@ -53,6 +53,7 @@ class Dataset:
         the client is not concurrent.
       ragged: `"error"` refuses items of different lengths; `"pad"` pads them with zeros and returns
         `PaddedSample`s, which hold the lengths.
+      only_first: number of batches of the first table alone, before those of all tables; see `Mixture`.
 
     Raises:
       ValueError: An argument is out of range.
@@ -69,6 +70,7 @@ class Dataset:
         device: Any = None,
         prefetch: int | None = None,
         ragged: str = "error",
+        only_first: int = 0,
     ) -> None:
         self._batch_size = whole_number("batch_size", batch_size, 1)
         if max_in_flight is not None:
@@ -80,7 +82,7 @@ class Dataset:
         elif max_in_flight is not None:
             prefetch = min(prefetch, max_in_flight // batch_size)
         whole_number("prefetch", prefetch, 0)
-        mixture = None if isinstance(table, str) else Mixture(client, table)
+        mixture = None if isinstance(table, str) else Mixture(client, table, only_first)
         self._source: Source = mixture or client.source()
         self._items = mixture or client  # what sets priorities
         self._table = table if isinstance(table, str) else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from framework.config_checks import whole_number
 from framework.replay.batches import JoinedSource
 from framework.replay.contracts import Client, Source
 from framework.replay.types import PaddedSample, ReplaySample
@@ -16,18 +17,27 @@ _TABLE_SHIFT = 61
 MAX_TABLES = 8
 
 
+def table_numbers(keys: Any) -> np.ndarray:
+    """The table of each item `[N]` of a mixed batch, by its `sample.info.key`.
+
+    A table's number is its place in the `weights` of the `Mixture`, from 0.
+    """
+    return (np.asarray(keys, np.uint64) >> np.uint64(_TABLE_SHIFT)).astype(np.int64)
+
+
 class Mixture(JoinedSource):
     """Draws batches from several tables; see `framework.replay.contracts.Source`.
 
     Each table contributes the share of a batch that its weight gives. Shares are rounded so that they are
-    exact over many batches. The items of the first table come first.
+    exact over many batches. The items of the first table come first; `table_numbers` tells them apart.
 
     Args:
       client: client of the tables.
       weights: `{table: weight > 0}` of at most 8 tables.
+      only_first: number of batches that hold items of the first table alone, before the weights apply.
     """
 
-    def __init__(self, client: Client, weights: Mapping[str, float]) -> None:
+    def __init__(self, client: Client, weights: Mapping[str, float], only_first: int = 0) -> None:
         if not 1 <= len(weights) <= MAX_TABLES or not all(0 < v < float("inf") for v in weights.values()):
             raise ValueError(
                 f"table: got {dict(weights)}, expected a name or 1 to {MAX_TABLES} names with weights > 0."
@@ -37,6 +47,7 @@ class Mixture(JoinedSource):
         self._tables = list(weights)
         self._shares = np.array(list(weights.values())) / sum(weights.values())
         self._owed = np.zeros(len(weights))
+        self._only_first = whole_number("only_first", only_first, 0)
 
     def draw(
         self, table: str, n: int, timeout: float | None, out: list[Any] | None, pad: bool
@@ -45,10 +56,13 @@ class Mixture(JoinedSource):
         parts = [(self._source, name) for name in self._tables]
         batch, drawn = self.draw_parts(parts, counts, _TABLE_SHIFT, timeout, out, pad)
         self._owed = owed
+        self._only_first = max(0, self._only_first - 1)
         return batch, drawn
 
     def _counts(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the number of items of each table in the next batch, and what is owed after it."""
+        if self._only_first:
+            return np.array([n] + [0] * (len(self._tables) - 1)), self._owed
         owed = self._owed + self._shares * n
         counts = np.maximum(np.floor(owed), 0).astype(np.int64)
         missing = n - int(counts.sum())
@@ -66,7 +80,7 @@ class Mixture(JoinedSource):
     def update_priorities(self, table: str, keys: Any, priorities: Any) -> None:
         """Sets the priorities `[N]` of items of mixed batches by their keys `[N]`."""
         keys, priorities = np.asarray(keys, np.uint64), np.asarray(priorities, np.float64)
-        numbers = keys >> np.uint64(_TABLE_SHIFT)
+        numbers = table_numbers(keys)
         plain = keys & np.uint64((1 << _TABLE_SHIFT) - 1)
         for number, name in enumerate(self._tables):
             mine = numbers == number

@@ -4,6 +4,8 @@ Sequences are batch-major `[N, T]` rows with a mask; `framework.losses.returns` 
 episode is treated, wherever in a sequence it lies.
 """
 
+from framework.losses.demonstrations import large_margin_loss as large_margin_loss
+from framework.losses.distributional import categorical_projection as categorical_projection
 from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
 from framework.losses.entropy import categorical_entropy as categorical_entropy

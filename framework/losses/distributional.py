@@ -30,6 +30,36 @@ def quantile_huber(
     return (weights * sizes).mean(2).sum(1)
 
 
+def categorical_projection(
+    atoms: torch.Tensor, probabilities: torch.Tensor, rewards: torch.Tensor, discounts: torch.Tensor
+) -> torch.Tensor:
+    """The distribution of `r + d * z` on the atoms (Bellemare et al., 2017, C51, algorithm 1): `[N, K]`.
+
+    The probability of each atom `z` is divided between the two atoms next to `r + d * z`, the nearer one gets
+    more, and values beyond the first and the last atom go to these. No gradient.
+
+    Args:
+      atoms: `[K]` returns at equal distances, increasing; K is at least 2.
+      probabilities: `[N, K]` distribution of the return from the next state.
+      rewards: `[N]` sums of discounted rewards up to the next state.
+      discounts: `[N]` factors of the return from the next state: 0 after a termination, where the
+        probabilities may be anything, even NaN.
+    """
+    check_alike(rewards=rewards, discounts=discounts, probabilities=probabilities[:, 0])
+    check_alike(atoms=atoms, probabilities=probabilities[0])
+    with torch.no_grad():
+        last, rewards, discounts = len(atoms) - 1, rewards.unsqueeze(1), discounts.unsqueeze(1)
+        # Positions in units of the distance between atoms, as a product with NaN would be NaN.
+        values = rewards + discounts * atoms
+        positions = ((values - atoms[0]) * (last / (atoms[-1] - atoms[0]))).clamp(0, last)
+        probabilities = torch.where(discounts == 0, 1.0 / len(atoms), probabilities)
+        below = positions.floor().clamp(max=last - 1)
+        upper = probabilities * (positions - below)
+        index = below.long()
+        projected = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities - upper)
+        return projected.scatter_add_(1, index + 1, upper)
+
+
 def of_actions(outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     """The outputs `[N, K]` of the actions `[N]`, of outputs `[N, A, K]`."""
     index = actions.long().reshape(-1, 1, 1).expand(-1, 1, outputs.shape[-1])

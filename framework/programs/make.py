@@ -412,8 +412,9 @@ def _connect_one(handles: Sequence[launch.Handle]) -> Any:
 def _make_monitor(
     run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
 ) -> Monitor:
-    resumed = False
+    resumed_at = None
     if run is not None:
         run.record()
-        resumed = newest_checkpoint(run.config) is not None
-    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed=resumed)
+        if (reader := newest_checkpoint(run.config)) is not None:
+            resumed_at = reader.step
+    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at)

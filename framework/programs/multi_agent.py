@@ -38,12 +38,14 @@ class MultiAgentWorker(RolloutWorker):
     def __init__(self, setup: Setup, *, replay: Any = None, seed: int = 0, **options: Any):
         agent: MultiAgentPlanAgent = setup.agent  # type: ignore[assignment]
         self._datasets: dict[str, Dataset] = {}
+        self._tables: list[Table] = []  # Of this worker.
         clients: dict[str, Any] = {}
         for name, (group, part) in agent.sized_parts(setup.spec, setup.config.envs_per_actor).items():
             clients[name] = replay
             if isinstance(part, OnPolicyAgent):
                 part.config = dataclasses.replace(part.config, device="cpu")
                 tables = make_tables(dataclasses.replace(setup, agent=part, spec=group.spec), seed)
+                self._tables += tables
                 clients[name] = EmbeddedClient(tables, concurrent=False)
                 self._datasets[name] = part.make_dataset(clients[name])
         super().__init__(setup, replay=clients, seed=seed, **options)
@@ -52,6 +54,8 @@ class MultiAgentWorker(RolloutWorker):
     def sample(self) -> dict[str, ReplaySample]:  # type: ignore[override]
         """Collects one unroll of every env. The items of policies that are not on-policy go to replay.
 
+        If the replay server is lost meanwhile and restarts, the unrolls begin again, with new episodes.
+
         Returns:
           A batch of each on-policy policy, in numpy: leaves `[B * A, T + 1, ...]`.
 
@@ -59,7 +63,9 @@ class MultiAgentWorker(RolloutWorker):
           BudgetSpent: Fewer env steps are left than an unroll may need.
         """
         with self._busy:
-            self._collect(self._unroll_length)
+            while not self._collect_or_recover(self._unroll_length):
+                for table in self._tables:
+                    table.reset()  # Some agents' unrolls may be complete.
             samples = {name: next(dataset) for name, dataset in self._datasets.items()}
         return {name: each._replace(data=as_numpy(each.data)) for name, each in samples.items()}
 

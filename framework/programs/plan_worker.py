@@ -71,6 +71,12 @@ class PlanLearner(ProgramLearner):
         with self._stepping:
             self._ended = True
 
+    def end_program(self) -> None:
+        """Ends the program, because the plan has ended."""
+        self.end()
+        self.publish()
+        self._monitor.finish("plan_ended", {self._steps_name: self._steps})
+
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         with self._stepping:
@@ -83,6 +89,8 @@ class PlanLearner(ProgramLearner):
 
 class PlanWorker(LearnerNode):
     """Takes the items of an agent's plan, one a `step()`, until the program's env steps are spent.
+
+    A plan that ends by itself ends the program.
 
     Args:
       setup: its `agent` is a `PlanAgent`.
@@ -113,6 +121,8 @@ class PlanWorker(LearnerNode):
                 self._finished = True
         except StopIteration:
             self._finished = True
+            if not launch.stop_event().is_set():
+                learner.end_program()
         except flow.StepError as error:
             if not isinstance(error.__cause__, BudgetSpent):
                 raise

@@ -79,13 +79,7 @@ class RolloutWorker(ActorWorker):
           BudgetSpent: Fewer env steps are left.
         """
         with self._busy:
-            try:
-                self._collect(steps)
-            except ServerClosed as error:
-                if launch.stop_event().is_set():
-                    raise launch.ProgramStopped(f"{self._name}: the program stops.") from None
-                if not self.recover(error):
-                    raise
+            self._collect_or_recover(steps)
             return self._spent
 
     def finish(self) -> None:
@@ -100,6 +94,18 @@ class RolloutWorker(ActorWorker):
             super().close()
         if self._dataset is not None:
             self._dataset.close()
+
+    def _collect_or_recover(self, steps: int) -> bool:
+        """Makes `steps` steps of every env; returns False if the replay server was lost meanwhile."""
+        try:
+            self._collect(steps)
+        except ServerClosed as error:
+            if launch.stop_event().is_set():
+                raise launch.ProgramStopped(f"{self._name}: the program stops.") from None
+            if not self.recover(error):
+                raise
+            return False
+        return True
 
     def _collect(self, steps: int) -> None:
         self._begin(steps)

@@ -148,7 +148,8 @@ class Monitor:
       logger: takes the rows. None keeps them in memory only.
       callbacks: called after rows, evaluations and checkpoints.
       counter: the counter, whose counts are part of the snapshot.
-      resumed: whether the run continues with new episodes. The first row of each label then says so.
+      resumed_at: env steps of the checkpoint from which the run continues with new episodes, for the
+        first row of each label; None if it continues from none.
     """
 
     def __init__(
@@ -157,9 +158,9 @@ class Monitor:
         *,
         callbacks: Sequence[Callback] = (),
         counter: Any = None,
-        resumed: bool = False,
+        resumed_at: int | None = None,
     ):
-        self._resumed = resumed
+        self._resumed_at = resumed_at
         self.logger, self.callbacks, self._counter = logger, callbacks, counter
         self._lock = threading.Lock()
         self._calling = threading.Lock()  # Held during the calls of callbacks.
@@ -189,8 +190,8 @@ class Monitor:
                 versions = [other["variables_version"] for other in actors if "variables_version" in other]
                 if versions:
                     row = {**row, "acting_staleness": float(row["version"] - sum(versions) / len(versions))}
-            if self._resumed and label not in self._latest:
-                row = {**row, "resumed": True}
+            if self._resumed_at is not None and label not in self._latest:
+                row = {**row, "resumed": True, "resumed_at": self._resumed_at}
             self._latest[label] = {**self._latest.get(label, {}), **row}
             if self.logger is not None:
                 self.logger.write({"label": label, **row, "time/wall_s": time.monotonic() - self._started})

@@ -133,21 +133,6 @@ def test_every_field_changes_something(field):
     config_fields.assert_changes_something(FIELDS, field, SMALL)
 
 
-WRONG = [
-    ("gae_lambda", 1.5),
-    ("recurrent", "rnn"),
-    ("recurrent_size", 0),
-    ("hidden_sizes", (0,)),
-    ("activation", "sine"),
-    ("initial_std", 0.0),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG)
-def test_a_value_that_makes_no_sense_is_refused(field, value):
-    config_fields.assert_refuses(A2CConfig, field, value)
-
-
 def test_the_learner_goes_to_the_configured_device():
     config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch(PPOConfig(unroll_length=6)))
 

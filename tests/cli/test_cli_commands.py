@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from framework.commands import cli, plot, train
+from framework.commands import cli, train
 from framework.commands.graph import Group, as_svg, as_text
 from framework.commands.options import TrainOptions
 from framework.programs import Preset, RunConfig, config_file, make_agent
@@ -289,6 +289,10 @@ RESULTS = {
         "greedy mean return over 20 episodes (parameters of learner step 9,870): 500.0.",
     ),
     "no evaluator": ({"reason": "max_learner_steps"}, "The budget of 70 learner steps is spent."),
+    "plan": (
+        {"reason": "plan_ended", "learner_steps": 1200},
+        "The plan has ended after 1,200 learner steps.",
+    ),
     "nothing": ({}, "The program ended."),
 }
 
@@ -297,65 +301,6 @@ RESULTS = {
 def test_what_a_run_says_at_its_end(result, text):
     config = RunConfig(max_env_steps=50_000, max_learner_steps=70, target_return=475.0)
     assert train.describe_result(result, config) == text
-
-
-class TestPlot:
-    def test_curve_is_read_against_environment_steps(self, make_run):
-        folder = make_run(returns=[1.0, 2.0, 4.0], num_actors=2)
-        with folder.metrics.open("a") as file:
-            for row in (
-                {"label": "actor-0", "steps": 50, "env_steps": 50, "episode_return": 9.0},
-                {"label": "actor-1", "steps": 10, "env_steps": 60},
-                {"label": "actor-1", "steps": 30, "env_steps": 80, "episode_return": 7.0},
-                {"label": "actor-0", "steps": 90, "env_steps": 120, "episode_return": 8.0},
-                {"label": "evaluator", "env_steps": 300, "episode_return": 5.0},  # resumed there
-                {"label": "learner", "steps": 5, "env_steps": 250, "loss": 0.5},
-            ):
-                file.write(json.dumps(row) + "\n")
-        evaluated = plot.read_curve(folder, "evaluator", "episode_return")
-        assert evaluated.x.tolist() == [100, 200, 300] and evaluated.y.tolist() == [1, 2, 5]
-        acting = plot.read_curve(folder, "actor", "episode_return")  # two actors
-        assert acting.x.tolist() == [50, 80, 120] and acting.y.tolist() == [9, 7, 8]
-        assert plot.read_curve(folder, "learner", "loss").x.tolist() == [250]
-
-    def test_average_over_seeds(self):
-        x = np.array([0.0, 100.0, 200.0])
-        first, second = plot.Curve(x, x * 1.0), plot.Curve(x[:2], x[:2] * 3.0)
-        grid, mean, deviation = plot.average([first, second])
-        assert grid[0] == 0 and grid[-1] == 100  # where both have data
-        np.testing.assert_allclose(mean, 2 * grid)
-        np.testing.assert_allclose(deviation, grid)
-
-    def test_many_points_become_means_over_stretches(self):
-        x = np.arange(1000.0)
-        curve = plot.smooth(plot.Curve(x, np.where(x % 2, 1.0, 3.0)), places=10)
-        assert len(curve.x) == 10 and np.all(np.diff(curve.x) > 0)
-        np.testing.assert_allclose(curve.y, 2.0, atol=0.02)
-        few = plot.Curve(x[:5], x[:5])
-        assert plot.smooth(few, places=10) is few
-
-    def test_seeds_are_one_experiment_and_settings_are_not(self, make_run, tmp_path, repertory, monkeypatch):
-        runs = [make_run(f"s{seed}", returns=[1.0, 2.0 + seed], seed=seed) for seed in (1, 2)]
-        runs.append(make_run("other", returns=[3.0], envs_per_actor=9))
-        drawn = {}
-        draw = plot.draw
-        monkeypatch.setattr(plot, "draw", lambda curves, *rest: (drawn.update(curves), draw(curves, *rest)))
-        output = tmp_path / "new" / "curves.png"
-        code, out, _ = repertory("plot", *(folder.path for folder in runs), "--output", output)
-        assert code == 0 and "3 runs" in out and "written" in out
-        assert sorted(len(members) for members in drawn.values()) == [1, 2]
-        assert "replaced" in repertory("plot", runs[0].path, "--output", output)[1]
-        assert output.read_bytes().startswith(b"\x89PNG")
-
-    def test_what_is_not_there(self, make_run, repertory):
-        code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--metric", "los")
-        assert code == 1 and "'los'" in err and "rows of evaluator" in err
-        code, _, err = repertory("plot", make_run("empty").path)
-        assert code == 1 and "no rows at all" in err
-
-    def test_unknown_format(self, make_run, repertory, tmp_path):
-        code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--output", tmp_path / "x.docx")
-        assert code == 2 and "x.docx" in err
 
 
 class TestGraph:

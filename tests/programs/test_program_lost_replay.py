@@ -3,6 +3,8 @@
 import pytest
 
 import launch
+from agents.dqn import DQN
+from agents.ppo_dqn import PPODQN, PPODQNConfig
 from agents.random_actions import RandomActions
 from framework.loggers import InMemoryLogger
 from framework.programs import RunConfig, make_program
@@ -39,8 +41,8 @@ class Losing:
         return 3 * self._lost + self._adder.close(timeout=timeout)
 
 
-class LosesReplay(RandomActions):
-    """Its n-th adder loses its server at call ``calls[n]`` of ``add``."""
+class LosesAdders:
+    """An agent whose n-th adder loses its server at call ``calls[n]`` of ``add``."""
 
     calls = ()
     error = ServerLost
@@ -51,6 +53,14 @@ class LosesReplay(RandomActions):
             return adder
         call, *type(self).calls = self.calls
         return Losing(adder, call, self.error)
+
+
+class LosesReplay(LosesAdders, RandomActions):
+    pass
+
+
+class LosingDQN(LosesAdders, DQN):
+    pass
 
 
 def run(calls, error=ServerLost, inference="local"):
@@ -80,3 +90,19 @@ def test_a_server_that_does_not_come_back_ends_the_program():
 def test_a_server_that_was_stopped_ends_the_program():
     with pytest.raises(launch.NodeError, match="was lost"):
         run([20], ServerClosed)
+
+
+@pytest.mark.parametrize("call", [11, 16], ids=["within an unroll", "with complete unrolls of the others"])
+def test_a_worker_of_several_policies_collects_its_unrolls_again(call, monkeypatch):
+    monkeypatch.setattr(LosingDQN, "calls", [call])
+    LOG.rows.clear()
+    config = PPODQNConfig(ppo_unroll_length=8, dqn_min_replay_size=50, dqn_batch_size=16)
+    agent = PPODQN(config)
+    agent.parts["dqn"] = LosingDQN(config.dqn())
+    run = RunConfig(envs_per_actor=2, max_env_steps=300, evaluate_period=None, learner_log_period=1)
+    program = make_program(agent, "multi_agent:CartPole", run, logger_factory=lambda: LOG)
+    assert launch.launch(program, engine="threads")["env_steps"] == 300
+    assert [row for row in LOG.rows if row["label"] == "actor-0"][-1]["lost_items"] == 3
+    # Each batch was collected with the newest parameters: nothing of the lost unroll is in a table.
+    staleness = {row["ppo/staleness"] for row in LOG.rows if "ppo/staleness" in row}
+    assert staleness == {0.0}

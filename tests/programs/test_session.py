@@ -9,10 +9,11 @@ from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
-from agents.maml import MAML
 from agents.iqn import IQN, IQNConfig
+from agents.maml import MAML
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
+from agents.rainbow import Rainbow, RainbowConfig
 from agents.random_actions import CountingLearner, RandomActions, RandomActionsConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
@@ -30,6 +31,7 @@ AGENTS = {
     "ppo": lambda: PPO(PPOConfig(unroll_length=4, recurrent="lstm", normalize_observations=True, epochs=2)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=4, lstm_size=8, batch_size=4)),
     "iqn": lambda: IQN(IQNConfig(hidden_sizes=(16,), **LEARNS)),
+    "rainbow": lambda: Rainbow(RainbowConfig(**LEARNS)),
     "sac": lambda: SAC(SACConfig(samples_per_insert=8.0, hidden_sizes=(16,), **LEARNS)),
 }
 

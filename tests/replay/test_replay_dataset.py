@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from framework import replay
-from framework.datasets import Dataset
+from framework.datasets import Dataset, table_numbers
 from framework.replay.remote.client import ServedClient
 
 
@@ -161,6 +161,26 @@ def test_mixed_tables_keep_their_weights_exactly(make):
         assert (drawn.info.priority[changed] <= high).all()
 
 
+def test_the_first_batches_of_a_mixture_may_be_of_one_table(make):
+    client = make(uniform("a"), uniform("b"))
+    fill(client, 50, "a")
+    fill(client, 50, "b", start=1000)
+    with Dataset(client, {"a": 0.25, "b": 0.75}, 8, only_first=3) as dataset:
+        samples = [next(dataset) for _ in range(7)]
+    from_b = [int((sample.data["x"] >= 1000).sum()) for sample in samples]
+    assert from_b == [0, 0, 0, 6, 6, 6, 6]
+    for sample in samples:
+        np.testing.assert_array_equal(table_numbers(sample.info.key), sample.data["x"] >= 1000)
+    assert counters(client, "b")[1] == 24  # What was fetched ahead is given back.
+
+
+def test_a_mixture_with_one_table_alone_waits_for_no_other(make):
+    client = make(uniform("a"), uniform("b"))
+    fill(client, 10, "a")
+    with Dataset(client, {"a": 0.5, "b": 0.5}, 4, only_first=1, rate_limiter_timeout=0.05) as dataset:
+        assert len([*dataset]) == 1
+
+
 def write_ragged(client, lengths):
     writer = client.batch_writer()
     for length in lengths:
@@ -213,6 +233,7 @@ WRONG = {
     "ragged": {"batch_size": 8, "ragged": "maybe"},
     "prefetch": {"batch_size": 8, "prefetch": -1},
     "no table": {"batch_size": 8, "table": {}},
+    "only first": {"batch_size": 8, "only_first": -1, "table": {"a": 1}},
     "weight": {"batch_size": 8, "table": {"a": 1, "b": 0}},
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 import launch
@@ -69,3 +72,19 @@ def test_one_seed_gives_one_run_on_the_serial_engine(tmp_path):
         return [{key: row[key] for key in row if not key.startswith("time/")} for row in kept]
 
     assert learned("a") == learned("b")
+
+
+@pytest.mark.slow
+def test_a_killed_replay_server_is_restarted_and_both_policies_learn_on(tmp_path):
+    steps, restarts = 6_000, {"replay": 1}
+    job = launch.start(program(tmp_path, steps), "processes", directory=tmp_path, restarts=restarts)
+    with job:
+        assert job.client("counter").wait_for("env_steps", 1_000, timeout=60.0)
+        (killed,) = [node for node in job.status()["nodes"] if node["label"] == "replay-0"]
+        os.kill(killed["pid"], signal.SIGKILL)
+        result = job.wait(timeout=120.0)
+        restarted = {node["label"]: node["restarts"] for node in job.status()["nodes"]}
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", steps)
+    assert {label for label, count in restarted.items() if count} == {"replay-0"}
+    first, last = rows(tmp_path, "learner")[10], rows(tmp_path, "learner")[-1]
+    assert last["ppo/steps"] > first["ppo/steps"] and last["dqn/steps"] > first["dqn/steps"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import signal
 
@@ -19,6 +20,7 @@ from agents.maml import MAML, MAMLConfig
 from agents.ppo import PPOConfig
 from framework.environments.tasks import Navigation2D
 from framework.environments.testing import FakeEnvironment
+from framework.flow import Flow
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program
 
@@ -116,6 +118,20 @@ def test_a_stop_ends_calls_in_progress(engine, agent):
     settings = {"max_env_steps": None, "evaluate_period": None, "max_learner_steps": 5}
     result = launch.launch(program(AGENTS[agent], **settings), engine=engine)
     assert result == {"reason": "max_learner_steps", "learner_steps": 5}
+
+
+class ThreeRounds(A2C):
+    """Its plan ends by itself."""
+
+    def plan(self, workers, learner):
+        return Flow.of(itertools.islice(super().plan(workers, learner), 3))
+
+
+def test_a_plan_that_ends_ends_the_program(engine):
+    """With an evaluator, which waits for an evaluation that never comes."""
+    agent = ThreeRounds(A2CConfig(**UNROLLS))
+    result = launch.launch(program(agent, max_env_steps=None), engine=engine)
+    assert result == {"reason": "plan_ended", "learner_steps": 3}
 
 
 @pytest.mark.slow

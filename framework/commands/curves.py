@@ -1,0 +1,131 @@
+"""Learning curves: metrics of a run against a count or the time, and several seeds joined to one curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from framework.loggers.files import read_jsonl
+from framework.programs.run_folder import RunFolder
+
+Axis = Literal["steps", "updates", "hours"]
+Band = Literal["std", "quartiles", "iqm"]
+AXES: dict[Axis, str] = {"steps": "env steps", "updates": "learner steps", "hours": "hours"}
+BANDS: dict[Band, str] = {"std": "mean ± std", "quartiles": "median (25–75 %)", "iqm": "IQM (95 % CI)"}
+_GRID = 200  # Points on the x axis at which the curves of several seeds are joined.
+_RESAMPLES = 2_000  # Of the bootstrap, as in rliable's examples.
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values `y` `[n]` at increasing `x` `[n]`."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`values` `[S, n]` of S curves at `x` `[n]`; their `center` `[n]` and its band from `low` to `high`."""
+
+    x: np.ndarray
+    values: np.ndarray
+    center: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def read_curve(folder: RunFolder, label: str, metric: str, axis: Axis = "steps") -> Curve:
+    """Reads a metric of a label's rows; the label `actor` means all actors.
+
+    A run that was resumed makes the steps after its checkpoint again. The rows of the first time are left
+    out, except against `hours`: time is spent, even if its work was lost.
+
+    Args:
+      folder: the run.
+      label: of the rows, such as `evaluator`; also of rows named `label-NUMBER`.
+      metric: name in the rows.
+      axis: `steps`: env steps of the program. `updates`: learner steps; for evaluators and actors, those that
+        made the parameters they act with. `hours`: wall time of the program, without pauses before a resume.
+    """
+    points: dict[tuple[str, float], tuple[float, Any]] = {}  # By label and x: value and env steps.
+    hours = _Hours()
+    for row in read_jsonl(folder.metrics) if folder.metrics.exists() else ():
+        at = hours.at(row)
+        of = str(row.get("label", ""))
+        if of != label and of.rpartition("-")[0] != label:
+            continue
+        x = at if axis == "hours" else row.get("env_steps" if axis == "steps" else _learner_steps(label))
+        if "resumed_at" in row and axis != "hours":
+            kept = row["resumed_at"]
+            points = {key: point for key, point in points.items() if key[0] != of or point[1] <= kept}
+        value = row.get(metric)
+        if isinstance(x, int | float) and isinstance(value, int | float):
+            points[of, x] = value, row.get("env_steps", 0)
+    array = np.array(sorted((x, y) for (_, x), (y, _) in points.items()), dtype=np.float64).reshape(-1, 2)
+    return Curve(array[:, 0], array[:, 1])
+
+
+class _Hours:
+    """The time of rows, which begins at 0 with each start of the program."""
+
+    def __init__(self) -> None:
+        self._before = self._latest = 0.0  # Seconds of the earlier starts together; of this one.
+
+    def at(self, row: dict[str, Any]) -> float | None:
+        """Hours that the program had run when it wrote the row; None if the row does not say."""
+        seconds = row.get("time/wall_s")
+        if not isinstance(seconds, int | float):
+            return None
+        if seconds < self._latest:
+            self._before += self._latest
+        self._latest = seconds
+        return (self._before + seconds) / 3600
+
+
+def _learner_steps(label: str) -> str:
+    return "steps" if label.startswith("learner") else "variables_version"
+
+
+def smooth(curve: Curve, places: int = 60) -> Curve:
+    """Averages over equal intervals of x if there are more than `places` points; else returns the curve."""
+    if len(curve.x) <= places:
+        return curve
+    edges = np.linspace(curve.x[0], curve.x[-1], places + 1)[1:-1]
+    stretch = np.searchsorted(edges, curve.x, side="right")
+    counts = np.bincount(stretch, minlength=places)
+    there = counts > 0
+    x, y = (np.bincount(stretch, values, places)[there] / counts[there] for values in (curve.x, curve.y))
+    return Curve(x, y)
+
+
+def join(curves: Sequence[Curve], band: Band = "std") -> Joined:
+    """Joins the curves of several seeds, at points of x where all have data.
+
+    Args:
+      curves: at least one.
+      band: `std`: mean, plus and minus one standard deviation. `quartiles`: median, 25th and 75th percentile.
+        `iqm`: `interquartile_mean` and its 95 % confidence interval, by percentile bootstrap over the seeds
+        (Agarwal et al., 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice").
+    """
+    first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
+    x = np.linspace(first, max(first, last), _GRID)
+    values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
+    if band == "std":
+        center, deviation = values.mean(0), values.std(0)
+        return Joined(x, values, center, center - deviation, center + deviation)
+    if band == "quartiles":
+        low, center, high = np.percentile(values, (25, 50, 75), axis=0)
+        return Joined(x, values, center, low, high)
+    drawn = np.random.default_rng(0).integers(len(values), size=(len(values), _RESAMPLES))
+    low, high = np.percentile(interquartile_mean(values[drawn]), (2.5, 97.5), axis=0)
+    return Joined(x, values, interquartile_mean(values), low, high)
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Mean of the middle half of `values` along the first axis; cuts a quarter, rounded down, at each end."""
+    cut = len(values) // 4
+    return np.sort(values, axis=0)[cut : len(values) - cut].mean(0)

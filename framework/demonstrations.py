@@ -1,0 +1,146 @@
+"""Demonstrations: episodes of a demonstrator, in files and in replay.
+
+```python
+environment = environments.make("gymnasium:MountainCar-v0", num_envs=1, seed=0)
+episodes = list(demonstrations.record(environment, act, 5))  # act([1, ...]) -> [1, ...]
+demonstrations.save("episodes.npz", episodes)
+```
+
+An episode of T transitions is a `Step` of T + 1 rows: row t has the observation at time t, the action taken
+there, and the reward and discount that resulted from it. The last row holds the last observation, with zero
+action, reward and discount. The discount is 0 for a transition that terminates the episode, else 1.
+
+A file is a `.npz` with the rows of all episodes, one after the other. It has an array `[rows, ...]` for each
+leaf of `observation`, `action`, `reward`, `discount` and `start_of_episode` (bool), named by its path as in
+`observation/camera`, and `structure`: those five as a JSON object with the names of the arrays at its leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import dm_env
+import numpy as np
+import tree
+
+from framework.adders import Adder
+from framework.environments.base import BatchedEnvironment
+from framework.objects import named
+from framework.specs import EnvironmentSpec, path_name
+from framework.types import LAST, Nest, Step
+
+_FIELDS = ("observation", "action", "reward", "discount", "start_of_episode")
+
+
+def record(environment: BatchedEnvironment, act: Callable[[Nest], Nest], num_episodes: int) -> Iterator[Step]:
+    """Plays whole episodes and yields each as a `Step`.
+
+    Args:
+      environment: of one env; see `environments.make`.
+      act: observation `[1, ...]` to action `[1, ...]`, such as a function or a `LoadedPolicy` without memory.
+      num_episodes: number of episodes.
+
+    Raises:
+      ValueError: The environment has several envs.
+    """
+    if environment.num_envs != 1:
+        raise ValueError(f"environment: got {environment.num_envs} envs, expected 1. Pass num_envs=1.")
+    for _ in range(num_episodes):
+        rows: list[tuple[Any, ...]] = []
+        timestep = environment.reset()
+        while timestep.step_type[0] != LAST:
+            action = act(timestep.observation)
+            following = environment.step(action)
+            result = (following.reward, following.discount)
+            # Copied, since the environment and the policy may use their arrays again.
+            row = (timestep.observation, action, *result, np.array([not rows]))
+            rows.append(tree.map_structure(np.array, row))
+            timestep = following
+        closing = tree.map_structure(np.zeros_like, rows[-1])
+        rows.append((tree.map_structure(np.array, timestep.observation), *closing[1:]))
+        yield Step(*tree.map_structure(lambda *leaves: np.concatenate(leaves), *rows))
+
+
+def save(path: str | os.PathLike[str], episodes: Iterable[Step]) -> None:
+    """Writes episodes to the `.npz` file `path`; see the module."""
+    rows = tree.map_structure(lambda *leaves: np.concatenate(leaves), *[each[:5] for each in episodes])
+    names = [
+        tree.map_structure_with_path(lambda path, _, field=field: path_name(field, path), nest)
+        for field, nest in zip(_FIELDS, rows, strict=True)
+    ]
+    arrays = dict(zip(tree.flatten(names), tree.flatten(rows), strict=True))
+    structure = json.dumps(dict(zip(_FIELDS, names, strict=True)))
+    np.savez_compressed(path, structure=np.array(structure), **arrays)
+
+
+def load(source: str) -> list[Step]:
+    """The episodes of a file, or of an iterator.
+
+    Args:
+      source: a `.npz` file, or `module:function`, which returns the episodes; `module:function(count=5)`
+        passes arguments.
+
+    Raises:
+      ValueError: There are no episodes, or their rows are not as the module says.
+      OSError: The file cannot be read.
+    """
+    if source.endswith(".npz"):
+        with np.load(source, allow_pickle=False) as file:
+            names = json.loads(str(file["structure"]))
+            rows = Step(*[_nest(names[field], file) for field in _FIELDS])
+        begins = np.flatnonzero(rows.start_of_episode)
+        episodes = [
+            Step(*tree.map_structure(lambda leaf, a=a, b=b: leaf[a:b], rows[:5]))
+            for a, b in zip(begins, [*begins[1:], len(rows.start_of_episode)], strict=True)
+        ]
+    else:
+        made: Callable[..., Iterable[Step]] = named(source, {}, "demonstrations")
+        episodes = list(made())
+    lengths = [len(each.start_of_episode) for each in episodes]
+    if not lengths or min(lengths) < 2:
+        raise ValueError(
+            f"demonstrations: got episodes of {lengths} rows in {source!r}, expected at least one, each with "
+            "a transition and a closing row. Record them with demonstrations.record."
+        )
+    return episodes
+
+
+def check(episodes: Sequence[Step], spec: EnvironmentSpec) -> None:
+    """Raises ValueError unless observations and actions have the structure, shapes and dtypes of `spec`."""
+    for field, expected in (("observation", spec.observations), ("action", spec.actions)):
+        wanted = tree.map_structure(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", expected)
+        for episode in episodes:
+            nest = getattr(episode, field)
+            found = tree.map_structure(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", nest)
+            if found != wanted:
+                raise ValueError(
+                    f"demonstrations: got the {field} {found}, expected {wanted}, that of the environment. "
+                    "Record them in the same environment, with the same wrappers and options."
+                )
+
+
+def write(episode: Step, adder: Adder) -> None:
+    """Plays an episode into an adder, and closes it."""
+    last = len(episode.reward) - 1
+
+    def row(t: int) -> tuple[Any, ...]:
+        return tuple(tree.map_structure(lambda leaf: leaf[t], episode[:4]))
+
+    adder.add_first(dm_env.restart(row(0)[0]))
+    for t in range(last):
+        _, action, reward, discount = row(t)
+        kind = dm_env.StepType.LAST if t + 1 == last else dm_env.StepType.MID
+        adder.add(action, dm_env.TimeStep(kind, reward, discount, row(t + 1)[0]))
+    adder.close()
+
+
+def _nest(names: Any, arrays: Any) -> Nest:
+    """The nest of arrays that `names` describes. JSON has tuples as lists."""
+    if isinstance(names, str):
+        return arrays[names]
+    if isinstance(names, dict):
+        return {key: _nest(child, arrays) for key, child in names.items()}
+    return tuple(_nest(child, arrays) for child in names)

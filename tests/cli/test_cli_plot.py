@@ -1,0 +1,212 @@
+"""Learning curves: what is read of a run, how seeds are joined, the picture and the table."""
+
+import json
+
+import numpy as np
+import pytest
+
+import launch
+from agents.dqn import DQN, DQNConfig
+from framework.commands import curves, plot
+from framework.commands.train import chosen_checkpoint
+from framework.programs import RunConfig, make_program
+from framework.programs.run_folder import RunFolder
+
+
+def write(folder, *rows):
+    with folder.metrics.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def points(folder, label="evaluator", metric="episode_return", axis="steps"):
+    curve = curves.read_curve(folder, label, metric, axis)
+    return list(zip(curve.x.tolist(), curve.y.tolist(), strict=True))
+
+
+class TestReading:
+    def test_rows_of_two_actors_are_at_the_env_steps_of_the_program(self, make_run):
+        folder = make_run(returns=[1.0, 2.0, 4.0], num_actors=2)
+        write(
+            folder,
+            {"label": "actor-0", "steps": 50, "env_steps": 50, "episode_return": 9.0},
+            {"label": "actor-1", "steps": 10, "env_steps": 60},
+            {"label": "actor-1", "steps": 30, "env_steps": 80, "episode_return": 7.0},
+            {"label": "actor-0", "steps": 90, "env_steps": 120, "episode_return": 8.0},
+            {"label": "evaluator", "env_steps": 300, "episode_return": 5.0},  # evaluated again
+            {"label": "learner", "steps": 5, "env_steps": 250, "loss": 0.5},
+        )
+        assert points(folder) == [(100, 1), (200, 2), (300, 5)]
+        assert points(folder, "actor") == [(50, 9), (80, 7), (120, 8)]
+        assert points(folder, "learner", "loss") == [(250, 0.5)]
+        assert points(folder, "learner", "loss", "updates") == [(5, 0.5)]
+
+    def test_a_resumed_run_has_only_what_was_kept_but_all_its_hours(self, make_run):
+        folder = make_run()
+        rows = [(100, 10, 1.0, 360), (200, 20, 2.0, 720), (300, 30, 3.0, 1080)]
+        again = [(200, 18, 2.5, 360), (300, 28, 3.5, 720)]  # from a checkpoint after step 100
+        for session in (rows, again):
+            for number, (steps, version, value, seconds) in enumerate(session):
+                row = {"label": "evaluator", "env_steps": steps, "variables_version": version}
+                row |= {"episode_return": value, "time/wall_s": seconds}
+                write(
+                    folder,
+                    {**row, "resumed": True, "resumed_at": 100} if session is again and number == 0 else row,
+                )
+        assert points(folder) == [(100, 1), (200, 2.5), (300, 3.5)]
+        assert points(folder, axis="updates") == [(10, 1), (18, 2.5), (28, 3.5)]
+        hours = points(folder, axis="hours")
+        np.testing.assert_allclose([x for x, _ in hours], [0.1, 0.2, 0.3, 0.4, 0.5])
+        assert [y for _, y in hours] == [1, 2, 3, 2.5, 3.5]
+
+    def test_a_real_run_of_two_actors_resumed_from_an_older_checkpoint(self, tmp_path):
+        def run(max_env_steps):
+            config = RunConfig(
+                directory=str(tmp_path / "run"),
+                num_actors=2,
+                max_env_steps=max_env_steps,
+                evaluate_period=100,
+                num_evaluation_episodes=2,
+                checkpoint_period=200,
+                log_period=50,
+            )
+            agent = DQN(DQNConfig(min_replay_size=50, batch_size=16, hidden_sizes=(16,)))
+            launch.launch(make_program(agent, "gymnasium:CartPole-v1", config), engine="serial")
+            return RunFolder.open(tmp_path / "run")
+
+        folder = run(500)
+        before = points(folder)
+        assert len(before) == 5 and before[-1][0] == 500
+        step = folder.restore(folder.checkpointer.checkpoints()[0]).step
+        with chosen_checkpoint(folder, str(step)):
+            folder = run(600)
+        rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+        evaluations = [row for row in rows if row["label"] == "evaluator"]
+        assert len(evaluations) > len(points(folder))  # Some were made again.
+        for axis in curves.AXES:
+            read = points(folder, axis=axis)
+            assert np.all(np.diff([x for x, _ in read]) > 0)
+            if axis == "hours":
+                assert [y for _, y in read] == [row["episode_return"] for row in evaluations]
+            else:
+                newest = [y for x, y in before if x <= step]
+                newest += [row["episode_return"] for row in evaluations[len(before) :]]
+                assert [y for _, y in read] == newest
+        acting = curves.read_curve(folder, "actor", "episode_return")
+        assert acting.x[-1] <= 600 and np.all(np.diff(acting.x) >= 0)
+
+
+class TestJoining:
+    X = np.array([0.0, 100.0, 200.0])
+
+    def test_where_all_have_data(self):
+        first, second = curves.Curve(self.X, self.X * 1.0), curves.Curve(self.X[:2], self.X[:2] * 3.0)
+        joined = curves.join([first, second])
+        assert joined.x[0] == 0 and joined.x[-1] == 100
+        np.testing.assert_allclose(joined.center, 2 * joined.x)
+        np.testing.assert_allclose(joined.high - joined.center, joined.x)
+        np.testing.assert_allclose(joined.center - joined.low, joined.x)
+
+    def test_quartiles_are_about_the_median(self):
+        joined = curves.join(
+            [curves.Curve(self.X, self.X * 0 + value) for value in (1, 2, 3, 4, 90)], "quartiles"
+        )
+        assert (joined.low[-1], joined.center[-1], joined.high[-1]) == (2, 3, 4)
+
+    @pytest.mark.parametrize(
+        "values, mean",
+        [([5], 5), ([1, 2, 9], 4), ([9, 1, 2, 3], 2.5), ([100, 1, 3, 5, -100], 3), (range(10), 4.5)],
+    )
+    def test_interquartile_mean_by_hand(self, values, mean):
+        assert curves.interquartile_mean(np.array(values, float)) == mean
+
+    def test_the_interval_of_the_interquartile_mean(self):
+        scipy_stats = pytest.importorskip("scipy.stats")
+        values = np.random.default_rng(1).normal(size=12)
+        joined = curves.join([curves.Curve(self.X, self.X * 0 + value) for value in values], "iqm")
+        mean = scipy_stats.trim_mean(values, 0.25)
+        interval = scipy_stats.bootstrap(
+            (values,),
+            lambda v, axis: scipy_stats.trim_mean(v, 0.25, axis=axis),
+            method="percentile",
+            n_resamples=2000,
+            rng=1,
+        ).confidence_interval
+        np.testing.assert_allclose(joined.center, mean)
+        np.testing.assert_allclose([joined.low[0], joined.high[0]], interval, atol=0.1)
+
+    def test_many_points_become_means_over_stretches(self):
+        x = np.arange(1000.0)
+        curve = curves.smooth(curves.Curve(x, np.where(x % 2, 1.0, 3.0)), places=10)
+        assert len(curve.x) == 10 and np.all(np.diff(curve.x) > 0)
+        np.testing.assert_allclose(curve.y, 2.0, atol=0.02)
+        few = curves.Curve(x[:5], x[:5])
+        assert curves.smooth(few, places=10) is few
+
+
+class TestCommand:
+    @pytest.fixture
+    def drawn(self, monkeypatch):
+        """The arguments of the last picture: curves, text of the y axis."""
+        calls = {}
+        draw = plot.draw
+
+        def record(lines, what, *rest, **options):
+            calls.update(curves={name: len(members) for name, members in lines.items()}, what=what)
+            return draw(lines, what, *rest, **options)
+
+        monkeypatch.setattr(plot, "draw", record)
+        return calls
+
+    def test_seeds_are_one_curve_and_settings_are_not(self, make_run, tmp_path, repertory, drawn):
+        runs = [make_run(f"s{seed}", returns=[1.0, 2.0 + seed], seed=seed) for seed in (1, 2)]
+        runs.append(make_run("longer", returns=[1.0, 5.0, 5.0], seed=3, max_env_steps=2000))
+        runs.append(make_run("other", returns=[3.0], envs_per_actor=9))
+        runs.append(make_run("agent", returns=[3.0], agent="dqn"))
+        output = tmp_path / "new" / "curves.png"
+        arguments = (*(folder.path for folder in runs), "--output", output)
+        code, out, _ = repertory("plot", *arguments)
+        assert code == 0 and "5 runs" in out and "written" in out
+        name = "random_actions, gymnasium:CartPole-v1, envs_per_actor="
+        assert drawn["curves"] == {f"{name}1": 3, f"{name}9": 1, "dqn, gymnasium:CartPole-v1": 1}
+        assert drawn["what"] == "episode return (greedy)"
+        assert "replaced" in repertory("plot", *arguments)[1]
+        assert output.read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        "band, last", [("std", "4 ± 0.8165"), ("quartiles", "4 (3.5 … 4.5)"), ("iqm", "4 (3 … 5)")]
+    )
+    def test_table(self, make_run, tmp_path, repertory, band, last):
+        runs = [make_run(f"s{seed}", returns=[1.0, 2.0 + seed], seed=seed) for seed in (1, 2, 3)]
+        output = tmp_path / "curves.svg"
+        code, out, _ = repertory(
+            "plot", *(folder.path for folder in runs), "--output", output, "--band", band, "--table"
+        )
+        row = f"| random_actions, gymnasium:CartPole-v1 | 3 | 200 | {last} | 3 … 5 |"
+        assert code == 0 and row in out
+        assert row in output.with_suffix(".md").read_text() and curves.BANDS[band] in output.read_text()
+
+    @pytest.mark.parametrize("axis, text", curves.AXES.items())
+    def test_axes_and_labels(self, make_run, tmp_path, repertory, drawn, axis, text):
+        folder = make_run()
+        row = {"env_steps": 100, "variables_version": 7, "time/wall_s": 9.0, "episode_return": 1.0}
+        write(folder, {"label": "evaluator", **row}, {"label": "actor-0", **row})
+        output = tmp_path / "curves.svg"
+        code, _, err = repertory(
+            "plot", folder.path, "--x", axis, "--label", "evaluator,actor", "--output", output
+        )
+        assert code == 0, err
+        assert f"<!-- {text} -->" in output.read_text()
+        name = "random_actions, gymnasium:CartPole-v1"
+        assert drawn["curves"] == {f"{name}, greedy": 1, f"{name}, acting, with exploration": 1}
+
+    def test_what_is_not_there(self, make_run, repertory):
+        code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--metric", "los")
+        assert code == 1 and "'los'" in err and "rows of evaluator" in err
+        code, _, err = repertory("plot", make_run("no times", returns=[1.0]).path, "--x", "hours")
+        assert code == 1 and "against hours" in err
+        code, _, err = repertory("plot", make_run("empty").path)
+        assert code == 1 and "no rows at all" in err
+
+    def test_unknown_format(self, make_run, repertory, tmp_path):
+        code, _, err = repertory("plot", make_run(returns=[1.0]).path, "--output", tmp_path / "x.docx")
+        assert code == 2 and "x.docx" in err

@@ -1,0 +1,98 @@
+"""Demonstrations: recorded, in a file, and as items of replay."""
+
+import functools
+
+import numpy as np
+import pytest
+import tree
+
+from framework import adders, demonstrations, environments, replay, specs
+from framework.environments.testing import EchoEnvironment, FakeEnvironment, make_spec
+from framework.types import Step
+
+
+def echo(count=2, **options):
+    """Episodes of three steps of an environment whose reward names the observation and the action."""
+    environment = environments.make(EchoEnvironment, num_envs=1, options={"episode_length": 3, **options})
+    actions = iter(range(1000))
+    act = lambda observation: np.array([next(actions) % 4])  # noqa: E731
+    return list(demonstrations.record(environment, act, count))
+
+
+def test_the_rows_of_an_episode():
+    first, second = echo()
+    np.testing.assert_array_equal(first.observation[:, 0], [0, 1, 2, 3])
+    np.testing.assert_array_equal(first.action, [0, 1, 2, 0])
+    np.testing.assert_array_equal(first.reward, [0, 101, 202, 0])
+    np.testing.assert_array_equal(first.discount, [1, 1, 0, 0])
+    np.testing.assert_array_equal(second.start_of_episode, [True, False, False, False])
+    np.testing.assert_array_equal(second.action, [3, 0, 1, 0])
+
+
+def test_a_truncated_episode_ends_with_its_discount():
+    (episode,) = echo(1, truncate=True)
+    np.testing.assert_array_equal(episode.discount, [1, 1, 1, 0])
+
+
+def nested(num_episodes=3):
+    observations = {"a": specs.Array((2,), np.float32), "b": (specs.Array((), np.uint8),) * 2}
+    spec = make_spec(observations=observations)
+    environment = environments.make(functools.partial(FakeEnvironment, spec, episode_length=4), num_envs=1)
+    return spec, list(demonstrations.record(environment, lambda observation: np.array([1]), num_episodes))
+
+
+def test_a_file_holds_nests(tmp_path):
+    spec, episodes = nested()
+    demonstrations.save(tmp_path / "nested.npz", episodes)
+    loaded = demonstrations.load(str(tmp_path / "nested.npz"))
+    assert len(loaded) == 3
+    for one, other in zip(episodes, loaded, strict=True):
+        tree.map_structure(np.testing.assert_array_equal, one[:5], other[:5])
+    demonstrations.check(loaded, spec)
+    with np.load(tmp_path / "nested.npz") as file:
+        assert {"observation/a", "observation/b/1", "action", "reward", "discount"} <= {*file}
+
+
+def test_episodes_of_another_environment_are_an_error():
+    _, episodes = nested()
+    with pytest.raises(
+        ValueError, match=r"demonstrations: got the observation .*uint8.*, expected .*float32"
+    ):
+        demonstrations.check(episodes, make_spec())
+    with pytest.raises(ValueError, match=r"got the action .*int64.*, expected .*int32"):
+        demonstrations.check(echo(), make_spec(specs.Array((1,), np.float32), specs.Array((), np.int32)))
+
+
+def test_an_iterator_is_a_source():
+    episodes = demonstrations.load(f"{__name__}:echo(count=3)")
+    assert len(episodes) == 3 and isinstance(episodes[0], Step)
+    with pytest.raises(ValueError, match="expected at least one"):
+        demonstrations.load(f"{__name__}:echo(count=0)")
+    with pytest.raises(ValueError, match="cannot be imported"):
+        demonstrations.load("no_module:episodes")
+
+
+def test_only_one_env_is_recorded():
+    environment = environments.make(EchoEnvironment, num_envs=2)
+    with pytest.raises(ValueError, match="got 2 envs, expected 1"):
+        next(demonstrations.record(environment, lambda observation: observation, 1))
+
+
+def test_replay_holds_what_an_actor_would_have_written():
+    def make_client():
+        return replay.EmbeddedClient([replay.Table.queue("replay", 100)])
+
+    written, acted = make_client(), make_client()
+    for episode in echo():
+        demonstrations.write(episode, adders.NStepTransitionAdder(written, 2, 0.9))
+    adder = adders.NStepTransitionAdder(acted, 2, 0.9)
+    environment = environments.make(EchoEnvironment, num_envs=1, options={"episode_length": 3})
+    adder.add_first(environment.reset())
+    for step in range(7):  # One of them begins the second episode.
+        action = np.array([(step - step // 4) % 4])
+        adder.add(action, environment.step(action))
+    adder.flush()
+    size = acted.server_info()["replay"].current_size
+    assert size == 8
+    one, other = (client.sample_batch("replay", size).data for client in (written, acted))
+    tree.map_structure(np.testing.assert_array_equal, one, other)
