@@ -98,6 +98,7 @@ setup(
             "maml=agents.maml:MAML",
             "ppo=agents.ppo:PPO",
             "ppo_dqn=agents.ppo_dqn:PPODQN",
+            "r2d2=agents.r2d2:R2D2",
             "qr_dqn=agents.qr_dqn:QRDQN",
             "rainbow=agents.rainbow:Rainbow",
             "random_actions=agents.random_actions:RandomActions",

@@ -18,6 +18,7 @@ from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
+from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
 from agents.sac import SAC, SACConfig
 from framework.checkpoints import Checkpointer
@@ -32,6 +33,9 @@ AGENTS = {
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
     "iqn": lambda: IQN(IQNConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16,))),
+    "r2d2": lambda: R2D2(
+        R2D2Config(unroll_length=6, burn_in=3, period=6, batch_size=4, samples_per_insert=2.0)
+    ),
     "sac": lambda: SAC(SACConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16, 16))),
     "random": lambda: RandomActions(),
     "a2c": lambda: A2C(A2CConfig(unroll_length=2)),
