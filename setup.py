@@ -95,6 +95,7 @@ setup(
             "flow_impala=agents.flow_impala:FlowIMPALA",
             "flow_ppo=agents.flow_ppo:FlowPPO",
             "impala=agents.impala:IMPALA",
+            "iqn=agents.iqn:IQN",
             "maml=agents.maml:MAML",
             "ppo=agents.ppo:PPO",
             "ppo_dqn=agents.ppo_dqn:PPODQN",

@@ -10,7 +10,19 @@ from framework.programs.registry import find_agent
 
 PAGES = pathlib.Path(__file__).parents[2] / "docs" / "agents"
 NAMES = (
-    *("a2c", "apex", "c51", "dqfd", "dqn", "impala", "maml", "ppo", "ppo_dqn", "qr_dqn", "r2d2", "rainbow"),
+    "a2c",
+    "apex",
+    "c51",
+    "dqfd",
+    "dqn",
+    "impala",
+    "iqn",
+    "maml",
+    "ppo",
+    "ppo_dqn",
+    "qr_dqn",
+    "r2d2",
+    "rainbow",
     "sac",
 )
 
