@@ -62,8 +62,13 @@ ROWS = {
     "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
+    "cartpole-flow-dqn": Row("flow_dqn", "gymnasium:CartPole-v1", 50_000, 475),
+    "cartpole-flow-impala": Row("flow_impala", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-flow-ppo": Row("flow_ppo", "gymnasium:CartPole-v1", 60_000, 475),
     "acrobot-a2c": Row("a2c", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-a3c": Row("a3c", "gymnasium:Acrobot-v1", 200_000, -90),
+    "cartpole-iqn": Row("iqn", "gymnasium:CartPole-v1", 50_000, 475),
+    "cartpole-munchausen": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, flags=("--munchausen", "0.9")),
     "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, published="Zoo 500 at 50k"),
     "cartpole-c51": Row("c51", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
@@ -72,6 +77,13 @@ ROWS = {
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
+    "lunarlander-dqn": Row(
+        "dqn",
+        "gymnasium:LunarLander-v3",
+        200_000,
+        150,
+        published="Zoo 154 at 100k (v2), SLM-Lab 233 (v2)",
+    ),
     "lunarlander-ppo": Row(
         "ppo", "gymnasium:LunarLander-v3", 1_000_000, 200, published="Zoo 242.1 at 1M (v2)"
     ),
@@ -85,6 +97,8 @@ ROWS = {
     ),
     "breakout-impala": Row("impala", "minatar:Breakout", 2_000_000, 8),
     "breakout-dqn": Row("dqn", "minatar:Breakout", 1_000_000, 5),
+    "breakout-iqn": Row("iqn", "minatar:Breakout", 1_000_000, 12),
+    "breakout-munchausen": Row("dqn", "minatar:Breakout", 1_000_000, 12, flags=("--munchausen", "0.9")),
     # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
     "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
     "seaquest-dqn": Row("dqn", "minatar:Seaquest", 1_000_000, 0.6),

@@ -36,6 +36,9 @@ from framework.losses.q_learning import double_q_errors as double_q_errors
 from framework.losses.q_learning import huber as huber
 from framework.losses.q_learning import importance_weights as importance_weights
 from framework.losses.q_learning import q_learning_errors as q_learning_errors
+from framework.losses.rescaling import inverse_value_rescaling as inverse_value_rescaling
+from framework.losses.rescaling import sequence_priorities as sequence_priorities
+from framework.losses.rescaling import value_rescaling as value_rescaling
 from framework.losses.returns import VTrace as VTrace
 from framework.losses.returns import generalized_advantages as generalized_advantages
 from framework.losses.returns import lambda_returns as lambda_returns
