@@ -89,6 +89,7 @@ setup(
             "a3c=agents.a3c:A3C",
             "apex=agents.flow_dqn:ApeX",
             "c51=agents.c51:C51",
+            "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
             "flow_dqn=agents.flow_dqn:FlowDQN",
             "flow_impala=agents.flow_impala:FlowIMPALA",

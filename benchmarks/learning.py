@@ -38,8 +38,8 @@ class Row:
       agent: what is trained.
       environment: where.
       steps: for how long.
-      floor: the return that every seed must reach; None for a control, which has a ceiling.
-      ceiling: the return that no seed may pass.
+      floor: the return that every seed must reach; None for a control.
+      ceiling: the return that no seed may pass; None beside None: the row stands beside another one.
       gain: by how much every seed's return must exceed the one before the policy adapted to a task.
       published: a number to hold it against, and after how many steps; empty where none is known. Those of
         the Zoo are single runs in ``benchmark.md`` of rl-baselines3-zoo.
@@ -102,6 +102,18 @@ ROWS = {
     # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
     "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
     "seaquest-dqn": Row("dqn", "minatar:Seaquest", 1_000_000, 0.6),
+    "mountaincar-dqfd": Row("dqfd", "gymnasium:MountainCar-v0", 60_000, -130),
+    # The same settings without demonstrations, with DQN's exploration.
+    "mountaincar-dqn": Row(
+        "dqn",
+        "gymnasium:MountainCar-v0",
+        60_000,
+        flags=(
+            *("--num-actors", "1", "--envs-per-actor", "4", "--learning-rate-decay", "60000"),
+            *("--n-step", "10", "--prioritized", "True", "--priority-exponent", "0.4"),
+            *("--importance-sampling-exponent", "0.6"),
+        ),
+    ),
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),
@@ -186,7 +198,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     ]
     for name, result in results.items():
         floor, ceiling, gain = result["floor"], result["ceiling"], result.get("gain")
-        asked = f"≥ {floor:g}" if ceiling is None else f"≤ {ceiling:g}"
+        bound = floor if ceiling is None else ceiling
+        asked = "" if bound is None else f"{'≥' if ceiling is None else '≤'} {bound:g}"
         if gain is not None:
             asked += f" and {gain:g} above the return before"
         everyone = {"": result["runs"]}
@@ -197,7 +210,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
                 continue
             returns = [each["return"] for each in runs]
             seconds = [each["cpu_seconds"] for each in runs]
-            reached = sum(value >= floor if ceiling is None else value <= ceiling for value in returns)
+            reached = 0
+            if bound is not None:
+                reached = sum(value >= bound if ceiling is None else value <= bound for value in returns)
             if gain is not None:
                 reached = sum(each["return"] >= max(floor, each["before"] + gain) for each in runs)
             digits = 2 if max(map(abs, returns)) < 10 else 1
@@ -207,7 +222,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             lines.append(
                 f"| {name}{who} | {runs[0]['steps']:,} | {asked} "
                 f"| {mean} ({low} … {high}) "
-                f"| {reached} of {len(returns)} "
+                f"| {'' if bound is None else f'{reached} of {len(returns)}'} "
                 f"| {statistics.fmean(seconds):.0f} ({min(seconds):.0f} … {max(seconds):.0f}) "
                 f"| {ROWS[name].published if not who else ''} |"
             )

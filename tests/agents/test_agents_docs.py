@@ -13,6 +13,7 @@ NAMES = (
     "a2c",
     "apex",
     "c51",
+    "dqfd",
     "dqn",
     "impala",
     "iqn",
