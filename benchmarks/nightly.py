@@ -3,12 +3,13 @@
     python benchmarks/nightly.py [ROW …] [--engines processes served …] [--seeds 1-3] [--python ray=PYTHON …]
     python benchmarks/nightly.py --table [--out docs/results/nightly]
 
-The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, with the same steps and the
-same floor. Each run is ``repertory train`` with the agent's preset, but for what an engine of ENGINES changes,
-and with at least two actors; then ``repertory eval`` over 100 episodes, greedily, of the parameters at the last
-step. Every run is added to ``ROW.json`` in the output folder, and a seed that is in the file already is not run
-again. An engine whose package the interpreter lacks is left out; ``--python`` names an interpreter that has it.
-The exit code is 1 if a run failed or stayed below its floor.
+The rows are those of ``learning.py`` in CartPole and Pendulum, one for each agent, with the same steps
+and the same floor. Each run is ``repertory train`` with the agent's preset, but for what an engine of
+ENGINES changes, and with at least two actors; then ``repertory eval`` over 100 episodes, greedily, of
+the parameters at the last step. Every run is added to ``ROW.json`` in the output folder, and a seed that
+is in the file already is not run again. An engine whose package the interpreter lacks is left out;
+``--python`` names an interpreter that has it. The exit code is 1 if a run failed or stayed below its
+floor.
 """
 
 from __future__ import annotations
@@ -89,8 +90,10 @@ def run(python: str, name: str, row: learning.Row, engine: str, seed: int) -> di
                 seconds = time.monotonic() - begin
         result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
         lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    learner = [each for each in map(json.loads, lines) if each["label"] == "learner"]
-    staleness = [each["acting_staleness"] for each in learner if "acting_staleness" in each]
+    written = [json.loads(line) for line in lines]
+    learner = [each for each in written if each["label"] == "learner"]
+    acting = [each for each in written if each["label"].startswith("actor-")]
+    staleness = [each["acting_staleness"] for each in acting if "acting_staleness" in each]
     ratios = [value for each in learner for key, value in each.items() if key.endswith("/samples_per_insert")]
     return {
         "seed": seed,
