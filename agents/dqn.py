@@ -239,6 +239,33 @@ class DQN(OffPolicyAgent):
         metrics = {"q_mean": values.mean(), "td_error": sizes.mean()}
         return losses.huber(errors, self.config.huber_delta), sizes, metrics
 
+    def target_samples(
+        self, networks: DQNNetworks, target: nn.Module, data: Transition, *fractions: torch.Tensor
+    ) -> torch.Tensor:
+        """Samples `[N, K]` of the targets of N `Transition`s, for networks that give samples of the return.
+
+        Args:
+          networks: the networks that learn.
+          target: the target network: observation and `fractions` to `[N, A, K]`.
+          data: the transitions.
+          fractions: at most one `[N, K]`, for networks of quantiles that take fractions.
+        """
+        config, (rewards, discounts) = self.config, self.rewards(data)
+        with torch.no_grad():
+            samples = target(data.next_observation, *fractions)
+            if config.double and not config.munchausen:
+                next_values = networks.values(data.next_observation)
+            else:
+                next_values = networks.expected(target(data.next_observation) if fractions else samples)
+            if config.munchausen:
+                values = networks.expected(target(data.observation))
+                bonus = losses.munchausen_rewards(values, data.action, *config.munchausen_settings)
+                rewards = rewards + bonus
+                samples = losses.munchausen_next_values(next_values, config.munchausen_temperature, samples)
+            else:
+                samples = losses.of_actions(samples, next_values.argmax(-1))
+            return rewards.unsqueeze(1) + losses.discounted(discounts.unsqueeze(1), samples)
+
     def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """The mean of `item_losses` over a batch of `Transition`s, with importance weights if prioritized."""
         config, target = self.config, context.targets["q_network"]
@@ -287,6 +314,22 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={"samples_per_insert": 24.0, "learning_rate_decay": 50_000, "epsilon_decay": 12_000},
         run={"envs_per_actor": 4, "max_env_steps": 100_000, "target_return": 475.0, "evaluate_period": 2_000},
+    ),
+    "gymnasium:LunarLander-v3": Preset(
+        agent={
+            "n_step": 3,
+            "samples_per_insert": 32.0,  # A learner step for every 4 env steps.
+            "min_replay_size": 2_000,
+            "learning_rate_decay": 200_000,
+            "target_update_rate": 0.01,
+            "epsilon_decay": 50_000,
+        },
+        run={
+            "num_actors": 1,
+            "envs_per_actor": 8,
+            "max_env_steps": 200_000,
+            "evaluate_period": 20_000,
+        },
     ),
     # 14.1 to 19.0, greedy over 100 episodes, at 1,000,000 steps on seeds 1 to 5.
     "minatar:Breakout": Preset(MINATAR, MINATAR_RUN),

@@ -9,6 +9,8 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from framework.config_checks import nearest
 from framework.environments import atari, minatar, multi_agent, tasks, testing
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
@@ -197,11 +199,44 @@ def _envpool(full: str, name: str, options: dict[str, Any], render_mode: str | N
     return Source(full, functools.partial(EnvPoolEnvironment, name), options)
 
 
+_HIDDEN = "CartPoleWithoutVelocities"
+
+
+def _positions(observation: np.ndarray) -> np.ndarray:
+    """CartPole's position and angle, `[..., 2]`, of its observation `[..., 4]`."""
+    return observation[..., ::2]
+
+
+def _hidden_cartpole(**options: Any) -> Any:
+    import gymnasium
+
+    environment: Any = gymnasium.make("CartPole-v1", disable_env_checker=True, **options)
+    box = environment.observation_space
+    space = gymnasium.spaces.Box(_positions(box.low), _positions(box.high))
+    return gymnasium.wrappers.TransformObservation(environment, _positions, space)
+
+
+def _hidden_cartpole_vector(options: dict[str, Any], num_envs: int) -> Any:
+    import gymnasium
+
+    environment: Any = gymnasium.make_vec("CartPole-v1", num_envs, "vector_entry_point", **options)
+    spaces = [
+        gymnasium.spaces.Box(_positions(box.low), _positions(box.high))
+        for box in (environment.observation_space, environment.single_observation_space)
+    ]
+    return gymnasium.wrappers.vector.TransformObservation(environment, _positions, *spaces)
+
+
 def _testing(full: str, name: str, options: dict[str, Any], render_mode: str | None) -> Source:
+    if name == _HIDDEN:
+        if render_mode is not None:
+            options = {**options, "render_mode": render_mode}
+        vector = functools.partial(_hidden_cartpole_vector, options)
+        return Source(full, _hidden_cartpole, options, vector, has_fast_vector=True)
     kinds = testing.EchoEnvironment, testing.FakeEnvironment, testing.MemoryEnvironment
     known = {kind.__name__.removesuffix("Environment"): kind for kind in kinds}
     if name not in known:
-        names = ", ".join(f"testing:{known_name}" for known_name in known)
+        names = ", ".join(f"testing:{known_name}" for known_name in (*known, _HIDDEN))
         raise ValueError(f"unknown environment {full!r}; there are {names}")
     return Source(full, known[name], options)
 

@@ -5,6 +5,8 @@ episode is treated, wherever in a sequence it lies.
 """
 
 from framework.losses.demonstrations import large_margin_loss as large_margin_loss
+from framework.losses.distributional import categorical_projection as categorical_projection
+from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
 from framework.losses.entropy import categorical_entropy as categorical_entropy
 from framework.losses.entropy import categorical_kl as categorical_kl
@@ -13,6 +15,7 @@ from framework.losses.entropy import gaussian_kl as gaussian_kl
 from framework.losses.entropy import mask_logits as mask_logits
 from framework.losses.entropy import multi_discrete_entropy as multi_discrete_entropy
 from framework.losses.entropy import squashed_gaussian_entropy as squashed_gaussian_entropy
+from framework.losses.masking import discounted as discounted
 from framework.losses.meta import episode_times as episode_times
 from framework.losses.meta import inner_step as inner_step
 from framework.losses.meta import likelihood_ratio_loss as likelihood_ratio_loss
@@ -33,6 +36,9 @@ from framework.losses.q_learning import double_q_errors as double_q_errors
 from framework.losses.q_learning import huber as huber
 from framework.losses.q_learning import importance_weights as importance_weights
 from framework.losses.q_learning import q_learning_errors as q_learning_errors
+from framework.losses.rescaling import inverse_value_rescaling as inverse_value_rescaling
+from framework.losses.rescaling import sequence_priorities as sequence_priorities
+from framework.losses.rescaling import value_rescaling as value_rescaling
 from framework.losses.returns import VTrace as VTrace
 from framework.losses.returns import generalized_advantages as generalized_advantages
 from framework.losses.returns import lambda_returns as lambda_returns

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from framework.losses.masking import check_alike
-from framework.losses.q_learning import huber
 
 
 def quantile_huber(
@@ -24,7 +24,48 @@ def quantile_huber(
     """
     check_alike(quantiles=quantiles, fractions=fractions)
     check_alike(quantiles=quantiles[:, 0], targets=targets[:, 0])
-    errors = targets.detach().unsqueeze(1) - quantiles.unsqueeze(2)  # [N, K, J]
-    sizes = errors.abs() if kappa == 0 else huber(errors, kappa) / kappa
-    weights = (fractions.unsqueeze(2) - (errors.detach() < 0).float()).abs()
-    return (weights * sizes).mean(2).sum(1)
+    estimates, samples = torch.broadcast_tensors(quantiles.unsqueeze(2), targets.detach().unsqueeze(1))
+    # [N, K, J]. torch's functions pass fewer times over them than `losses.huber` does.
+    if kappa == 0:
+        sizes = nn.functional.l1_loss(estimates, samples, reduction="none")
+    else:
+        sizes = nn.functional.huber_loss(estimates, samples, reduction="none", delta=kappa)
+    fractions = fractions.unsqueeze(2)
+    weights = torch.where(samples < estimates.detach(), 1.0 - fractions, fractions)
+    return (weights * sizes).mean(2).sum(1) / (kappa or 1.0)
+
+
+def categorical_projection(
+    atoms: torch.Tensor, probabilities: torch.Tensor, rewards: torch.Tensor, discounts: torch.Tensor
+) -> torch.Tensor:
+    """The distribution of `r + d * z` on the atoms (Bellemare et al., 2017, C51, algorithm 1): `[N, K]`.
+
+    The probability of each atom `z` is divided between the two atoms next to `r + d * z`, the nearer one gets
+    more, and values beyond the first and the last atom go to these. No gradient.
+
+    Args:
+      atoms: `[K]` returns at equal distances, increasing; K is at least 2.
+      probabilities: `[N, K]` distribution of the return from the next state.
+      rewards: `[N]` sums of discounted rewards up to the next state.
+      discounts: `[N]` factors of the return from the next state: 0 after a termination, where the
+        probabilities may be anything, even NaN.
+    """
+    check_alike(rewards=rewards, discounts=discounts, probabilities=probabilities[:, 0])
+    check_alike(atoms=atoms, probabilities=probabilities[0])
+    with torch.no_grad():
+        last, rewards, discounts = len(atoms) - 1, rewards.unsqueeze(1), discounts.unsqueeze(1)
+        # Positions in units of the distance between atoms, as a product with NaN would be NaN.
+        values = rewards + discounts * atoms
+        positions = ((values - atoms[0]) * (last / (atoms[-1] - atoms[0]))).clamp(0, last)
+        probabilities = torch.where(discounts == 0, 1.0 / len(atoms), probabilities)
+        below = positions.floor().clamp(max=last - 1)
+        upper = probabilities * (positions - below)
+        index = below.long()
+        projected = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities - upper)
+        return projected.scatter_add_(1, index + 1, upper)
+
+
+def of_actions(outputs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """The outputs `[N, K]` of the actions `[N]`, of outputs `[N, A, K]`."""
+    index = actions.long().reshape(-1, 1, 1).expand(-1, 1, outputs.shape[-1])
+    return outputs.gather(1, index).squeeze(1)

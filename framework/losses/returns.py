@@ -180,9 +180,11 @@ def retrace(
         _check(log_rhos=log_rhos, rewards=rewards, discounts=discounts, mask=mask)
         _check(rewards=rewards, action_values=action_values, expected_values=expected_values)
         usable = transition_mask(mask)
-        ratios = where_counted(log_rhos, usable).exp()
-        cuts = lambda_ * ratios.clamp(max=1.0)
-        return _off_policy_targets(cuts, rewards, discounts, action_values, expected_values, usable)
+        cuts = lambda_ * where_counted(log_rhos, usable).exp().clamp(max=1.0)
+        ahead = discounted(discounts, _next(expected_values))
+        errors = where_counted(rewards + ahead - action_values, usable)
+        # The sum of all later errors; the cut of row t + 1 weighs what lies behind it.
+        return action_values + _reverse_scan(errors, _trace(discounts, usable) * _next(cuts))
 
 
 def watkins_q_lambda(
@@ -195,19 +197,19 @@ def watkins_q_lambda(
 ) -> torch.Tensor:
     """Watkins' Q(lambda) (1989): traces are cut at the first action that is not greedy, `[N, T]`.
 
+    This is `retrace` with the greedy policy as pi, whatever policy acted.
+
     Args:
       action_values: `[N, T]` value of each row's action, of the target network.
-      best_values: `[N, T]` largest value of each row, closing rows included.
+      best_values: `[N, T]` largest value of each row, closing rows included. An action whose value is not
+        below it is greedy.
 
     Other arguments as in `generalized_advantages`.
     """
-    with torch.no_grad():
-        _check(rewards=rewards, discounts=discounts, mask=mask)
-        _check(rewards=rewards, action_values=action_values, best_values=best_values)
-        cuts = lambda_ * (action_values >= best_values).to(action_values.dtype)
-        return _off_policy_targets(
-            cuts, rewards, discounts, action_values, best_values, transition_mask(mask)
-        )
+    _check(action_values=action_values, best_values=best_values)
+    # A greedy action has the probability 1 under pi, and at most 1 under the policy that acted.
+    log_rhos = torch.where(action_values >= best_values, 0.0, -torch.inf).to(action_values.dtype)
+    return retrace(log_rhos, rewards, discounts, action_values, best_values, mask, lambda_)
 
 
 def peng_q_lambda(
@@ -226,19 +228,6 @@ def peng_q_lambda(
         _check(rewards=rewards, action_values=action_values)
         returns = lambda_returns(rewards, discounts, best_values, mask, lambda_)
         return torch.where(transition_mask(mask) > 0, returns, action_values)
-
-
-def _off_policy_targets(
-    cuts: torch.Tensor,
-    rewards: torch.Tensor,
-    discounts: torch.Tensor,
-    action_values: torch.Tensor,
-    next_best: torch.Tensor,
-    usable: torch.Tensor,
-) -> torch.Tensor:
-    """Q_t + sum of d c-weighted errors, with c_{t+1} weighing what lies behind row t + 1."""
-    errors = where_counted(rewards + discounted(discounts, _next(next_best)) - action_values, usable)
-    return action_values + _reverse_scan(errors, _trace(discounts, usable) * _next(cuts))
 
 
 def _check(**tensors: torch.Tensor) -> None:

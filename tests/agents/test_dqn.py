@@ -32,6 +32,13 @@ SPEC = specs.EnvironmentSpec(
 SMALL = DQNConfig(hidden_sizes=(8, 8), batch_size=16)
 
 
+AGENT_OF = {DQNConfig: DQN}  # Other agents of the family add theirs, and so use the probes below.
+
+
+def agent_of(config):
+    return AGENT_OF[type(config)](config)
+
+
 def make_batch(seed=0, size=16):
     random = np.random.default_rng(seed)
     observation, next_observation = random.normal(size=(2, size, 4)).astype(np.float32)
@@ -48,7 +55,7 @@ def make_batch(seed=0, size=16):
 
 def make_learner(config):
     torch.manual_seed(0)
-    agent = DQN(config)
+    agent = agent_of(config)
     return agent.make_learner(agent.make_networks(SPEC), SPEC)
 
 
@@ -69,7 +76,7 @@ def learned(config):
 
 def explored(config):
     """How often each of two envs does what it would not have done greedily, after one env step."""
-    agent, learner = DQN(config), make_learner(config)
+    agent, learner = agent_of(config), make_learner(config)
     policy = agent.make_policy(learner.networks)
     policy.progress = Progress(version=0, env_steps=1)
     policy.seed(1)
@@ -81,26 +88,26 @@ def explored(config):
 
 
 def evaluated(config):
-    agent = DQN(config)
+    agent = agent_of(config)
     policy = agent.make_policy(agent.make_networks(SPEC), evaluation=True)
     observation = np.zeros((2, 4), np.float32)
     return np.array([policy.step(observation, ())[0] for _ in range(100)]).std(0)
 
 
 def table(config):
-    info = DQN(config).make_tables(SPEC)[0].info
+    info = agent_of(config).make_tables(SPEC)[0].info
     return str((info.max_size, info.sampler_options, info.rate_limiter_info))
 
 
 def network(config):
     torch.manual_seed(0)
-    return str(DQN(config).make_networks(SPEC))
+    return str(agent_of(config).make_networks(SPEC))
 
 
 def written(config):
     """Rewards of the items of one short episode with rewards of 1."""
-    client = replay.EmbeddedClient(DQN(dataclasses.replace(config, min_replay_size=1)).make_tables(SPEC))
-    adder = DQN(config).make_adder(client, SPEC)
+    client = replay.EmbeddedClient(agent_of(dataclasses.replace(config, min_replay_size=1)).make_tables(SPEC))
+    adder = agent_of(config).make_adder(client, SPEC)
     first = _timestep(0)
     adder.add_first(first)
     for kind in (1, 1, 1, 1, 1, 2):

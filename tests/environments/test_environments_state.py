@@ -57,6 +57,7 @@ _SUITES = {
     "atari, every frame": ("atari:Seaquest", {"frame_skip": 1, "sticky_actions": 0.9, "max_frames": 60}),
     "navigation": ("tasks:Navigation2D", {"max_steps": 25}),
     "memory": ("testing:Memory", {}),
+    "hidden": ("testing:CartPoleWithoutVelocities", {}),
     "fake": ("testing:Fake", {}),
     "echo": ("testing:Echo", {}),
 }

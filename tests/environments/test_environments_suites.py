@@ -229,6 +229,27 @@ def test_environments_for_tests_have_names():
         environments.make("testing:Memoir")
 
 
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_the_cartpole_without_velocities_is_cartpole_and_shows_position_and_angle(num_envs):
+    names = "testing:CartPoleWithoutVelocities", "gymnasium:CartPole-v1"
+    hidden, whole = (
+        environments.make(name, num_envs=num_envs, seed=1, options={"max_episode_steps": 30})
+        for name in names
+    )
+    hidden.observation_spec().validate(np.array([4.8, 0.41], np.float32))
+    assert hidden.observation_spec().shape == (2,)
+    ones, others = hidden.reset(), whole.reset()
+    ends = 0
+    for time in range(100):
+        np.testing.assert_array_equal(ones.observation, others.observation[:, [0, 2]])
+        for part in ("step_type", "reward", "discount"):
+            np.testing.assert_array_equal(getattr(ones, part), getattr(others, part))
+        ends += (ones.step_type == 2).sum()
+        action = np.full(num_envs, time % 2)
+        ones, others = hidden.step(action), whole.step(action)
+    assert ends >= 2
+
+
 def test_minatar():
     pytest.importorskip("minatar")
     environment = environments.make("minatar:Breakout", num_envs=2, seed=0)

@@ -44,3 +44,47 @@ def test_quantile_huber_gives_no_gradient_to_the_targets_and_refuses_what_would_
     for bad in ((quantiles, torch.full((3,), 0.5), targets), (quantiles, quantiles, targets[:1])):
         with pytest.raises(ValueError, match="shapes: got"):
             losses.quantile_huber(*bad)
+
+
+def test_the_projection_by_hand():
+    atoms = torch.tensor([0.0, 1.0, 2.0])
+    probabilities = torch.tensor([[0.2, 0.3, 0.5]]).expand(4, 3)
+    rewards, discounts = torch.tensor([0.5, 0.25, -1.0, 3.0]), torch.tensor([0.5, 0.0, 1.0, 1.0])
+    made = losses.categorical_projection(atoms, probabilities, rewards, discounts)
+    expected = [
+        [0.1, 0.1 + 0.3 + 0.25, 0.25],  # 0.2 at 0.5, 0.3 at 1, 0.5 at 1.5
+        [0.75, 0.25, 0.0],  # all at 0.25: the episode terminated
+        [0.5, 0.5, 0.0],  # at -1, 0 and 1
+        [0.0, 0.0, 1.0],  # at 3, 4 and 5
+    ]
+    torch.testing.assert_close(made, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("low, high, count", [(-10.0, 10.0, 51), (0.0, 100.0, 21), (-1.0, 0.5, 2)])
+def test_the_projection_against_its_equation(random, low, high, count):
+    """Equation 7 of the paper: a triangle around each atom."""
+    atoms = torch.linspace(low, high, count, dtype=torch.float64)
+    probabilities = torch.tensor(random.dirichlet(np.ones(count), size=8))
+    rewards = torch.tensor(random.normal(size=8) * 0.1 * (high - low))
+    discounts = torch.tensor(random.choice([0.0, 0.5, 0.99], size=8))
+    values = (rewards[:, None] + discounts[:, None] * atoms).clamp(low, high)
+    distances = (values[:, None, :] - atoms[:, None]).abs() / ((high - low) / (count - 1))  # [N, K, K]
+    expected = ((1.0 - distances).clamp(0.0, 1.0) * probabilities[:, None, :]).sum(-1)
+    made = losses.categorical_projection(atoms, probabilities, rewards, discounts)
+    torch.testing.assert_close(made, expected)
+    torch.testing.assert_close(made.sum(-1), torch.ones(8, dtype=torch.float64))
+    # The mean is that of the values, up to their limits.
+    torch.testing.assert_close(made @ atoms, (probabilities * values).sum(-1))
+
+
+def test_the_projection_ignores_what_follows_a_termination_and_refuses_what_would_broadcast():
+    atoms, nothing = torch.linspace(-1, 1, 3), torch.full((1, 3), torch.nan)
+    made = losses.categorical_projection(atoms, nothing, torch.ones(1), torch.zeros(1))
+    torch.testing.assert_close(made, torch.tensor([[0.0, 0.0, 1.0]]))
+    for bad in (
+        (atoms[:2], nothing, torch.ones(1), torch.zeros(1)),
+        (atoms, nothing, torch.ones(2), torch.zeros(2)),
+        (atoms, nothing, torch.ones(1, 1), torch.zeros(1, 1)),
+    ):
+        with pytest.raises(ValueError, match="shapes: got"):
+            losses.categorical_projection(*bad)

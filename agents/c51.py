@@ -1,0 +1,126 @@
+"""C51: Q-learning of the distribution of the return on fixed atoms (Bellemare et al., 2017).
+
+The network gives the probability of each of K returns between `v_min` and `v_max`, for each action. The
+target is the distribution of reward and next state's return, projected on these returns, and the loss is the
+cross entropy. All else is DQN's: double Q-learning, n-step targets, prioritized replay, dueling and noisy
+networks are fields of the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from framework import config_checks as check
+from framework import losses
+from framework.core import NetworksFn
+from framework.programs.presets import Preset
+from framework.specs import EnvironmentSpec
+from framework.types import Transition
+
+
+@dataclass(frozen=True)
+class C51Config(DQNConfig):
+    """Settings of C51, in addition to those of `DQNConfig`."""
+
+    num_atoms: int = 51  # K, the possible returns. 1 learns expected returns by Huber's loss, as DQN.
+    v_min: float = -10.0  # Smallest return that can be represented. Smaller ones count as this.
+    v_max: float = 10.0  # Largest return that can be represented. Larger ones count as this.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "num_atoms")
+        if not self.v_min < self.v_max:
+            raise ValueError(
+                f"v_min: got {self.v_min!r}, expected less than v_max, which is {self.v_max!r}. Set both to "
+                "the smallest and the largest discounted return of the environment."
+            )
+        for field in ("huber_delta", "munchausen"):
+            value, default = getattr(self, field), getattr(DQNConfig, field)
+            if self.num_atoms > 1 and value != default:
+                raise ValueError(
+                    f"{field}: got {value!r}, expected {default!r}. The loss of C51 is a cross entropy; with "
+                    "num_atoms=1 it is that of DQN, which has this setting."
+                )
+
+
+class C51Networks(DQNNetworks):
+    """Those of DQN, with a distribution `[N, A, K]` of the return of each action.
+
+    Attributes:
+      atoms: `[K]` possible returns.
+    """
+
+    atoms: torch.Tensor
+
+    def __init__(self, config: C51Config, spec: EnvironmentSpec):
+        super().__init__(config, spec, config.num_atoms)
+        self.register_buffer("atoms", torch.linspace(config.v_min, config.v_max, config.num_atoms))
+
+    def expected(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs if len(self.atoms) == 1 else outputs.softmax(-1) @ self.atoms
+
+
+class C51(DQN):
+    """Distributional Q-learning on fixed atoms, for one discrete action per env."""
+
+    config: C51Config
+
+    def __init__(self, config: C51Config | None = None, networks_fn: NetworksFn | None = None):
+        super().__init__(config or C51Config(), networks_fn)
+
+    def make_networks(self, spec: EnvironmentSpec) -> C51Networks:
+        members = ("actions", "num_actions", "q_network", "values", "outputs", "expected", "atoms")
+        return self.custom_networks(spec, C51Networks, members)
+
+    def item_losses(
+        self,
+        networks: DQNNetworks,
+        target: nn.Module,
+        data: Transition,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """As `DQN.item_losses`. Priorities are the divergences of the target, as in Rainbow."""
+        if self.config.num_atoms == 1:
+            return super().item_losses(networks, target, data, generator)
+        assert isinstance(networks.atoms, torch.Tensor)
+        rewards, discounts = self.rewards(data)
+        outputs = networks.outputs(data.observation)
+        with torch.no_grad():
+            next_outputs = target(data.next_observation)
+            selector = (
+                networks.values(data.next_observation)
+                if self.config.double
+                else networks.expected(next_outputs)
+            )
+            following = losses.of_actions(next_outputs, selector.argmax(-1)).softmax(-1)
+            targets = losses.categorical_projection(networks.atoms, following, rewards, discounts)
+        each = -(targets * losses.of_actions(outputs, data.action).log_softmax(-1)).sum(-1)
+        # The cross entropy without the entropy of the target, which no learning removes.
+        divergences = (each.detach() + targets.xlogy(targets).sum(-1)).clamp(min=0.0)
+        metrics = {
+            "q_mean": networks.expected(outputs.detach()).mean(),
+            "kl": divergences.mean(),
+            "target_at_limits": (targets[:, 0] + targets[:, -1]).mean(),
+        }
+        return each, divergences, metrics
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        agent={
+            "v_min": 0.0,
+            "v_max": 100.0,
+            "samples_per_insert": 24.0,
+            "learning_rate_decay": 50_000,
+            "epsilon_decay": 12_000,
+        },
+        run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
+    ),
+    # A good player hits a brick about every ten steps: a discounted return of 10.
+    "minatar:Breakout": Preset({**MINATAR, "v_min": 0.0, "v_max": 20.0}, MINATAR_RUN),
+}

@@ -1,0 +1,316 @@
+"""R2D2: recurrent Q-learning from replayed sequences (Kapturowski et al., 2019).
+
+An item of replay is a sequence of rows of one env, with the state that the actor's LSTM had before its first
+row. The learner unrolls the network over the whole sequence. The first `burn_in` rows only bring the state up
+to date; the `unroll_length` rows after them are learned from, and the last row serves to bootstrap:
+
+```text
+row           0 ... b-1 | b ... b+U-1 | b+U            b = burn_in, U = unroll_length
+state        ^ stored   |             |
+               burn-in  |   learned   |  bootstrap
+next item               period ...
+```
+
+Sequences go on over the ends of episodes, where the state restarts. Each step of an env is therefore learned
+from `unroll_length / period` times as often as an item is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tree
+from dm_env import specs as dm_specs
+from torch import nn
+
+from framework import adders, environments, losses, networks, replay
+from framework import config_checks as check
+from framework.adders.block import PriorityFn
+from framework.core import NetworksFn
+from framework.learners import LossContext, LossOutput, schedules
+from framework.losses.masking import where_counted
+from framework.programs.presets import Preset
+from framework.replay.contracts import Client
+from framework.specs import EnvironmentSpec
+from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy, check_memory
+from framework.types import Nest, Step
+
+State = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class R2D2Config(OffPolicyConfig):
+    """Settings of R2D2, in addition to those of `OffPolicyConfig`. An *item* is one sequence."""
+
+    # Sequences. A learned step is drawn samples_per_insert * unroll_length / period times on average.
+    unroll_length: int = 40  # Rows of a sequence that are learned from.
+    burn_in: int = 20  # Rows before them, which only bring the stored state up to date.
+    period: int = 20  # Env steps from the start of one sequence to the start of the next.
+    max_replay_size: int = 10_000  # Maximum number of sequences; the oldest are removed first.
+    min_replay_size: int = 50  # Sequences in replay before learning begins.
+    batch_size: int = 32  # Sequences per learner step.
+    samples_per_insert: float = 16.0  # Times a sequence is drawn on average.
+    insert_burst: int = 64  # Sequences by which actors may be ahead or behind, and that may be in flight.
+    previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
+
+    # Targets.
+    n_step: int = 5  # Rewards summed before bootstrapping; fewer at the end of a sequence.
+    targets: str = "n_step"  # "n_step", "watkins" (traces, cut by exploration) or "peng" (uncut, biased).
+    trace_lambda: float = 0.95  # With traces: 0 bootstraps after one step, 1 as late as possible.
+    double: bool = True  # The online network chooses the next action, the target network rates it.
+    rescale_values: bool = True  # Learns h(value), close to a square root: for returns of any size.
+    reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
+
+    # Prioritized replay.
+    priority_exponent: float = 0.9  # 0 draws uniformly, 1 proportionally to the priority.
+    priority_eta: float = 0.9  # Priority of a sequence: this * largest + (1 - this) * mean error.
+    importance_sampling_exponent: float = 0.6  # Of the importance weights; 1 is a full correction.
+
+    # Learning.
+    learning_rate: float = 1e-3  # Initial learning rate of Adam.
+    adam_epsilon: float = 1e-3  # Larger damps steps where gradients are small.
+    max_gradient_norm: float | None = 40.0  # Larger gradients are scaled down to this.
+
+    # Exploration.
+    epsilon_start: float = 1.0  # Chance of a random action before learning begins.
+    epsilon_end: float = 0.4  # Chance of a random action after the decay, of the first env.
+    epsilon_decay: int = 10_000  # Env steps from `epsilon_start` to `epsilon_end`.
+    epsilon_ladder: float = 7.0  # Env i of B explores with epsilon ** (1 + this * i / (B - 1)).
+    evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
+
+    # Networks.
+    hidden_sizes: tuple[int, ...] = (64,)  # For observations without images: layers before the LSTM.
+    lstm_size: int | None = 64  # Width of the LSTM. None is a feed-forward network.
+    head_sizes: tuple[int, ...] = (64,)  # Hidden layers after the LSTM.
+    dueling: bool = True  # A stream for the state's value, another for the actions' advantages.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "unroll_length", "period", "epsilon_decay", "hidden_sizes", "head_sizes")
+        check.at_least(self, 1, "lstm_size")
+        check.at_least(self, 0, "burn_in", "priority_exponent", "epsilon_ladder")
+        check.above(self, 0, "reward_clip")
+        check.fraction(self, "trace_lambda", "priority_eta", "importance_sampling_exponent")
+        check.fraction(self, "epsilon_start", "epsilon_end", "evaluation_epsilon")
+        check.one_of(self, ("n_step", "watkins", "peng"), "targets")
+        check.ordered(self, "period", "unroll_length")
+
+
+class RecurrentQNetwork(nn.Module):
+    """Encoder, optional LSTM, and the values of all actions, with two streams if `dueling`."""
+
+    def __init__(self, config: R2D2Config, spec: EnvironmentSpec, num_actions: int):
+        super().__init__()
+        has_images = any(len(leaf.shape) == 3 for leaf in tree.flatten(spec.observations))
+        self.torso = networks.ObservationEncoder(spec.observations, () if has_images else config.hidden_sizes)
+        width = self.torso.output_size
+        self.core = None if config.lstm_size is None else networks.RecurrentCore(width, config.lstm_size)
+        features = dm_specs.Array((config.lstm_size or width,), "float32")
+        self.head = networks.QNetwork(features, num_actions, config.head_sizes, config.dueling)
+
+    def initial_state(self, batch_size: int) -> State:
+        """The LSTM's state `[B, lstm_size]` at the start of an episode; `()` without an LSTM."""
+        return () if self.core is None else self.core.initial_state(batch_size)
+
+    def step(self, observation: Nest, state: State) -> tuple[torch.Tensor, State]:
+        """One step of acting: `[B, ...]` to values `[B, A]` and the next state."""
+        features = self.torso(observation)
+        if self.core is not None:
+            features, state = self.core.step(features, state)
+        return self.head(features), state
+
+    def unroll(
+        self, observation: Nest, state: State, start_of_episode: torch.Tensor, burn_in: int
+    ) -> torch.Tensor:
+        """Values `[N, T - burn_in, A]` of the rows `[N, T, ...]` behind the burn-in.
+
+        Args:
+          observation: of the rows.
+          state: before the first row, as the actor had it.
+          start_of_episode: bool`[N, T]`; where True, the state restarts before that row.
+          burn_in: rows that bring the state up to date, and pass on no gradients.
+        """
+        if self.core is not None and burn_in:
+            with torch.no_grad():
+                features = self.torso(tree.map_structure(lambda leaf: leaf[:, :burn_in], observation))
+                _, state = self.core.unroll(features, state, start_of_episode[:, :burn_in])
+        features = self.torso(tree.map_structure(lambda leaf: leaf[:, burn_in:], observation))
+        if self.core is not None:
+            features, _ = self.core.unroll(features, state, start_of_episode[:, burn_in:])
+        return self.head(features)
+
+
+class R2D2Networks(nn.Module):
+    """The only variable of R2D2: `q_network`."""
+
+    def __init__(self, config: R2D2Config, spec: EnvironmentSpec):
+        super().__init__()
+        if not isinstance(spec.actions, dm_specs.DiscreteArray):
+            raise ValueError(
+                f"action spec: got {spec.actions!r}, expected one discrete action. Use an environment with a "
+                "Discrete action space, or an agent for continuous actions."
+            )
+        self.actions = networks.Actions(spec.actions)
+        self.q_network = RecurrentQNetwork(config, spec, int(spec.actions.num_values))
+
+
+class R2D2Policy(TorchPolicy):
+    """Epsilon-greedy, with one epsilon per env. Its extras are the LSTM's `state` before each step.
+
+    Args:
+      networks: the networks, which the policy reads at each step.
+      config: settings of the epsilon schedule.
+      evaluation: whether epsilon is `config.evaluation_epsilon` for all envs.
+    """
+
+    def __init__(self, networks: R2D2Networks, config: R2D2Config, evaluation: bool = False):
+        super().__init__(networks, networks.actions, variables=("q_network",))
+        self._q_network = networks.q_network
+        self._epsilon = schedules.linear(config.epsilon_start, config.epsilon_end, config.epsilon_decay)
+        self._ladder = config.epsilon_ladder
+        if evaluation:
+            self._epsilon, self._ladder = (lambda env_steps: config.evaluation_epsilon), 0.0
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """Each env's exponent of epsilon, float64[B], and the state of the networks."""
+        exponent = torch.linspace(1.0, 1.0 + self._ladder, batch_size, dtype=torch.float64)
+        return exponent, self._q_network.initial_state(batch_size)
+
+    def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
+        exponent, memory = state
+        values, after = self._q_network.step(observation, memory)
+        greedy = values.argmax(-1)
+        epsilon = (self._epsilon(self.progress.env_steps) ** exponent).to(self.device)
+        explores = torch.rand(len(greedy), generator=self.random, device=self.device) < epsilon
+        random = torch.randint(values.shape[-1], greedy.shape, generator=self.random, device=self.device)
+        extras = {"state": memory} if memory else ()
+        return torch.where(explores, random, greedy), extras, (exponent, after)
+
+
+class R2D2(OffPolicyAgent):
+    """Recurrent Q-learning for one discrete action per env.
+
+    ```python
+    agent = R2D2(R2D2Config(lstm_size=128, burn_in=40))
+    config = programs.RunConfig(num_actors=2, envs_per_actor=8)
+    program = programs.make_program(agent, environment_factory, config)
+    ```
+    """
+
+    config: R2D2Config
+    target_names = ("q_network",)
+
+    def __init__(self, config: R2D2Config | None = None, networks_fn: NetworksFn | None = None):
+        self.config = config or R2D2Config()
+        self.networks_fn = networks_fn
+
+    def environment_wrappers(self) -> Sequence[Any]:
+        """Adds the last action and reward to the observation with `previous_action_and_reward`."""
+        if not self.config.previous_action_and_reward:
+            return ()
+        return (functools.partial(environments.ObservationActionReward, reward_clip=self.config.reward_clip),)
+
+    def make_networks(self, spec: EnvironmentSpec) -> R2D2Networks:
+        parts = ("initial_state", "step", "unroll")
+        members = ("actions", *(f"q_network.{part}" for part in parts))
+        networks: R2D2Networks = self.custom_networks(spec, R2D2Networks, members)
+        check_memory("lstm_size", self.config.lstm_size, networks.q_network.initial_state(1))
+        return networks
+
+    def make_policy(self, networks: R2D2Networks, evaluation: bool = False) -> R2D2Policy:
+        return R2D2Policy(networks, self.config, evaluation)
+
+    def make_sampler(self) -> Any:
+        return replay.selectors.Prioritized(self.config.priority_exponent)
+
+    def make_adder(
+        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+    ) -> adders.Adder:
+        config = self.config
+        return adders.SequenceAdder(
+            client,
+            config.burn_in + config.unroll_length + 1,
+            config.period,
+            adders.EndOfEpisodeBehavior.CONTINUE,
+            extras_of_first_row=() if config.lstm_size is None else ("state",),
+            priority_fns={adders.REPLAY_TABLE: priority_fn},
+            max_in_flight_items=config.insert_burst,
+        )
+
+    def errors(
+        self, q_network: Any, target: Any, data: Step
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Errors `[N, T]` of the rows behind the burn-in, where they count, and the values `[N, T, A]`."""
+        config, start = self.config, self.config.burn_in
+        state = data.extras["state"] if config.lstm_size is not None else ()
+        rows = (data.observation, state, data.start_of_episode, start)
+        values = q_network.unroll(*rows)
+        mask, actions = data.mask[:, start:], data.action[:, start:].long().unsqueeze(-1)
+        rewards = data.reward[:, start:].float()
+        if config.reward_clip is not None:
+            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        discounts = config.discount * data.discount[:, start:].float()
+        taken = values.gather(-1, actions).squeeze(-1)
+        with torch.no_grad():
+            rated = target.unroll(*rows)
+            best = (values if config.double else rated).argmax(-1, keepdim=True)
+            if config.rescale_values:
+                rated = losses.inverse_value_rescaling(rated)
+            next_values, rated_taken = (rated.gather(-1, each).squeeze(-1) for each in (best, actions))
+            if config.targets == "n_step":
+                targets = losses.n_step_returns(rewards, discounts, next_values, mask, config.n_step)
+            else:
+                q_lambda = losses.watkins_q_lambda if config.targets == "watkins" else losses.peng_q_lambda
+                inputs = (rewards, discounts, rated_taken, next_values)
+                targets = q_lambda(*inputs, mask, config.trace_lambda)
+            if config.rescale_values:
+                targets = losses.value_rescaling(targets)
+        counted = losses.transition_mask(mask)
+        return where_counted(targets - taken, counted), counted, values
+
+    def loss(self, networks: R2D2Networks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
+        """The loss of a batch of `Step`s `[N, burn_in + unroll_length + 1, ...]`."""
+        config = self.config
+        errors, counted, values = self.errors(networks.q_network, context.targets["q_network"], batch.data)
+        weights = losses.importance_weights(
+            torch.as_tensor(batch.info.probability, device=values.device),
+            torch.as_tensor(batch.info.table_size, device=values.device),
+            config.importance_sampling_exponent,
+            context.largest,
+        )
+        total = counted.sum()
+        loss = 0.5 * (weights.unsqueeze(1) * errors.square()).sum() / total.clamp(min=1)
+        metrics = {
+            "q_mean": losses.masked_mean(values.mean(-1), counted),
+            "td_error": losses.masked_mean(errors.abs(), counted),
+            "importance_weight": weights.mean(),
+            "transitions": total,
+        }
+        # With the small constant, sequences without error still have a chance to be sampled.
+        priorities = losses.sequence_priorities(errors, counted, config.priority_eta).double() + 1e-6
+        return LossOutput(loss, metrics, priorities, weight=total)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "testing:Memory": Preset(
+        agent={
+            "unroll_length": 20,
+            "burn_in": 10,
+            "period": 20,
+            "hidden_sizes": (32,),
+            "lstm_size": 32,  # None, a network without memory, stays at chance, 0.5.
+        },
+        run={
+            "num_actors": 1,
+            "envs_per_actor": 8,
+            "max_env_steps": 200_000,
+            "target_return": 0.99,
+            "evaluate_period": 25_000,
+            "num_evaluation_episodes": 100,
+        },
+    ),
+}

@@ -1,0 +1,451 @@
+"""R2D2: every field of its config changes something; stored states, burn-in and the ends of episodes."""
+
+import collections
+import contextlib
+import dataclasses
+import math
+from unittest import mock
+
+import config_fields
+import numpy as np
+import pytest
+import torch
+from batches import learn
+from dm_env import specs as dm_specs
+
+from agents.r2d2 import R2D2, R2D2Config, R2D2Networks
+from framework import environments, networks, replay, specs
+from framework.actors import EnvironmentLoop, PolicyActor
+from framework.core import Progress
+from framework.environments.testing import EchoEnvironment
+from framework.networks import as_tensors
+from framework.types import Step
+
+Info = collections.namedtuple("Info", "key probability table_size")
+Sample = collections.namedtuple("Sample", "info data")
+
+SPEC = specs.EnvironmentSpec(
+    dm_specs.Array((4,), np.float32),
+    dm_specs.DiscreteArray(3, np.int64),
+    dm_specs.Array((), np.float32),
+    dm_specs.BoundedArray((), np.float32, 0, 1),
+)
+IMAGES = SPEC._replace(observations=dm_specs.BoundedArray((4, 44, 44), np.uint8, 0, 255))
+SMALL = R2D2Config(
+    unroll_length=6,
+    burn_in=3,
+    period=3,
+    n_step=3,
+    batch_size=4,
+    hidden_sizes=(8,),
+    lstm_size=6,
+    head_sizes=(8,),
+)
+
+
+def make_batch(config=SMALL, seed=0, spec=SPEC):
+    """Rows of random numbers, with the ends of truncated and of terminated episodes among them."""
+    random = np.random.default_rng(seed)
+    shape = (config.batch_size, config.burn_in + config.unroll_length + 1)
+    mask, start = np.ones(shape, np.float32), np.zeros(shape, np.bool_)
+    discount = np.ones(shape, np.float32)
+    for n, t, last in ((0, 5, 1.0), (1, 1, 1.0), (1, 4, 0.0), (2, shape[1] - 1, 0.0)):
+        mask[n, t], discount[n, t - 1] = 0, last
+        if t + 1 < shape[1]:
+            start[n, t + 1] = True
+    extras = {}
+    if config.lstm_size:
+        size = (config.batch_size, config.lstm_size)
+        extras["state"] = tuple(random.normal(size=size).astype(np.float32) for _ in range(2))
+    observation = random.normal(size=(*shape, *spec.observations.shape))
+    if spec.observations.dtype == np.uint8:
+        observation = random.integers(0, 255, observation.shape)
+    data = Step(
+        observation.astype(spec.observations.dtype),
+        random.integers(0, 3, shape),
+        (3 * random.normal(size=shape)).astype(np.float32),
+        discount,
+        start,
+        extras,
+        mask,
+    )
+    count = config.batch_size
+    info = Info(np.arange(count, dtype=np.uint64), random.dirichlet(np.ones(count)), np.full(count, count))
+    return Sample(info, data)
+
+
+def make_learner(config=SMALL, spec=SPEC):
+    torch.manual_seed(0)
+    agent = R2D2(config)
+    return agent.make_learner(agent.make_networks(spec), spec)
+
+
+# --- fields ---
+
+
+def learned(config):
+    """Parameters, rates and priorities after three steps, as one vector."""
+    learner = make_learner(config)
+    seen = []
+    for seed in range(3):
+        learner.env_steps = seed
+        result = learn(learner, make_batch(config, seed))
+        seen += [float(result.metrics["learning_rate"]), *result.priorities]
+    parameters = [p.detach().flatten() for p in learner.networks.parameters()]
+    return torch.cat([torch.tensor(seen), *parameters]).double().numpy()
+
+
+def explored(config):
+    """How often each of two envs does what it would not have done greedily, after one env step."""
+    agent, learner = R2D2(config), make_learner(config)
+    policy = agent.make_policy(learner.networks)
+    policy.progress = Progress(version=0, env_steps=1)
+    policy.seed(1)
+    observation, state = np.zeros((2, 4), np.float32), policy.initial_state(2)
+    actions = np.array([policy.step(observation, state)[0] for _ in range(200)])
+    greedy = agent.make_policy(learner.networks, evaluation=True).step(observation, state)[0]
+    return (actions != greedy).mean(0)
+
+
+def evaluated(config):
+    agent = R2D2(config)
+    policy = agent.make_policy(agent.make_networks(SPEC), evaluation=True)
+    observation, state = np.zeros((2, 4), np.float32), policy.initial_state(2)
+    return np.array([policy.step(observation, state)[0] for _ in range(100)]).std(0)
+
+
+def table(config):
+    info = R2D2(config).make_tables(SPEC)[0].info
+    return str((info.max_size, info.sampler_options, info.rate_limiter_info))
+
+
+def network(config):
+    torch.manual_seed(0)
+    return str(R2D2(config).make_networks(SPEC))
+
+
+def written(config):
+    """Observations of the items."""
+    return played(config, steps=90)[0].data.observation
+
+
+def seen(config):
+    """What observations look like."""
+    environment = environments.make(EchoEnvironment, wrappers=R2D2(config).environment_wrappers())
+    environment.reset()
+    return str(environment.step(np.array([2])).observation)
+
+
+def chosen(config):
+    """Which learner is made: its loss and its precision."""
+    # Compiling takes half a minute of a slow machine; that it is asked for is what matters here.
+    with mock.patch("torch.compile", return_value="compiled") as compiled:
+        learner = make_learner(config)
+    return (compiled.called, learner._precision is contextlib.nullcontext)
+
+
+# See helpers/config_fields.py.
+FIELDS = {
+    "discount": (0.5, learned, {}),
+    "unroll_length": (5, written, {}),
+    "burn_in": (2, written, {}),
+    "period": (2, written, {}),
+    "max_replay_size": (5000, table, {}),
+    "min_replay_size": (17, table, {}),
+    "batch_size": (32, table, {}),
+    "samples_per_insert": (3.0, table, {}),
+    "insert_burst": (7, table, {}),
+    "previous_action_and_reward": (True, seen, {}),
+    "n_step": (2, learned, {}),
+    "targets": ("watkins", learned, {}),
+    "trace_lambda": (0.5, learned, {"targets": "peng"}),
+    "double": (False, learned, {"learning_rate": 0.1}),
+    "rescale_values": (False, learned, {}),
+    "reward_clip": (0.1, learned, {}),
+    "priority_exponent": (0.5, table, {}),
+    "priority_eta": (0.5, learned, {}),
+    "importance_sampling_exponent": (0.9, learned, {}),
+    "learning_rate": (1e-2, learned, {}),
+    "learning_rate_decay": (3, learned, {}),
+    "learning_rate_end": (0.9, learned, {"learning_rate_decay": 3}),
+    "adam_epsilon": (1e-2, learned, {}),
+    "max_gradient_norm": (1e-9, learned, {}),
+    "target_update_period": (2, learned, {}),
+    "target_update_rate": (1.0, learned, {}),
+    "epsilon_start": (0.2, explored, {}),
+    "epsilon_end": (0.9, explored, {"epsilon_decay": 1}),
+    "epsilon_decay": (2, explored, {}),
+    "epsilon_ladder": (0.0, explored, {"epsilon_start": 0.5}),
+    "evaluation_epsilon": (0.5, evaluated, {}),
+    "hidden_sizes": ((9,), network, {}),
+    "lstm_size": (7, network, {}),
+    "head_sizes": ((9,), network, {}),
+    "dueling": (False, network, {}),
+    "compile_loss": (True, chosen, {}),
+    "autocast": (True, chosen, {}),
+}
+
+
+def test_every_field_is_in_the_table():
+    config_fields.assert_complete(FIELDS, R2D2Config)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_changes_something(field):
+    config_fields.assert_changes_something(FIELDS, field, SMALL)
+
+
+WRONG = [
+    ("unroll_length", 0),
+    ("burn_in", -1),
+    ("period", 0),
+    ("period", 41),
+    ("targets", "retrace"),
+    ("trace_lambda", 1.1),
+    ("priority_eta", -0.1),
+    ("priority_exponent", -0.5),
+    ("importance_sampling_exponent", 1.5),
+    ("reward_clip", 0.0),
+    ("epsilon_start", 1.1),
+    ("epsilon_end", -0.1),
+    ("epsilon_decay", 0),
+    ("epsilon_ladder", -1.0),
+    ("evaluation_epsilon", 2.0),
+    ("hidden_sizes", (0,)),
+    ("head_sizes", 64),
+    ("lstm_size", 0),
+    ("rescale_values", "no"),
+    ("learning_rate", math.inf),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_value_that_makes_no_sense_is_refused(field, value):
+    config_fields.assert_refuses(R2D2Config, field, value)
+
+
+def test_the_learner_goes_to_the_configured_device():
+    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch(SMALL))
+
+
+def test_actions_of_real_numbers_are_refused():
+    with pytest.raises(ValueError, match="expected one discrete action"):
+        R2D2().make_networks(SPEC._replace(actions=dm_specs.BoundedArray((2,), np.float32, -1, 1)))
+
+
+# --- what is stored, and where it is learned from ---
+
+
+def played(config, steps=300, envs=3, networks_fn=None, episode_length=7, truncate=False):
+    """All that an actor of three envs wrote, as one batch, and the networks that acted."""
+    torch.manual_seed(0)
+    agent = R2D2(config, networks_fn)
+    environment = environments.make(
+        EchoEnvironment,
+        num_envs=envs,
+        options={"episode_length": episode_length, "truncate": truncate},
+        wrappers=agent.environment_wrappers(),
+    )
+    spec = specs.make_environment_spec(environment)
+    nets = agent.make_networks(spec)
+    tables = [replay.Table.queue("replay", 1000)]
+    client = replay.EmbeddedClient(tables, concurrent=False)
+    adder = agent.make_adder(client, spec)
+    loop = EnvironmentLoop(environment, PolicyActor(agent.make_policy(nets), adder, num_envs=envs, seed=0))
+    for _ in range(steps // envs):
+        loop.step()
+    adder.flush()
+    return client.sample_batch("replay", tables[0].info.current_size), nets
+
+
+class CountingCore(networks.RecurrentCore):
+    """Its state and its output are the number of rows since the episode began."""
+
+    def step(self, inputs, state):
+        count = state[0] + 1.0
+        return count, (count, state[1])
+
+
+def counting(config, spec):
+    nets = R2D2Networks(config, spec)
+    nets.q_network.core = CountingCore(nets.q_network.torso.output_size, config.lstm_size)
+    nets.q_network.head = torch.nn.Identity()
+    return nets
+
+
+@pytest.mark.parametrize("burn_in", [0, 3, 9])
+def test_the_stored_state_is_that_before_the_first_row_and_counts_on_through_burn_in_and_episodes(burn_in):
+    config = dataclasses.replace(SMALL, burn_in=burn_in, lstm_size=4)  # As many counts as actions.
+    sample, nets = played(config, networks_fn=counting)
+    data = sample.data
+    # Observations count the rows of an env, from 0. An episode has seven steps, thus eight rows.
+    time = data.observation[..., 0] % 8
+    stored = data.extras["state"][0]
+    assert stored.shape == (len(time), config.lstm_size) and len(time) > 20
+    # The state at a closing row is not kept: nothing that is learned depends on it.
+    np.testing.assert_array_equal(stored[:, 0], time[:, 0] % 7)
+    rows = as_tensors((data.observation, data.extras["state"], data.start_of_episode))
+    counts = nets.q_network.unroll(*rows, burn_in)
+    assert counts.shape[1] == config.unroll_length + 1
+    counts, expected = counts[..., 0].detach().numpy(), time[:, burn_in:] + 1
+    if burn_in == 0:
+        counts, expected = counts[time[:, 0] < 7], expected[time[:, 0] < 7]
+    np.testing.assert_array_equal(counts, expected)
+    # The closing row is the eighth; no other has a mask of 0.
+    np.testing.assert_array_equal(data.mask == 0, time == 7)
+
+
+@pytest.mark.parametrize("period", [3, 6])
+def test_each_step_is_learned_from_equally_often(period):
+    config = dataclasses.replace(SMALL, period=period)
+    data = played(config)[0].data
+    counted = data.mask[:, config.burn_in : -1] == 1
+    learned = data.observation[:, config.burn_in : -1, 0][counted].astype(int)
+    times = np.bincount(learned)
+    # All envs have the same observations. The first rows of a run, and its last, are seen less often.
+    inside = np.arange(len(times)) % 8 != 7
+    inside[: config.burn_in + 6] = inside[-2 * config.unroll_length :] = False
+    assert set(times[inside]) == {3 * config.unroll_length // period}
+
+
+@pytest.mark.parametrize("truncate", [False, True], ids=["terminated", "truncated"])
+def test_rewards_tell_the_observation_and_action_of_their_row(truncate):
+    config = dataclasses.replace(SMALL, previous_action_and_reward=True)
+    data = played(config, truncate=truncate)[0].data
+    real, observation = data.mask == 1, data.observation
+    np.testing.assert_array_equal(
+        data.reward[real], (100 * observation["observation"][..., 0] + data.action)[real]
+    )
+    follows = real[:, :-1]
+    np.testing.assert_array_equal(observation["action"][:, 1:][follows], data.action[:, :-1][follows])
+    np.testing.assert_array_equal(observation["reward"][:, 1:][follows], data.reward[:, :-1][follows])
+    ends = real[:, :-1] & ~real[:, 1:]
+    assert ends.any() and (data.discount[:, :-1][ends] == float(truncate)).all()
+
+
+# --- the loss ---
+
+
+def h(x):
+    return math.copysign(1.0, x) * (math.sqrt(abs(x) + 1.0) - 1.0) + 1e-3 * x
+
+
+def h_inverse(x):
+    root = (math.sqrt(1.0 + 4e-3 * (abs(x) + 1.0 + 1e-3)) - 1.0) / 2e-3
+    return math.copysign(1.0, x) * (root**2 - 1.0)
+
+
+def unrolled(network, data, n, burn_in):
+    """Values `[T, A]` of all rows of sequence `n`, one step at a time."""
+    state = tuple(torch.as_tensor(part[n : n + 1]) for part in data.extras.get("state", ()))
+    rows = []
+    for t in range(data.mask.shape[1]):
+        if data.start_of_episode[n, t]:
+            state = network.initial_state(1)
+        with torch.set_grad_enabled(t >= burn_in):
+            values, state = network.step(torch.as_tensor(data.observation[n : n + 1, t]), state)
+        rows.append(values[0])
+    return torch.stack(rows)
+
+
+VARIANTS = {
+    "defaults": {},
+    "no memory": {"lstm_size": None},
+    "no burn-in": {"burn_in": 0, "n_step": 1, "unroll_length": 8},
+    "plain": {"double": False, "dueling": False, "rescale_values": False, "n_step": 50},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_the_loss_against_a_loop(changes):
+    config = dataclasses.replace(SMALL, **changes, discount=0.9, reward_clip=2.0)
+    learner, batch = make_learner(config), make_batch(config)
+    data, online, target = batch.data, learner.networks.q_network, learner.targets["q_network"]
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    there, back = (h, h_inverse) if config.rescale_values else (float, float)
+    weights = (config.batch_size * batch.info.probability) ** -config.importance_sampling_exponent
+    weights /= weights.max()
+    total, count, priorities = torch.zeros(()), 0, []
+    for n in range(config.batch_size):
+        values = unrolled(online, data, n, config.burn_in)
+        rated = unrolled(target, data, n, config.burn_in).detach()
+        sizes, last = [], data.mask.shape[1] - 1
+        for t in range(config.burn_in, last):
+            if not data.mask[n, t]:
+                continue
+            expected, factor, row = 0.0, 1.0, t
+            while row < last and data.mask[n, row] and row - t < config.n_step:
+                expected += factor * float(np.clip(data.reward[n, row], -2, 2))
+                factor *= 0.9 * float(data.discount[n, row])
+                row += 1
+            chooser = values if config.double else rated
+            expected += factor * back(float(rated[row, chooser[row].argmax()]))
+            error = there(expected) - values[t, data.action[n, t]]
+            total = total + 0.5 * weights[n] * error**2
+            count += 1
+            sizes.append(abs(error.item()))
+        priorities.append(0.9 * max(sizes) + 0.1 * float(np.mean(sizes)))
+    (total / count).backward()
+    expected = [None if p.grad is None else p.grad.clone() for p in online.parameters()]
+    learner.optimizer.step = lambda: None
+    learner._max_gradient_norm = None
+    result = learn(learner, batch)
+    assert result.metrics["loss"].item() == pytest.approx((total / count).item(), rel=1e-4)
+    assert result.metrics["transitions"] == count
+    np.testing.assert_allclose(result.priorities, priorities, rtol=1e-4)
+    for parameter, gradient in zip(online.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_what_does_not_count_may_be_anything():
+    batch = make_batch()
+    expected = learn(make_learner(), batch)
+    data = batch.data
+    beyond = data.mask == 0
+    for array in (data.reward, data.discount):
+        array[beyond] = np.nan
+    data.action[beyond] = 0
+    data.reward[:, -1] = data.discount[:, -1] = np.nan  # the row to bootstrap from
+    data.reward[:, : SMALL.burn_in] = np.nan
+    result = learn(make_learner(), batch)
+    assert result.metrics["loss"] == expected.metrics["loss"]
+    torch.testing.assert_close(result.priorities, expected.priorities, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_images_are_learned_from(autocast):
+    config = dataclasses.replace(SMALL, autocast=autocast, batch_size=3, unroll_length=4)
+    learner, batch = make_learner(config, IMAGES), make_batch(config, spec=IMAGES)
+    before = [p.detach().clone() for p in learner.networks.parameters()]
+    assert np.isfinite(learn(learner, batch).metrics["loss"].item())
+    after = list(learner.networks.parameters())
+    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+# --- acting ---
+
+
+def test_choices_repeat_from_the_seed_and_from_the_saved_state():
+    agent = R2D2(SMALL)
+    nets = agent.make_networks(SPEC)
+    observation = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+
+    def act(policy, times=3):
+        state, actions = policy.initial_state(64), []
+        for _ in range(times):
+            action, _, state = policy.step(observation, state)
+            actions.append(action.tolist())
+        return actions
+
+    first, second = agent.make_policy(nets), agent.make_policy(nets)
+    first.seed(3)
+    second.seed(3)
+    assert act(first) == act(second)
+    second.restore(first.save())
+    assert act(first) == act(second)
+    second.seed(4)
+    assert act(first) != act(second)
+    greedy = agent.make_policy(nets, evaluation=True)
+    assert act(greedy) == act(greedy)
