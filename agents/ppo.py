@@ -270,10 +270,11 @@ class PPO(OnPolicyAgent):
             rows = tree.map_structure(lambda leaf: leaf.flatten(0, 1)[real], rows)
         staleness = context.learner_steps - data.extras["version"][mask > 0].float().mean()
         real_targets = targets[mask > 0]
-        explained = 1.0 - advantages[mask > 0].var() / real_targets.var().clamp(min=1e-8)
+        spread = real_targets.var(correction=0)  # 0 for a single value; the unbiased estimate is NaN.
+        explained = 1.0 - advantages[mask > 0].var(correction=0) / spread.clamp(min=1e-8)
         metrics = {
             "staleness": staleness,
-            "explained_variance": explained,
+            "explained_variance": torch.where(spread > 0, explained, 0.0),
             "value_target": real_targets.mean(),
         }
         return Prepared(rows, count, metrics)

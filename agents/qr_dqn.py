@@ -84,7 +84,12 @@ class QRDQN(DQN):
 
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
-        agent={"samples_per_insert": 24.0, "learning_rate_decay": 50_000, "epsilon_decay": 12_000},
+        agent={
+            "num_quantiles": 20,
+            "samples_per_insert": 24.0,
+            "learning_rate_decay": 50_000,
+            "epsilon_decay": 12_000,
+        },
         run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
     ),
 }

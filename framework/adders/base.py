@@ -74,6 +74,16 @@ class Adder(abc.ABC):
         wait in the writer, and `ready()` is False until they are in their tables.
         """
 
+    def make_room(self) -> None:
+        """Makes room for the next step, so that a later `add` does not raise `WouldBlockError`.
+
+        Has an effect with a client that is not concurrent. With others, `add` itself waits for room.
+
+        Raises:
+          WouldBlockError: Items wait for room that only a reader in this thread can make.
+        """
+        return
+
     @abc.abstractmethod
     def flush(self, timeout: float | None = None) -> None:
         """Waits until the tables have all items.

@@ -213,6 +213,10 @@ class BlockAdder(Adder):
                 and not self._writer.num_pending
             )
 
+    def make_room(self) -> None:
+        if not self._concurrent and self._t + 1 == self._history + self._steps:
+            self._flush_writer(None)
+
     def flush(self, timeout: float | None = None) -> None:
         with self._lock:
             self._check_usable()

@@ -78,6 +78,11 @@ class UnrollAdder(SequenceAdder):
             return not self._closed
         return super().ready()
 
+    def make_room(self) -> None:
+        if not self._concurrent and self._made + 1 == self._unroll_length:
+            self._flush_writer(None)
+        super().make_room()
+
     def _advance(self, kind: Any) -> None:
         ends = self._made + 1 == self._unroll_length
         if ends and not self._concurrent:

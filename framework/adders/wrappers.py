@@ -33,6 +33,10 @@ class ForkingAdder(Adder):
     def ready(self) -> bool:
         return all(adder.ready() for adder in self._adders)
 
+    def make_room(self) -> None:
+        for adder in self._adders:
+            adder.make_room()
+
     def flush(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         for adder in self._adders:

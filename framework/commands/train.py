@@ -33,7 +33,7 @@ from framework.programs import config_file
 from framework.programs.presets import Preset, presets_of
 from framework.programs.registry import AgentEntry, agent_names, find_agent
 from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunFolder
+from framework.programs.run_folder import RunFolder, differences
 from launch.running import stopped_by_signals
 from launch.view import NodesView
 
@@ -108,6 +108,13 @@ def parse_new(name: str | None, arguments: Sequence[str]) -> tuple[AgentEntry, T
     parser.add_argument("--environment", nargs="?")
     early = parser.parse_known_args(arguments)[0]
     given = _read(early.config)
+    if given.get("environment", "") is None:  # The run's was a function without a name.
+        if early.environment is None:
+            raise UsageError(
+                f"{early.config}: environment: got null, expected SUITE:NAME or module:function. Give "
+                "it with --environment."
+            )
+        del given["environment"]
     entry = find(_agent_name(name, given.pop("agent", None), early.config))
     environment = early.environment or given.get("environment") or default_environment(entry)
     preset = presets_of(entry.load()).get(environment, Preset())
@@ -177,6 +184,16 @@ def find(name: str) -> AgentEntry:
 
 def resume(arguments: Sequence[str], name: str | None = None) -> int:
     """Resumes a run."""
+    # Not argparse's own abbreviations and errors: tyro parses them again.
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for field in dataclasses.fields(ResumeOptions):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", nargs="?")
+    early, others = parser.parse_known_args(arguments)
+    if others and early.resume and not {"-h", "--help"} & {*others}:
+        folder = RunFolder.open(early.resume)
+        _check_same_settings(folder, others)
+        own = {f"--{name.replace('_', '-')}": value for name, value in vars(early).items()}
+        arguments = [flag if value is None else f"{flag}={value}" for flag, value in own.items()]
     given = parse(ResumeOptions, arguments, prog="repertory train")
     folder = RunFolder.open(given.resume)
     if name is not None and find(name).name != folder.agent:
@@ -194,6 +211,22 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
         folder.save()
         (folder.path / "result.json").unlink(missing_ok=True)  # If this run is interrupted, it has no result.
         return run(folder, program)
+
+
+def _check_same_settings(folder: RunFolder, flags: Sequence[str]) -> None:
+    """Raises `UsageError` if `flags` of `repertory train` give settings other than those of the run."""
+    file = f"{folder.path}/config.yaml"
+    known = ["--config", file, "--environment", folder.environment or TrainOptions.environment]
+    of_run, given = (parse_new(None, [*known, *more])[2:] for more in ([], flags))
+    changed = "; ".join(
+        filter(None, (differences(vars(old), vars(new)) for old, new in zip(of_run, given, strict=True)))
+    )
+    if changed:
+        raise UsageError(
+            f"{folder.path}: {changed}. A resumed run keeps its settings, but for the flags of repertory "
+            "train --resume RUN --help. Leave the others out, or start a new run with them: repertory train "
+            f"--config {file} {' '.join(flags)}"
+        )
 
 
 def _given(options: ResumeOptions, *names: str) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Entropies and divergences of the policies' distributions, elementwise, with gradients. In nats.
 
+They take no mask of sequences: `masked_mean(entropy, mask)` averages the elements that count, and is 0 if
+none does. Padding has no gradient.
+
 Logits may be -inf, but not all of a row. Such an action has probability 0 and no gradient.
 """
 

@@ -16,6 +16,7 @@ import torch
 from framework.programs.learner_group import FirstLearner
 from framework.programs.limiter_state import describe_tables
 from framework.programs.policy_lag import StallDetector
+from framework.programs.run_folder import changed_settings
 from framework.programs.worker import ProgramWorker, Setup, learner_threads, prepare_process, seeded
 from framework.replay import ReplaySample, TableInfo
 from framework.types import StepResult
@@ -64,7 +65,7 @@ class ProgramLearner:
         seed: int = 0,
     ):
         agent, config = setup.agent.for_learner(clients), setup.config
-        self._config, self._replay = config, replay
+        self._agent, self._config, self._replay = agent, config, replay
         self._name, self._steps_name = name, f"{name}_steps"
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         with seeded(seed):
@@ -146,7 +147,15 @@ class ProgramLearner:
     def _restore(self) -> None:
         state = self._checkpointer.get(self._name) if self._checkpointer is not None else None
         if state is not None:
-            self.learner.restore(state["learner"])
+            try:
+                self.learner.restore(state["learner"])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                directory = str(self._config.directory)
+                changed = changed_settings(directory, self._agent) or "its settings are equal, not its code"
+                raise ValueError(
+                    f"agent: got one that does not fit the checkpoint of the run in {directory}: {changed}. "
+                    "Restore them, or give the new run another directory."
+                ) from error
             self._steps = int(state["steps"])
         counts = self._counter.get_counts()
         made, env_steps = counts.get(self._steps_name, 0), counts.get("env_steps", 0)

@@ -22,7 +22,7 @@ from framework.programs.parts import check_parts, make_logger, wrappers_of
 from framework.programs.plan_agent import PlanAgent
 from framework.programs.plan_worker import PlanWorker
 from framework.programs.run_config import RunConfig
-from framework.programs.run_folder import RunFolder
+from framework.programs.run_folder import RecordRun, RunFolder
 from framework.programs.services import (
     Monitor,
     RunCheckpointer,
@@ -412,9 +412,10 @@ def _connect_one(handles: Sequence[launch.Handle]) -> Any:
 def _make_monitor(
     run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any
 ) -> Monitor:
-    resumed_at = None
-    if run is not None:
+    reader = None if run is None else newest_checkpoint(run.config)
+    if run is not None and reader is not None:
+        callbacks = (RecordRun(run), *callbacks)
+    elif run is not None:
         run.record()
-        if (reader := newest_checkpoint(run.config)) is not None:
-            resumed_at = reader.step
+    resumed_at = None if reader is None else reader.step
     return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at)

@@ -25,6 +25,7 @@ from framework.environments.suites import SUITES
 from framework.loggers.files import explained
 from framework.objects import load_object, target_of
 from framework.programs import config_file
+from framework.programs.callbacks import Callback
 from framework.programs.registry import describe_agent, find_agent
 from framework.programs.run_config import RunConfig
 
@@ -320,6 +321,31 @@ class RunFolder:
         thread.start()
         thread.join(timeout)
         return not thread.is_alive()
+
+
+class RecordRun(Callback):
+    """Writes the settings of a resumed run with its first row. An attempt that fails earlier keeps them."""
+
+    def __init__(self, run: RunFolder):
+        self._run: RunFolder | None = run
+
+    def on_row(self, label: str, row: dict[str, Any], snapshot: dict[str, Any]) -> None:
+        if self._run is not None:
+            self._run.record()
+            self._run = None
+
+
+def differences(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
+    """Which settings differ, as in `learning_rate: got 0.01, expected 0.001`; empty if none does."""
+    names = [name for name in {**expected, **got} if expected.get(name) != got.get(name)]
+    return "; ".join(f"{name}: got {got.get(name)!r}, expected {expected.get(name)!r}" for name in names)
+
+
+def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> str:
+    """Which settings of `agent` differ from those of the run in `directory`; empty if none does."""
+    _, fields = describe_agent(agent)
+    plain = json.loads(json.dumps(fields, default=_plain))
+    return differences(RunFolder.open(directory).agent_config, plain)
 
 
 def _as_text(run: RunFolder) -> str:

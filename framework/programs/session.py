@@ -97,6 +97,7 @@ class Session:
 
         Raises:
           ValueError: An env's last action was not observed, or there are more than `num_envs` open episodes.
+          WouldBlockError: As for `observe`; it concerns envs that begin an episode.
         """
         ids = self._ids(env_ids, observation)
         observation = self._rows("observation", self._spec.observations, observation, len(ids))
@@ -112,6 +113,7 @@ class Session:
                 f"most {self._num_envs} together. Give session() a larger num_envs, or end episodes with "
                 "end_episodes()."
             )
+        self._make_room("act", heapq.nsmallest(len(begins), self._free))
         for row in begins:
             place = self._places[ids[row]] = heapq.heappop(self._free)
             self._adders[place].add_first(self._timestep(FIRST, 1.0, observation, row))
@@ -148,7 +150,8 @@ class Session:
 
         Raises:
           ValueError: An env has no action to observe.
-          WouldBlockError: `learn` was not called for so long that replay takes no more experience.
+          WouldBlockError: `learn` was not called for so long that replay takes no more experience. Nothing
+            was taken: call `learn`, then this again.
         """
         ids = self._ids(env_ids, next_observation)
         places = [self._places.get(env, -1) for env in ids]
@@ -159,17 +162,13 @@ class Session:
         rewards = self._rows("reward", self._spec.rewards, reward, len(ids))
         is_terminal = np.broadcast_to(np.asarray(terminated, np.bool_), len(ids))
         ends = is_terminal | np.asarray(truncated, np.bool_)
+        self._make_room("observe", places)
         for row, (env, place) in enumerate(zip(ids, places, strict=True)):
             kind, discount = LAST if ends[row] else MID, 0.0 if is_terminal[row] else 1.0
             timestep = self._timestep(kind, discount, observation, row, rewards)
-            action, extras = self._chosen.pop(place)
-            try:
-                self._adders[place].add(action, timestep, extras)
-            except WouldBlockError as error:
-                raise WouldBlockError(
-                    f"observe: replay takes no more experience before the learner has used some. Call "
-                    f"learn() after observe(). {error}"
-                ) from None
+            action, extras = self._chosen[place]
+            self._adders[place].add(action, timestep, extras)
+            del self._chosen[place]
             if ends[row]:
                 self._end(env)
         self.env_steps += len(ids)
@@ -254,6 +253,17 @@ class Session:
             if not names or name in names:
                 children[name].load_state_dict(values)
         self._policy.progress = Progress(self.learner_steps, self.env_steps)
+
+    def _make_room(self, call: str, places: Sequence[int]) -> None:
+        """Makes room for a step of all envs before the first one is taken: all are, or none."""
+        try:
+            for place in places:
+                self._adders[place].make_room()
+        except WouldBlockError as error:
+            raise WouldBlockError(
+                f"{call}: replay takes no more experience before the learner has used some. Call "
+                f"learn(), and then {call}() again. {error}"
+            ) from None
 
     def _end(self, env: Hashable) -> None:
         heapq.heappush(self._free, self._places.pop(env))

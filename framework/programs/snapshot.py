@@ -26,7 +26,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,15 +37,13 @@ from framework.programs.callbacks import Callback
 from framework.programs.learner_worker import keep_freed_memory
 from framework.programs.pickling import ObjectPickler, pickle_module
 from framework.programs.run_config import RunConfig
+from framework.programs.run_folder import RunFolder, differences
 from framework.programs.services import PROGRAM, newest_checkpoint
 from framework.programs.worker import prepare_process
 from framework.variables import VariableBlock
 from launch import context
 from launch.engines.in_process import LocalRuntime, Place
 from launch.program import ProgramState
-
-if TYPE_CHECKING:
-    from framework.programs.run_folder import RunFolder
 
 _LOG = logging.getLogger(__name__)
 # May differ when a run resumes: its limits, and its folder, which may have been moved.
@@ -121,8 +119,17 @@ class Snapshot:
             return None
         file = io.BytesIO(data)
         about = json.loads(file.readline())
-        if any(about[name] != value for name, value in self._about().items()):
-            _LOG.warning("The run's settings or packages have changed, so new episodes begin.")
+        now = self._about()
+        parts = ("versions", "config", "agent")
+        changed = [differences(about[name], now[name]) for name in parts]
+        changed.append(
+            differences(*({name: of[name] for name in now if name not in parts} for of in (about, now)))
+        )
+        if any(changed):
+            _LOG.warning(
+                "The run's settings or packages have changed, so new episodes begin: %s.",
+                "; ".join(filter(None, changed)),
+            )
             return None
         limit = self._config.max_env_steps
         if limit != about["limit"] and (about["finished"] or (limit or math.inf) < about["granted"]):

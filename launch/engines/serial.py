@@ -36,12 +36,17 @@ class SerialJob(LocalJob):
         self._interrupted = False  # whether a stop without a result waits for the end of the turn
         self._groups: list[str] = []  # the workers' groups
         self._started = False
+        self._runs = False  # whether wait() is running nodes
+        self._thread = threading.get_ident()  # which runs them
 
     def stop(self, result: Any = None) -> None:
         saves = self._program.snapshot is not None and self.outcome.error is None
         if result is None and saves and not self._interrupted:
             # Handlers change objects: the state is saved before they are called, between two turns.
             self._interrupted = True
+            if self._started and not self._runs and threading.get_ident() == self._thread:
+                self._end()  # No wait() runs that would do it.
+                return
             expire = threading.Timer(self._options.stop_timeout, super().stop)
             expire.daemon = True
             expire.start()
@@ -52,6 +57,7 @@ class SerialJob(LocalJob):
         """Runs the program. With `labels` or `timeout` it may return between passes; call it to continue."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self.over:
+            self._runs, self._thread = True, threading.get_ident()
             try:
                 self._run(self.ended(labels), deadline)
             except TimeoutError:
@@ -60,6 +66,8 @@ class SerialJob(LocalJob):
                 self.outcome.fail(error)
                 self._end()
                 raise
+            finally:
+                self._runs = False
         return super().wait(labels, timeout=0)
 
     def _run(self, ended: Callable[[], bool], deadline: float | None) -> None:
@@ -201,7 +209,8 @@ class SerialJob(LocalJob):
             self._close(self._places)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.stop()
+        if not self._interrupted:
+            self.stop()
         self._end()
         if error is None and self.outcome.error is not None:
             raise self.outcome.error

@@ -105,6 +105,15 @@ def test_advantages_of_a_truncated_episode(before, behind):
     assert prepared.data.target[at : at + 2].tolist() == pytest.approx([9.73, 10.0])
 
 
+def test_metrics_of_a_single_real_step():
+    batch = make_batch()
+    batch.data.mask[:] = 0
+    batch.data.mask[0, 0] = 1
+    metrics = learn(make_learner(), batch).metrics
+    assert {name for name, value in metrics.items() if not math.isfinite(float(value))} == set()
+    assert metrics["explained_variance"] == 0
+
+
 @pytest.mark.parametrize("recurrent", [None, "lstm"])
 def test_masked_rows_teach_nothing(recurrent):
     config = dataclasses.replace(SMALL, recurrent=recurrent, target_kl=0.01)

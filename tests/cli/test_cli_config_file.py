@@ -41,6 +41,12 @@ def test_the_file_chooses_the_environment_and_so_the_preset(write):
     assert train.parse_new("dqn", arguments)[2].target_return == 475.0
 
 
+def test_a_flag_gives_the_environment_that_a_file_does_not_name(write):
+    path = write("agent: dqn\nenvironment: null\n")
+    options = train.parse_new(None, ["--config", str(path), "--environment", "gymnasium:Acrobot-v1"])[1]
+    assert options.environment == "gymnasium:Acrobot-v1"
+
+
 @pytest.mark.parametrize(
     "text, error",
     {
@@ -52,6 +58,7 @@ def test_the_file_chooses_the_environment_and_so_the_preset(write):
         "another agent": ("agent: ppo", "is for the agent 'ppo', not for 'dqn'"),
         "no mapping": ("- agent", "got list, expected lines of the form NAME: VALUE"),
         "a name twice": ("num_actors: 2\nnum_actors: 3", "got 'num_actors' 2 times, expected once"),
+        "no environment": ("agent: dqn\nenvironment: null", "environment: got null, .* --environment"),
         "no YAML": ("a: [", "text that is not YAML"),
     }.values(),
 )

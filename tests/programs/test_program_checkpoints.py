@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -12,7 +13,7 @@ from framework import replay
 from framework.checkpoints import Checkpointer, CheckpointError
 from framework.environments.testing import FakeEnvironment, make_spec
 from framework.loggers import read_jsonl, without_times
-from framework.programs import RunConfig, make_program
+from framework.programs import RunConfig, config_file, make_program
 from framework.programs.services import RunCheckpointer, replay_checkpointer, run_checkpoints
 
 SMALL = DQNConfig(min_replay_size=50, batch_size=16, samples_per_insert=4.0, hidden_sizes=(16,))
@@ -45,6 +46,22 @@ def inserted(checkpointer):
     client = replay.EmbeddedClient(DQN(SMALL).make_tables(make_spec()), checkpointer=checkpointer)
     (info,) = client.server_info().values()
     return info.rate_limiter_info.insert_stats.completed
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_an_agent_that_does_not_fit_the_checkpoint_is_refused_and_the_run_can_go_on(tmp_path, engine):
+    config = RunConfig(directory=str(tmp_path), max_env_steps=60)
+    small = DQNConfig(min_replay_size=20, batch_size=8, hidden_sizes=(8,))
+    launch.launch(make_program(DQN(small), "gymnasium:CartPole-v1", config), engine="serial")
+    before = (tmp_path / "config.yaml").read_bytes()
+    config = dataclasses.replace(config, max_env_steps=90)
+    other = DQN(dataclasses.replace(small, hidden_sizes=(16,), learning_rate=0.1))
+    with pytest.raises(launch.NodeError, match=r"0.1, expected .*hidden_sizes: got \[16\], expected \[8\]"):
+        launch.launch(make_program(other, "gymnasium:CartPole-v1", config), engine=engine)
+    assert (tmp_path / "config.yaml").read_bytes() == before
+    launch.launch(make_program(DQN(small), "gymnasium:CartPole-v1", config), engine="serial")
+    assert run_checkpoints(config).latest().name.endswith("-step-90")
+    assert config_file.read(tmp_path / "config.yaml")["max_env_steps"] == 90
 
 
 def test_an_older_checkpoint_is_older_in_every_part(tmp_path):

@@ -9,6 +9,7 @@ from dm_env import specs as dm_specs
 
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.iqn import IQN, IQNConfig
 from agents.maml import MAML
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
@@ -30,6 +31,7 @@ AGENTS = {
     "dqn": lambda: DQN(DQNConfig(prioritized=True, epsilon_ladder=3.0, n_step=2, **LEARNS)),
     "ppo": lambda: PPO(PPOConfig(unroll_length=4, recurrent="lstm", normalize_observations=True, epochs=2)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=4, lstm_size=8, batch_size=4)),
+    "iqn": lambda: IQN(IQNConfig(hidden_sizes=(16,), **LEARNS)),
     "r2d2": lambda: R2D2(R2D2Config(min_replay_size=2, batch_size=2, unroll_length=4, burn_in=2, period=2)),
     "rainbow": lambda: Rainbow(RainbowConfig(**LEARNS)),
     "sac": lambda: SAC(SACConfig(samples_per_insert=8.0, hidden_sizes=(16,), **LEARNS)),
@@ -209,11 +211,36 @@ def test_wrong_calls_are_errors_that_say_what_to_do(call, message):
 
 def test_experience_without_learning_is_an_error_in_the_end():
     session, game = AGENTS["ppo"]().session(SPEC), Game(0, 5)
-    with pytest.raises(WouldBlockError, match=r"Call learn\(\) after observe"):
+    with pytest.raises(WouldBlockError, match=r"observe: .* Call learn\(\)"):
         for _ in range(1_000):
             session.act([game.observation()])
             observation, reward, terminated, truncated = game.step()
             session.observe([observation], [reward], terminated, truncated)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_call_that_replay_refuses_takes_nothing_and_may_be_repeated(name):
+    session, refused = AGENTS[name]().session(SPEC, num_envs=3), []
+    games = {env: Game(i, 3 + 2 * i) for i, env in enumerate(["a", "b", "c"])}
+    turns = random_turns(0, list(games), 200)
+
+    def repeated(call, *arguments):
+        for _ in range(100):
+            steps = session.env_steps
+            try:
+                return call(*arguments)
+            except WouldBlockError as error:
+                refused.append(str(error).partition(":")[0])
+                assert session.env_steps == steps
+                assert session.learn()
+        raise AssertionError("learn() makes no room")
+
+    for ids in turns:
+        repeated(session.act, [games[env].observation() for env in ids], ids)
+        answers = zip(*(games[env].step() for env in ids), strict=True)
+        repeated(session.observe, *answers, ids)
+    assert session.env_steps == sum(map(len, turns))
+    assert "observe" in refused
 
 
 def test_the_caller_may_change_the_actions_that_it_gets():

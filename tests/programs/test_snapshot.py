@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -16,6 +17,7 @@ from agents.a2c import A2C, A2CConfig
 from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
@@ -31,6 +33,7 @@ AGENTS = {
     "ppo": lambda: PPO(PPOConfig(unroll_length=16)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
+    "iqn": lambda: IQN(IQNConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16,))),
     "r2d2": lambda: R2D2(
         R2D2Config(unroll_length=6, burn_in=3, period=6, batch_size=4, samples_per_insert=2.0)
     ),
@@ -118,6 +121,23 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, environment, 
     assert "program" not in last_checkpoint(parts).names
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["stop", "stop in with"])
+def test_a_stop_without_a_wait_saves_the_state(tmp_path, leaves):
+    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
+    run("dqn", CARTPOLE, dataclasses.replace(BASE, directory=whole))
+    config = dataclasses.replace(BASE, directory=parts)
+    job = launch.start(program("dqn", CARTPOLE, config), engine="serial")
+    with job if leaves else contextlib.nullcontext():
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                job.wait(timeout=0.0)
+        job.stop()
+    assert job.over
+    assert "program" in last_checkpoint(parts).names
+    run("dqn", CARTPOLE, config)
+    assert_same_run(whole, parts)
+
+
 ENVIRONMENTS = [
     ("minatar:breakout", "inline", "minatar"),
     ("atari:Pong", "inline", "ale_py"),
@@ -185,6 +205,7 @@ def test_other_settings_begin_new_episodes(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         result = run("ppo", CARTPOLE, dataclasses.replace(config, log_period=60))
     assert "settings or packages have changed" in caplog.text
+    assert "episodes begin: log_period: got 60, expected 50." in caplog.text
     assert result["env_steps"] == BASE.max_env_steps
 
 
@@ -262,6 +283,7 @@ def test_another_setting_of_the_agent_begins_new_episodes(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         job.wait()
     assert "settings or packages have changed" in caplog.text
+    assert "entropy_coefficient: got 0.5, expected 0.0" in caplog.text
 
 
 def test_a_lower_limit_than_the_next_evaluation_ends_the_run(tmp_path):
