@@ -63,6 +63,12 @@ class IQNNetworks(DQNNetworks):
         return outputs.mean(-1)
 
 
+def stratified(items: torch.Tensor, count: int, generator: torch.Generator | None) -> torch.Tensor:
+    """Random fractions `[N, count]` for N items: one in each of `count` equal parts of the unit interval."""
+    drawn = torch.rand((len(items), count), generator=generator, device=items.device)
+    return (torch.arange(count, device=items.device) + drawn) / count
+
+
 class IQN(DQN):
     """Distributional Q-learning with implicit quantiles, for one discrete action per env."""
 
@@ -83,10 +89,9 @@ class IQN(DQN):
         generator: torch.Generator | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """As `DQN.item_losses`. Priorities are the losses."""
-        config, items, device = self.config, len(data.reward), data.reward.device
-        counts = [config.num_quantiles, config.num_target_quantiles]
-        drawn = torch.rand((items, sum(counts)), generator=generator, device=device)
-        fractions, target_fractions = drawn.split(counts, 1)
+        config, items = self.config, data.reward
+        fractions = stratified(items, config.num_quantiles, generator)
+        target_fractions = stratified(items, config.num_target_quantiles, generator)
         outputs = networks.q_network(data.observation, fractions)
         quantiles = losses.of_actions(outputs, data.action)
         targets = self.target_samples(networks, target, data, target_fractions)
@@ -103,12 +108,13 @@ class IQN(DQN):
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
-            "samples_per_insert": 24.0,
+            "batch_size": 64,
+            "samples_per_insert": 12.0,
             "learning_rate_decay": 50_000,
             "epsilon_decay": 12_000,
             "num_policy_quantiles": 8,
         },
         run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
     ),
-    "minatar:Breakout": Preset({**MINATAR, "hidden_sizes": (128,)}, MINATAR_RUN),
+    "minatar:Breakout": Preset({**MINATAR, "hidden_sizes": (128,), "num_policy_quantiles": 8}, MINATAR_RUN),
 }
