@@ -118,7 +118,7 @@ def test_a_killed_node_without_restarts_ends_the_program(cluster):
 
 
 def test_a_hung_node_is_found(cluster):
-    job = lp.start(service_program(), "ray", heartbeat_timeout=5.0)
+    job = lp.start(service_program(), "ray", heartbeat_timeout=10.0)
     pid = job.client("service").pid()
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(lp.NodeError, match=r"service-0.*no sign of life"):
