@@ -1,9 +1,11 @@
-"""Learner steps per second of programs on `serial`, with one and two torch threads, by the networks' size.
+"""Seconds of learner steps in one thread of Python, with one and two torch threads, by the networks' size.
 
-python benchmarks/learner_threads.py [--seconds 2]
+python benchmarks/learner_threads.py [--seconds 0.2]
 
-The numbers decide from which size on a serial program uses all cores; see `learner_threads` of `RunConfig`.
-One and two threads take turns. Acting is part of the figures. PPO learns from minibatches of 256, DQN from 128.
+The figures decide from which size on the learner of a program on `serial` uses a second thread; see
+`learner_threads` of `RunConfig`. PPO learns from 4 minibatches of 256 rows, DQN in 10 steps from batches of
+128, both with two hidden layers. One and two threads take turns. The best of three turns counts, since other
+programs only slow it.
 """
 
 from __future__ import annotations
@@ -14,63 +16,63 @@ import time
 
 os.environ["OMP_NUM_THREADS"] = "2"  # Before torch makes its threads.
 
-import launch
+import numpy as np
+import torch
+from dm_env import specs as dm_specs
+
 from agents.dqn import DQN, DQNConfig
 from agents.ppo import PPO, PPOConfig
-from framework import core
-from framework.programs import RunConfig, make_program
+from framework import core, specs
+from framework.programs.session import Session
 
-WIDTHS = (90, 300, 540, 700, 1000, 1400, 2200)  # Of two hidden layers.
+SPEC = specs.EnvironmentSpec(
+    observations=dm_specs.Array((8,), np.float32),
+    actions=dm_specs.DiscreteArray(4),
+    rewards=dm_specs.Array((), np.float32),
+    discounts=dm_specs.BoundedArray((), np.float32, 0.0, 1.0),
+)
+WIDTHS = (90, 300, 540, 700, 1000, 1400, 2200)
+ENVS, UNROLL = 16, 16
 
 
 def make(name: str, width: int) -> core.Agent:
     if name == "PPO":
         sizes = {"hidden_sizes": (width, width), "shared": True}
-        return PPO(PPOConfig(unroll_length=256, epochs=4, minibatch_size=256, **sizes))
-    return DQN(DQNConfig(hidden_sizes=(width, width), min_replay_size=200, samples_per_insert=64.0))
+        return PPO(PPOConfig(unroll_length=UNROLL, epochs=4, minibatch_size=ENVS * UNROLL, **sizes))
+    return DQN(DQNConfig(hidden_sizes=(width, width), min_replay_size=256, samples_per_insert=10_000.0))
 
 
-def num_parameters(agent: core.Agent) -> int:
-    from framework.programs.make import environment_spec
-
-    spec = environment_spec(agent, "gymnasium:CartPole-v1", RunConfig())
-    networks = agent.make_networks(spec)
-    return sum(parameter.numel() for parameter in networks.parameters())
-
-
-def steps_per_second(agent: core.Agent, threads: int, seconds: float) -> tuple[float, float]:
-    """Env steps, which learning keeps pace with, per second and per CPU second."""
-    config = RunConfig(envs_per_actor=4, evaluate_period=None, learner_threads=threads, log_period=10**9)
-    with launch.start(make_program(agent, "gymnasium:CartPole-v1", config), engine="serial") as job:
-
-        def run(until: float) -> int:
-            while time.perf_counter() < until:
-                try:
-                    job.wait(timeout=0.05)
-                except TimeoutError:
-                    pass
-            return int(job.client("counter").get_counts()["env_steps"])
-
-        before = run(time.perf_counter() + 0.5 * seconds)
-        start, cpu = time.perf_counter(), time.process_time()
-        made = run(start + seconds) - before
-        return made / (time.perf_counter() - start), made / (time.process_time() - cpu)
+def turn(session: Session, seconds: float) -> float:
+    """Mean seconds of `learn`, of at least two calls."""
+    random, spent, calls = np.random.default_rng(0), 0.0, 0
+    while calls < 2 or spent < seconds:
+        for _ in range(UNROLL):
+            session.act(random.normal(size=(ENVS, 8)).astype(np.float32))
+            session.observe(random.normal(size=(ENVS, 8)).astype(np.float32), random.normal(size=ENVS), False)
+        start = time.perf_counter()
+        if session.learn(max_steps=10):
+            spent, calls = spent + time.perf_counter() - start, calls + 1
+    return spent / calls
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each of three turns of a case")
-    seconds = parser.parse_args().seconds / 3
-    print("| agent | parameters | 1 thread | 2 threads | ratio | ratio per CPU second |")
-    print("|---|---|---|---|---|---|")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn")
+    seconds = parser.parse_args().seconds
+    print("| agent | parameters | 1 thread, ms | 2 threads, ms | faster by |\n|---|---|---|---|---|")
     for name in ("PPO", "DQN"):
         for width in WIDTHS:
-            agent = make(name, width)
-            turns = [[steps_per_second(agent, threads, seconds) for threads in (1, 2)] for _ in range(3)]
-            one, two = (max(turn[i] for turn in turns) for i in (0, 1))
+            session = make(name, width).session(SPEC, num_envs=ENVS)
+            best = {1: np.inf, 2: np.inf}
+            turn(session, 0.0)  # Compiles what is compiled.
+            for _ in range(3):
+                for threads in best:
+                    torch.set_num_threads(threads)
+                    best[threads] = min(best[threads], turn(session, seconds))
+            parameters = sum(tensor.numel() for tensor in session.networks.parameters())
             print(
-                f"| {name} | {num_parameters(agent):,} | {one[0]:,.0f} | {two[0]:,.0f} | "
-                f"{two[0] / one[0]:.2f} | {two[1] / one[1]:.2f} |",
+                f"| {name} | {parameters:,} | {1e3 * best[1]:.1f} | {1e3 * best[2]:.1f} | "
+                f"{best[1] / best[2]:.2f} |",
                 flush=True,
             )
 

@@ -66,7 +66,8 @@ class Host:
 
     def command(self, command: Sequence[str]) -> list[str]:
         """The command line that runs `command` in this host."""
-        return ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--pid", "--", *command]
+        enter = ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--pid", "--wd=."]
+        return [*enter, "--", *command]
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """`subprocess.run` in this host. Raises `RuntimeError` with the output if the command fails."""
@@ -170,8 +171,9 @@ def start_ray(hosts: Hosts) -> dict[str, str]:
     """
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--num-cpus=8"]
     ray.append("--object-store-memory=100000000")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment = {**inherited, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["RAY_raylet_start_wait_time_s"] = "300"  # Of a busy machine.
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     head = f"{hosts[0].address}:6379"
     for host in hosts:
@@ -181,5 +183,5 @@ def start_ray(hosts: Hosts) -> dict[str, str]:
             if host is hosts[0]
             else [f"--address={head}"]
         )
-        host.run([*ray, *own, *joins], env=environment, timeout=3 * PATIENCE)
+        host.run([*ray, *own, *joins], env=environment, timeout=6 * PATIENCE)
     return {**environment, "RAY_ADDRESS": head}
