@@ -315,6 +315,22 @@ PRESETS: Mapping[str, Preset] = {
         agent={"samples_per_insert": 24.0, "learning_rate_decay": 50_000, "epsilon_decay": 12_000},
         run={"envs_per_actor": 4, "max_env_steps": 100_000, "target_return": 475.0, "evaluate_period": 2_000},
     ),
+    "gymnasium:LunarLander-v3": Preset(
+        agent={
+            "n_step": 3,
+            "samples_per_insert": 32.0,  # A learner step for every 4 env steps.
+            "min_replay_size": 2_000,
+            "learning_rate_decay": 200_000,
+            "target_update_rate": 0.01,
+            "epsilon_decay": 50_000,
+        },
+        run={
+            "num_actors": 1,
+            "envs_per_actor": 8,
+            "max_env_steps": 200_000,
+            "evaluate_period": 20_000,
+        },
+    ),
     # 14.1 to 19.0, greedy over 100 episodes, at 1,000,000 steps on seeds 1 to 5.
     "minatar:Breakout": Preset(MINATAR, MINATAR_RUN),
     "minatar:Seaquest": Preset(MINATAR, MINATAR_RUN),

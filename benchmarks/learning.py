@@ -38,8 +38,8 @@ class Row:
       agent: what is trained.
       environment: where.
       steps: for how long.
-      floor: the return that every seed must reach; None for a control, which has a ceiling.
-      ceiling: the return that no seed may pass.
+      floor: the return that every seed must reach; None for a control.
+      ceiling: the return that no seed may pass; None beside None: the row stands beside another one.
       gain: by how much every seed's return must exceed the one before the policy adapted to a task.
       published: a number to hold it against, and after how many steps; empty where none is known. Those of
         the Zoo are single runs in ``benchmark.md`` of rl-baselines3-zoo.
@@ -62,8 +62,13 @@ ROWS = {
     "cartpole-a2c": Row("a2c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-a3c": Row("a3c", "gymnasium:CartPole-v1", 150_000, 475),
     "cartpole-apex": Row("apex", "gymnasium:CartPole-v1", 50_000, 475),
+    "cartpole-flow-dqn": Row("flow_dqn", "gymnasium:CartPole-v1", 50_000, 475),
+    "cartpole-flow-impala": Row("flow_impala", "gymnasium:CartPole-v1", 150_000, 475),
+    "cartpole-flow-ppo": Row("flow_ppo", "gymnasium:CartPole-v1", 60_000, 475),
     "acrobot-a2c": Row("a2c", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-a3c": Row("a3c", "gymnasium:Acrobot-v1", 200_000, -90),
+    "cartpole-iqn": Row("iqn", "gymnasium:CartPole-v1", 50_000, 475),
+    "cartpole-munchausen": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, flags=("--munchausen", "0.9")),
     "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, published="Zoo 500 at 50k"),
     "cartpole-c51": Row("c51", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
@@ -72,9 +77,17 @@ ROWS = {
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
+    "lunarlander-dqn": Row(
+        "dqn",
+        "gymnasium:LunarLander-v3",
+        200_000,
+        150,
+        published="Zoo 154 at 100k (v2), SLM-Lab 233 (v2)",
+    ),
     "lunarlander-ppo": Row(
         "ppo", "gymnasium:LunarLander-v3", 1_000_000, 200, published="Zoo 242.1 at 1M (v2)"
     ),
+    "lunarlander-rainbow": Row("rainbow", "gymnasium:LunarLander-v3", 200_000, 150),
     "memory-ppo-lstm": Row("ppo", "testing:Memory", 200_000, 0.95),
     "memory-ppo-feedforward": Row(
         "ppo", "testing:Memory", 200_000, ceiling=0.6, flags=("--recurrent", "None")
@@ -85,9 +98,28 @@ ROWS = {
     ),
     "breakout-impala": Row("impala", "minatar:Breakout", 2_000_000, 8),
     "breakout-dqn": Row("dqn", "minatar:Breakout", 1_000_000, 5),
+    "breakout-c51": Row("c51", "minatar:Breakout", 1_000_000, 12),
+    "breakout-iqn": Row("iqn", "minatar:Breakout", 1_000_000, 12),
+    "breakout-munchausen": Row("dqn", "minatar:Breakout", 1_000_000, 12, flags=("--munchausen", "0.9")),
+    "breakout-qr-dqn": Row("qr_dqn", "minatar:Breakout", 1_000_000, 12),
+    "breakout-rainbow": Row("rainbow", "minatar:Breakout", 1_000_000, 12),
     # Five times the mean return of random actions over 100 episodes, 0.42 and 0.12.
     "freeway-dqn": Row("dqn", "minatar:Freeway", 1_000_000, 2.1),
+    "freeway-rainbow": Row("rainbow", "minatar:Freeway", 1_000_000, 2.1),
     "seaquest-dqn": Row("dqn", "minatar:Seaquest", 1_000_000, 0.6),
+    "seaquest-rainbow": Row("rainbow", "minatar:Seaquest", 1_000_000, 0.6),
+    "mountaincar-dqfd": Row("dqfd", "gymnasium:MountainCar-v0", 60_000, -130),
+    # The same settings without demonstrations, with DQN's exploration.
+    "mountaincar-dqn": Row(
+        "dqn",
+        "gymnasium:MountainCar-v0",
+        60_000,
+        flags=(
+            *("--num-actors", "1", "--envs-per-actor", "4", "--learning-rate-decay", "60000"),
+            *("--n-step", "10", "--prioritized", "True", "--priority-exponent", "0.4"),
+            *("--importance-sampling-exponent", "0.6"),
+        ),
+    ),
     "halfcheetah-sac": Row(
         "sac", "gymnasium:HalfCheetah-v5", 200_000, 4000, published="Zoo 9,535 at 1M (v3)"
     ),
@@ -172,7 +204,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     ]
     for name, result in results.items():
         floor, ceiling, gain = result["floor"], result["ceiling"], result.get("gain")
-        asked = f"≥ {floor:g}" if ceiling is None else f"≤ {ceiling:g}"
+        bound = floor if ceiling is None else ceiling
+        asked = "" if bound is None else f"{'≥' if ceiling is None else '≤'} {bound:g}"
         if gain is not None:
             asked += f" and {gain:g} above the return before"
         everyone = {"": result["runs"]}
@@ -183,7 +216,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
                 continue
             returns = [each["return"] for each in runs]
             seconds = [each["cpu_seconds"] for each in runs]
-            reached = sum(value >= floor if ceiling is None else value <= ceiling for value in returns)
+            reached = 0
+            if bound is not None:
+                reached = sum(value >= bound if ceiling is None else value <= bound for value in returns)
             if gain is not None:
                 reached = sum(each["return"] >= max(floor, each["before"] + gain) for each in runs)
             digits = 2 if max(map(abs, returns)) < 10 else 1
@@ -193,7 +228,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             lines.append(
                 f"| {name}{who} | {runs[0]['steps']:,} | {asked} "
                 f"| {mean} ({low} … {high}) "
-                f"| {reached} of {len(returns)} "
+                f"| {'' if bound is None else f'{reached} of {len(returns)}'} "
                 f"| {statistics.fmean(seconds):.0f} ({min(seconds):.0f} … {max(seconds):.0f}) "
                 f"| {ROWS[name].published if not who else ''} |"
             )

@@ -11,6 +11,7 @@ Groups are
     ppo          CartPole-v1: batches of 4,000 steps, 6 epochs of minibatches of 128, one hidden layer of 32
                  shared by policy and value, 8 envs stepped one after the other
     impala       CartPole-v1: unrolls of 50, batches of 10, two hidden layers of 64, 2 actors x 8 envs
+    flow         the plans of PPO and of IMPALA: as ppo, and as impala with batches of 16, 2 workers
     pong         ALE Pong, 84 x 84 x 4: unrolls of 40, batches of 8, the network of DQN (1.7M parameters),
                  2 actors x 8 envs, x 16 and x 32
     pong-lstm    the same with an LSTM of 256
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -126,6 +128,18 @@ GROUPS: dict[str, dict[str, Ours | Peer]] = {
         "RLlib IMPALA": Peer("rllib-impala", "rllib"),
         "Sample Factory APPO": Peer("sample-factory-cartpole", "sample-factory"),
         "repertory IMPALA, processes, envs computed together": impala("processes", 2, 8, "vector"),
+    },
+    "flow": {
+        "repertory PPO as a plan, 2 workers x 4 envs": dataclasses.replace(
+            ppo("processes", 2, 4), agent="flow_ppo"
+        ),
+        "repertory PPO, 2 actors x 4 envs": ppo("processes", 2, 4),
+        "RLlib PPO, 2 runners x 4": Peer("rllib-ppo-2-runners", "rllib"),
+        "repertory IMPALA as a plan": dataclasses.replace(
+            impala("processes", batch_size=16), agent="flow_impala"
+        ),
+        "repertory IMPALA": impala("processes", batch_size=16),
+        "RLlib IMPALA": Peer("rllib-impala-16", "rllib"),
     },
     "pong": {
         "repertory IMPALA, float32": pong(),

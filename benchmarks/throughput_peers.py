@@ -219,8 +219,8 @@ def rllib_ppo(window: Window, runners: int = 1) -> None:
     _rllib(config, window)
 
 
-def rllib_impala(window: Window) -> None:
-    """RLlib's IMPALA, two runners."""
+def rllib_impala(window: Window, unrolls: int = BATCH_UNROLLS) -> None:
+    """RLlib's IMPALA, two runners, batches of `unrolls` unrolls."""
     from ray.rllib.algorithms.impala import IMPALAConfig
 
     config = (
@@ -229,7 +229,7 @@ def rllib_impala(window: Window) -> None:
         .env_runners(
             num_env_runners=RUNNERS, num_envs_per_env_runner=LANES, rollout_fragment_length=IMPALA_UNROLL
         )
-        .training(train_batch_size_per_learner=BATCH_UNROLLS * IMPALA_UNROLL, lr=1e-3)
+        .training(train_batch_size_per_learner=unrolls * IMPALA_UNROLL, lr=1e-3)
         .rl_module(model_config=_model(IMPALA_HIDDEN, 2))
         .learners(num_learners=0)
         .reporting(min_time_s_per_iteration=1)
@@ -389,6 +389,7 @@ ROWS: dict[str, Callable[[Window], None]] = {
     "rllib-ppo": rllib_ppo,
     "rllib-ppo-2-runners": lambda window: rllib_ppo(window, 2),
     "rllib-impala": rllib_impala,
+    "rllib-impala-16": lambda window: rllib_impala(window, 16),
     "rllib-pong": rllib_pong,
     "rllib-ppo-pong": rllib_ppo_pong,
     "sample-factory-cartpole": sample_factory_cartpole,

@@ -50,6 +50,11 @@ def above(config: Any, limit: float, *fields: str) -> None:
     _check(config, fields, lambda value: value > limit, f"more than {limit}")
 
 
+def between(config: Any, low: float, high: float, *fields: str) -> None:
+    """Checks that each field is more than `low` and less than `high`."""
+    _check(config, fields, lambda value: low < value < high, f"more than {low} and less than {high}")
+
+
 def fraction(config: Any, *fields: str) -> None:
     """Checks that each field is between 0 and 1."""
     _check(config, fields, lambda value: 0 <= value <= 1, "between 0 and 1")

@@ -327,10 +327,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if hashlib.sha256(text).hexdigest() != digest:
         raise damaged(path, f"{MANIFEST} has been altered or truncated")
     manifest: dict[str, Any] = json.loads(text)
-    if manifest["format"] != FORMAT:
+    if manifest.get("format") != FORMAT:
         raise CheckpointError(
-            f"Checkpoint {path} has format {manifest['format']}; this version of Repertory reads format "
-            f"{FORMAT}. Use the version that wrote it (manifest.json names it)."
+            f"Checkpoint {path}: got format {manifest.get('format', 1)}, expected {FORMAT}. Use the version "
+            "of Repertory that wrote it, or another directory."
         )
     return manifest
 

@@ -99,6 +99,7 @@ class Dataset:
         self._changed = threading.Condition()
         self._batches: collections.deque[_Batch] = collections.deque()
         self._waiting = False  # whether the consumer waits for a batch
+        self._asked = False  # whether the consumer has asked `ready` since the last fetch began
         self._error: BaseException | None = None  # ended the thread; raised when there is no batch
         self._thread: threading.Thread | None = None
 
@@ -116,6 +117,7 @@ class Dataset:
                     if self._thread is None:
                         self._start()
                     self._waiting = True
+                    self._changed.notify_all()  # the thread may have had a timeout
                     try:
                         while not (self._batches or self._error is not None or self._closed):
                             self._changed.wait()
@@ -142,6 +144,8 @@ class Dataset:
         with self._changed:
             if self._thread is None:
                 self._start()
+            self._asked = True
+            self._changed.notify_all()
             return bool(self._batches) or self._error is not None
 
     def update_priorities(self, keys: Any, priorities: Any) -> None:
@@ -200,6 +204,7 @@ class Dataset:
                     self._changed.wait()
                 if self._closed:
                     return
+                self._asked = False
             batch = error = None
             try:
                 batch = self._fetch()
@@ -213,6 +218,9 @@ class Dataset:
                 self._changed.notify_all()
                 if self._error is not None:
                     return
+                # After a timeout, the next fetch is for a consumer that asks.
+                while not (batch or self._asked or self._closed or (self._waiting and not self._batches)):
+                    self._changed.wait()
 
 
 _Batch = tuple[Any, Any]  # the sample, and the argument of the source's `release`

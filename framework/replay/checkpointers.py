@@ -15,6 +15,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import logging
 import math
 import os
 import tempfile
@@ -30,6 +31,7 @@ from framework.replay.rows.store import RowStore, span
 from framework.replay.tables.items import SavedPart
 from framework.replay.tables.table import Table
 
+_LOG = logging.getLogger(__name__)
 _BLOCK = 16 << 20  # bytes in one write
 
 
@@ -127,11 +129,18 @@ class DefaultCheckpointer(CheckpointerBase):
             for name, meta in saved.items():
                 with np.load(path / meta["file"]) as file:
                     arrays = dict(file)
+                self._log_differences(name, meta["config"], tables[name].config())
                 tables[name].restore(meta, arrays, leased, self.restore_config == "checkpoint")
         finally:
             for name, rows in leased.items():
                 store.streams[name].release(rows)
         return os.fspath(path)
+
+    def _log_differences(self, table: str, saved: dict[str, Any], own: dict[str, Any]) -> None:
+        text = "table %r, %s: the checkpoint has %s, the constructor %s; the %s's is used"
+        for name, value in saved.items():
+            if own[name] != value:
+                _LOG.warning(text, table, name, value, own[name], self.restore_config)
 
 
 class TempDirCheckpointer(DefaultCheckpointer):

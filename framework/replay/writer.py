@@ -6,6 +6,8 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import os
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +18,7 @@ import numpy as np
 from framework.replay.errors import ReverbError, ServerClosed
 from framework.replay.rows.layout import Layout, LayoutBuilder, Slice
 from framework.replay.rows.store import ColumnSpec, RowStore, grown, span
-from framework.replay.tables.items import NewItems, make_keys
+from framework.replay.tables.items import NewItems
 from framework.types import Nest
 
 # Default number of items that may wait for room in their tables.
@@ -24,9 +26,32 @@ DEFAULT_MAX_IN_FLIGHT_ITEMS = 512
 
 # A client of several servers has the number of a server in bits 56 to 60 of the keys.
 SHARD_SHIFT = 56
+_KEY_BIT = 1 << 55  # is set in every key: none is 0
 
 _Table = TypeVar("_Table")
 _Self = TypeVar("_Self", bound="Writer")
+
+
+class KeyCounter:
+    """Makes keys that are unique among processes but for a chance of about 1e-16 a pair."""
+
+    def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # or the child would make its parent's keys
+
+    def _begin(self) -> None:
+        self._next = _KEY_BIT | secrets.randbits(54)
+        self._lock = threading.Lock()
+
+    def take(self, n: int) -> np.ndarray:
+        """Returns `n` new keys, uint64 `[n]`."""
+        with self._lock:
+            begin, self._next = self._next, self._next + n
+        return np.arange(begin, begin + n, dtype=np.uint64)
+
+
+#: Writers make the keys of their items, because they need them before the server answers.
+make_keys = KeyCounter().take
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -9,7 +9,22 @@ from framework.programs import RunConfig
 from framework.programs.registry import find_agent
 
 PAGES = pathlib.Path(__file__).parents[2] / "docs" / "agents"
-NAMES = ("a2c", "apex", "c51", "dqn", "impala", "maml", "ppo", "ppo_dqn", "qr_dqn", "r2d2", "rainbow", "sac")
+NAMES = (
+    "a2c",
+    "apex",
+    "c51",
+    "dqfd",
+    "dqn",
+    "impala",
+    "iqn",
+    "maml",
+    "ppo",
+    "ppo_dqn",
+    "qr_dqn",
+    "r2d2",
+    "rainbow",
+    "sac",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

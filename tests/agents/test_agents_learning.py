@@ -11,6 +11,7 @@ from dm_env import specs as dm_specs
 from agents.c51 import C51, C51Config
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.rainbow import Rainbow, RainbowConfig
@@ -56,6 +57,7 @@ FAMILY = {**vars(dqn.config), "n_step": 1, "v_min": 0.0, "v_max": 2.0}
 c51 = C51(C51Config(**FAMILY))
 rainbow = Rainbow(RainbowConfig(**{**FAMILY, "prioritized": True, "dueling": True, "noisy": True}))
 qr_dqn = QRDQN(QRDQNConfig(**vars(dqn.config), num_quantiles=11))
+iqn = IQN(IQNConfig(**vars(dqn.config), num_quantiles=4, num_policy_quantiles=4))
 RATES = {"learning_rate": 5e-3, "critic_learning_rate": 5e-3, "temperature_learning_rate": 1e-2}
 sac = SAC(SACConfig(**REPLAY, **RATES, samples_per_insert=8.0, initial_temperature=0.1))
 UNROLLS = {"hidden_sizes": (16,), "unroll_length": 8, "learning_rate": 1e-2, "discount": 0.95}
@@ -70,6 +72,7 @@ impala_without_memory = IMPALA(IMPALAConfig(**UNROLLS, batch_size=8, optimizer="
 CASES = {
     "dqn": (dqn, cue, 2_400, 1.0, 1.0),
     "c51": (c51, cue, 2_400, 1.0, 1.0),
+    "iqn": (iqn, cue, 2_400, 1.0, 1.0),
     "qr_dqn": (qr_dqn, cue, 2_400, 1.0, 1.0),
     "rainbow": (rainbow, cue, 2_400, 1.0, 1.0),
     "sac, discrete": (sac, cue, 2_400, 1.0, 1.0),
@@ -82,7 +85,7 @@ CASES = {
     # Of two cues and no memory, a policy that always names the same is right every second time.
     "impala without a memory": (impala_without_memory, recall, 4_000, 0.2, 0.8),
 }
-ELSEWHERE = ("dqn", "rainbow", "sac", "ppo", "impala")
+ELSEWHERE = ("dqn", "iqn", "rainbow", "sac", "ppo", "impala")
 KINDS = [(name, "local") for name in CASES]
 KINDS += [(name, mode) for name in ELSEWHERE for mode in get_args(Inference) if mode != "local"]
 

@@ -104,7 +104,7 @@ def lengthen(path):
 
 def edit_manifest(path, **changes):
     manifest = json.loads(path.read_text())
-    manifest.update(changes)
+    manifest = {name: value for name, value in {**manifest, **changes}.items() if value is not ...}
     path.write_text(json.dumps(manifest))
     (path.parent / "DONE").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
@@ -121,7 +121,8 @@ DAMAGE = {
     "manifest altered": (lambda c: flip(c / "manifest.json"), "manifest.json has been altered"),
     "manifest missing": (lambda c: (c / "manifest.json").unlink(), "it has no manifest.json"),
     "digest altered": (lambda c: flip(c / "DONE"), "manifest.json has been altered"),
-    "newer format": (lambda c: edit_manifest(c / "manifest.json", format=99), "format 99"),
+    "newer format": (lambda c: edit_manifest(c / "manifest.json", format=99), "got format 99, expected"),
+    "oldest format": (lambda c: edit_manifest(c / "manifest.json", format=...), "got format 1, expected"),
     "points outside": (
         lambda c: edit_manifest(c / "manifest.json", files={"../../x": [0, 0]}),
         "outside of it",

@@ -6,7 +6,8 @@ from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
-from framework.replay.tables.items import NewItems, make_keys
+from framework.replay.tables.items import NewItems
+from framework.replay.writer import make_keys
 
 
 def make(sampler=None, remover=None, size=100, limiter=None, times=0, **options):

@@ -17,6 +17,7 @@ from agents.a2c import A2C, A2CConfig
 from agents.a3c import A3C
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
+from agents.iqn import IQN, IQNConfig
 from agents.ppo import PPO, PPOConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.random_actions import RandomActions
@@ -32,6 +33,7 @@ AGENTS = {
     "ppo": lambda: PPO(PPOConfig(unroll_length=16)),
     "impala": lambda: IMPALA(IMPALAConfig(unroll_length=8)),
     "impala-lstm": lambda: IMPALA(IMPALAConfig(unroll_length=8, lstm_size=8)),
+    "iqn": lambda: IQN(IQNConfig(min_replay_size=100, batch_size=16, hidden_sizes=(16,))),
     "r2d2": lambda: R2D2(
         R2D2Config(unroll_length=6, burn_in=3, period=6, batch_size=4, samples_per_insert=2.0)
     ),

@@ -12,8 +12,9 @@ from framework import replay
 from framework.replay import rate_limiters as rl
 from framework.replay import selectors
 from framework.replay.rows.layout import LayoutBuilder
-from framework.replay.tables.items import NewItems, make_keys
-from framework.replay.tables.table import SAMPLERS
+from framework.replay.tables.items import NewItems
+from framework.replay.tables.rate_limiters import SAMPLERS
+from framework.replay.writer import make_keys
 
 
 @pytest.mark.parametrize(
@@ -198,11 +199,12 @@ def test_keys_are_found_where_their_cells_collide(steps):
     client = make(size=2000)
     table, writer, live = client.tables["t"], client.batch_writer(), set()
     items = table._items
-    items.find(np.zeros(1, np.uint64))  # makes the cells
+    items.find(np.zeros(1, np.uint64))  # makes the map
+    cells = len(items._key_map._cells)
     layout, index, _ = LayoutBuilder().build(writer.slice("s", "x", writer.append("s", {"x": np.arange(1)})))
     table.check_items(layout, NewItems(index, make_keys(1)))
     for adds, pairs in steps:
-        numbers = {client * len(items._cells) + number for client, number in pairs}
+        numbers = {client * cells + number for client, number in pairs}
         keys = np.array(sorted(numbers - live if adds else numbers), np.uint64)
         if adds:
             assert table.insert_now(NewItems(index.repeat(len(keys), 0), keys)) == len(keys)
@@ -210,7 +212,7 @@ def test_keys_are_found_where_their_cells_collide(steps):
         else:
             assert table.mutate(deletes=keys) == len(live & numbers)
             live -= numbers
-        asked = np.arange(3 * len(items._cells) + 50, dtype=np.uint64)
+        asked = np.arange(3 * cells + 50, dtype=np.uint64)
         asked.flags.writeable = False
         slots = items.find(asked)
         np.testing.assert_array_equal(np.flatnonzero(slots >= 0), sorted(live))
@@ -286,9 +288,9 @@ def test_waiting_calls_are_woken(how, side):
     thread = threading.Thread(target=wait)
     thread.start()
     table = client.tables["t"]
-    while not any(table.num_waiting):
+    while not any(table.waiting.counts):
         pass
-    table.close() if how == "close" else client.interrupt()
+    table.waiting.close() if how == "close" else client.interrupt()
     thread.join(10)
     assert len(errors) == 1 and not thread.is_alive()
 
@@ -378,7 +380,7 @@ def test_what_was_drawn_before_a_wait_may_be_removed_during_it(interference):
     reader = threading.Thread(target=lambda: got.append(client.sample_batch("t", 3, timeout=20)))
     reader.start()
     table = client.tables["t"]
-    while not table.num_waiting[SAMPLERS]:
+    while not table.waiting.counts[SAMPLERS]:
         pass
     if interference == "delete":
         client.mutate_priorities("t", deletes=keys)

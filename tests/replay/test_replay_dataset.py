@@ -103,6 +103,24 @@ def test_ends_when_the_time_is_over(make, prefetch):
     assert counters(client)[1] == 20
 
 
+def test_without_a_timeout_the_thread_asks_when_the_consumer_does(make, monkeypatch):
+    client = make(replay.Table.queue("t", 100))
+    fill(client, 10)
+    with Dataset(client, "t", 10, prefetch=2, rate_limiter_timeout=0) as dataset:
+        draws = threading.Semaphore(0)
+        draw = dataset._source.draw
+        monkeypatch.setattr(dataset._source, "draw", lambda *args: (draws.release(), draw(*args))[1])
+        next(dataset)
+        for _ in range(2):
+            assert draws.acquire(timeout=60)
+        assert not draws.acquire(timeout=0.2), "it drew again although nobody has asked"
+        fill(client, 10)
+        while not dataset.ready():
+            assert draws.acquire(timeout=60)
+        next(dataset)
+        assert list(dataset) == []
+
+
 @pytest.mark.parametrize("how", ["interrupt", "stop"])
 def test_a_waiting_dataset_ends_with_the_program(make, how):
     table = uniform()
@@ -114,7 +132,7 @@ def test_a_waiting_dataset_ends_with_the_program(make, how):
     if how == "interrupt":
         client.interrupt()
     else:
-        table.close()
+        table.waiting.close()
     thread.join(10)
     assert not thread.is_alive() and got == []
     dataset.close()

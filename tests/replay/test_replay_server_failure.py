@@ -14,7 +14,7 @@ import pytest
 
 from framework import replay
 from framework.replay.remote.client import ServedClient
-from framework.replay.tables.items import make_keys
+from framework.replay.writer import make_keys
 
 PRELUDE = """
 import sys, time, zlib
@@ -444,7 +444,7 @@ def test_what_a_forked_child_interrupts_goes_on_in_its_parent(end):
         drawn = []
         reader = threading.Thread(target=lambda: drawn.append(source.draw("t", 1, 20.0, None, False)))
         reader.start()
-        while not server.tables["t"].num_waiting[0]:
+        while not server.tables["t"].waiting.counts[0]:
             time.sleep(0.01)
         child = multiprocessing.get_context("fork").Process(
             target=(source if end == "source" else client).interrupt

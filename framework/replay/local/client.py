@@ -29,7 +29,8 @@ from framework.replay.reverb_api.client import ReverbApi
 from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables.items import Delivery, NewItems
-from framework.replay.tables.table import SAMPLERS, Table
+from framework.replay.tables.rate_limiters import SAMPLERS
+from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample, ReplaySample, TableInfo
 from framework.replay.writer import Writer, joined
 from launch.rpc import sockets
@@ -151,7 +152,7 @@ class EmbeddedClient(ReverbApi, Client):
         """Ends every waiting call of this client, and every later one that would wait."""
         self._interrupted = True
         for table in self.tables.values():
-            table.wake()
+            table.waiting.wake()
 
     def close(self) -> None:
         """Closes this client and its writers, which insert what they can without waiting."""
@@ -192,7 +193,7 @@ class EmbeddedSource(Source):
     def interrupt(self) -> None:
         self._interrupted = True
         for table in self._client.tables.values():
-            table.wake()
+            table.waiting.wake()
 
     def _is_interrupted(self) -> bool:
         return self._interrupted or self._client.is_interrupted()
@@ -266,7 +267,7 @@ class LocalWriter(Writer):
             self._items.append((into, items.part(done, count)))
             self.num_pending += count - done
             self._untried += count - done
-            if self._untried >= self._held_back or into.num_waiting[SAMPLERS]:
+            if self._untried >= self._held_back or into.waiting.counts[SAMPLERS]:
                 self._insert()
             elif self._concurrent:
                 self._late.call_later(self._insert, _DELAY)

@@ -44,7 +44,8 @@ from framework.replay.rows.layout import Layout
 from framework.replay.rows.store import RowStore, grown
 from framework.replay.shm import SharedMemory
 from framework.replay.tables.items import Delivery, NewItems
-from framework.replay.tables.table import INSERTERS, SAMPLERS, Table
+from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS
+from framework.replay.tables.table import Table
 from framework.replay.types import ByName, PaddedSample
 from framework.replay.writer import HeldRows, check_held
 
@@ -124,7 +125,7 @@ class Request:
 
     def late(self) -> DeadlineExceededError:
         """Returns the error of a request whose timeout is over."""
-        why = [table.refusal(self.side, self.n, 0) for table in self.tables]
+        why = [table.waiting.refusal(self.side, self.n, 0) for table in self.tables]
         return DeadlineExceededError("; ".join([*why, "the timeout is over"]))
 
 

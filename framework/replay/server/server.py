@@ -101,7 +101,7 @@ class Server:
         self._service = Service(operations, listener)
         operations.wake = self._service.wake
         for table in self.tables.values():
-            table.watch(self._service.wake)
+            table.waiting.listeners.append(self._service.wake)
         self._service.start()
         self._client.address = self.address
         self._client.elsewhere = functools.partial(Client, curve=curve), (self.address,)
@@ -118,7 +118,7 @@ class Server:
             if self._stopped.is_set():
                 return
             for table in self.tables.values():
-                table.close()
+                table.waiting.close()
             if self._service is not None:
                 self._service.stop()
                 serve_here(self.address or "", None)

@@ -234,7 +234,7 @@ class Service(threading.Thread):
         if timeout is not None:
             self._deadlines[request] = time.monotonic() + timeout
         for table in request.tables:
-            table.count_waiting(request.side, 1)
+            table.waiting.count(request.side, 1)
         self._again = True  # the tables may have changed between the first step and the count
         return None
 
@@ -270,7 +270,7 @@ class Service(threading.Thread):
             del self._lines[request.line]
         self._deadlines.pop(request, None)
         for table in request.tables:
-            table.count_waiting(request.side, -1)
+            table.waiting.count(request.side, -1)
         request.steps.close()
         if answer is not None:
             self._send(request.session.identity, answer, request.id)

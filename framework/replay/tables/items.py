@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import os
-import secrets
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +11,7 @@ import numpy as np
 from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Binding, Bindings, Layout, Part, gather
 from framework.replay.rows.store import grown, span
+from framework.replay.tables.keys import KeyMap
 from framework.replay.tables.rate_limiters import RateLimiter
 from framework.replay.tables.selectors import Fifo, Selector
 from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
@@ -23,8 +20,6 @@ from framework.replay.types import PaddedSample, ReplaySample, SampleInfo
 # their last turn, which may be given back; `GONE` ones were removed.
 FREE, LIVE, SPENT, GONE = 0, 1, 2, 3
 
-# Bits 56 to 63 of a key are 0, free for a client of several servers. Bit 55 is set: no key is 0.
-_KEY_BIT = 1 << 55
 _ONE = np.array(1, np.int32)  # numpy takes several times longer to convert a scalar
 # Samples drawn at once where some may be taken back, because an item has left before them.
 _MAX_PICK = 64
@@ -36,28 +31,6 @@ _COUNTS = ("max_priority", "sampled_age", "stamp", "num_unique_deleted", "num_de
 
 # The binding, the slots and the index lines of the items of one layout.
 SavedPart = tuple[Binding, np.ndarray, np.ndarray]
-
-
-class KeyCounter:
-    """Makes keys that are unique among processes but for a chance of about 1e-16 a pair."""
-
-    def __init__(self) -> None:
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # or the child would make its parent's keys
-
-    def _begin(self) -> None:
-        self._next = _KEY_BIT | secrets.randbits(54)
-        self._lock = threading.Lock()
-
-    def take(self, n: int) -> np.ndarray:
-        """Returns `n` new keys, uint64 `[n]`."""
-        with self._lock:
-            begin, self._next = self._next, self._next + n
-        return np.arange(begin, begin + n, dtype=np.uint64)
-
-
-#: Writers make the keys of their items, because they need them before the server answers.
-make_keys = KeyCounter().take
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -149,10 +122,7 @@ class Items:
         self.lengths = np.zeros((0, 0), np.int32)
         self._free = np.zeros(0, np.int64)  # a stack of free slots
         self._num_free = 0
-        # The map from keys to slots, made by the first `find`; see `_index_keys`.
-        self._cells: np.ndarray | None = None
-        self._mask = np.array(0, np.uint64)  # not a scalar, which takes numpy longer
-        self._strays: dict[int, int] = {}
+        self._key_map: KeyMap | None = None  # made by the first `find`
         self._grow(1024)
 
     def _grow(self, size: int) -> None:
@@ -166,7 +136,7 @@ class Items:
         stack[size - old : size - old + self._num_free] = self._free[: self._num_free]
         self._free = stack
         self._num_free += size - old
-        self._cells, self._strays = None, {}
+        self._key_map = None
         self.sampler.reserve(size)
         self.remover.reserve(size)
 
@@ -183,13 +153,9 @@ class Items:
         """Adds at most `max_size` items, then removes items until at most `max_size` remain."""
         limiter, n = self.limiter, len(new.keys)
         over = limiter.size + n - self.max_size
-        oldest_first = type(self.remover) is Fifo
-        if over > 0 and n > 1 and (over < n or not oldest_first):
-            # Those that fill the table, then those that replace others; one by one where the remover may
-            # choose one of the new items.
-            cuts = [0, n - over, n] if oldest_first else range(n + 1)
-            for begin, end in itertools.pairwise(cuts):
-                self.insert(new.part(begin, end))
+        if over > 0 and n > 1 and not self.remover.deterministic:
+            for each in range(n):  # each removal is a choice among the items of its moment
+                self.insert(new.part(each, each + 1))
             return
         priorities = new.priorities
         if priorities is None:
@@ -202,7 +168,7 @@ class Items:
         self.bindings.known[new.layout].acquire(new.index)
         stamps = np.arange(self.stamp, self.stamp + n)
         self.stamp += n
-        replaces = over > 0 and oldest_first
+        replaces = over == n and type(self.remover) is Fifo
         if replaces:
             slots = self.remover.first(n)
             at = span(slots)
@@ -235,10 +201,9 @@ class Items:
         self.episodes[at] = 0 if new.episodes is None else new.episodes
         if new.episodes is not None:
             self._count_episodes(new.episodes, 1)
-        if self._cells is None:
-            self.keys[at] = new.keys
-        else:
-            self._name(self._cells, slots, new.keys)
+        self.keys[at] = new.keys
+        if self._key_map is not None:
+            self._key_map.add(slots, new.keys)
         for selector in (self.sampler, self.remover):
             if replaces:
                 selector.replace(slots, priorities, stamps)
@@ -258,8 +223,9 @@ class Items:
 
     def trim(self) -> None:
         """Removes items until at most `max_size` remain."""
-        while self.limiter.size > self.max_size:
-            self.remove(self.remover.sample(1, self.rng)[0])
+        while (over := self.limiter.size - self.max_size) > 0:
+            remover = self.remover
+            self.remove(remover.first(over) if remover.deterministic else remover.sample(1, self.rng)[0])
 
     def _leave(self, slots: np.ndarray, state: int) -> None:
         """Takes live items out of the table; they keep their slots until their readers are done."""
@@ -272,9 +238,8 @@ class Items:
     def _forget(self, slots: np.ndarray | slice) -> None:
         """Counts items that leave for good, and forgets their keys."""
         self.num_unique_deleted += int(np.count_nonzero(self.times[slots]))
-        if self._strays:
-            for key in self.keys[slots].tolist():
-                self._strays.pop(key, None)
+        if self._key_map is not None:
+            self._key_map.forget(self.keys[slots])
         self.keys[slots] = 0
         if self.episode_sizes:
             self._count_episodes(self.episodes[slots], -1)
@@ -389,6 +354,12 @@ class Items:
 
     # Changes.
 
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
+        if self._key_map is None:
+            self._key_map = KeyMap(self.keys)
+        return self._key_map.find(keys)
+
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities of items, live or spent."""
         self.priorities[slots] = priorities
@@ -399,53 +370,6 @@ class Items:
         for selector in (self.sampler, self.remover):
             if selector.uses_priorities and len(slots):
                 selector.update(slots, priorities)
-
-    # Keys.
-
-    def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the slot of each key, int64 `[n]`; -1 for keys that are gone or never were."""
-        cells = self._index_keys() if self._cells is None else self._cells
-        slots = cells.take((keys & self._mask).view(np.int64))  # an index of another type is slower
-        found = self.keys.take(slots) == keys
-        if np.count_nonzero(keys) < len(keys):  # free slots have key 0
-            found &= keys != 0
-        if np.count_nonzero(found) < len(keys):
-            slots[~found] = [self._strays.get(key, -1) for key in keys[~found].tolist()]
-        return slots
-
-    def _index_keys(self) -> np.ndarray:
-        """Makes the map from keys to slots, which `insert` extends from then on.
-
-        Keys of one writer are consecutive, so their lowest bits lead to most slots without a search. `_cells`
-        holds slots, which count where the slot has a key of that cell. An item that has lost its cell to
-        another is a stray.
-        """
-        self._cells = np.zeros(1 << (2 * len(self.state) - 1).bit_length(), np.int64)
-        self._mask = np.array(len(self._cells) - 1, np.uint64)
-        used = np.flatnonzero(self.keys)
-        keys = self.keys[used]
-        self.keys[used] = 0
-        self._name(self._cells, used, keys)
-        return self._cells
-
-    def _name(self, cells: np.ndarray, slots: np.ndarray, keys: np.ndarray) -> None:
-        """Gives the items in `slots`, which have none, their keys."""
-        low = keys & self._mask
-        places = low.view(np.int64)
-        others = cells.take(places)
-        known = self.keys.take(others)
-        lose = known & self._mask == low
-        if np.count_nonzero(lose):
-            self._stray(others[lose], known[lose])
-        cells[places] = slots
-        self.keys[slots] = keys
-        if len(keys) > 1 and int(keys[-1]) - int(keys[0]) != len(keys) - 1:  # some may have the same cell
-            lose = cells.take(places) != slots
-            self._stray(slots[lose], keys[lose])
-
-    def _stray(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        self._strays.update(zip(keys.tolist(), slots.tolist(), strict=True))
-        self._strays.pop(0, None)  # no key
 
     # Checkpoints.
 
@@ -460,14 +384,11 @@ class Items:
         The third result has the rows of the items: one `(binding, slots, index)` for each layout that has
         any. Samples count when they are drawn, so items that had their last turn are left out.
         """
-        # Slots that were never used are at the bottom of the stack, the last one lowest.
-        free = self._free[: self._num_free]
-        never = np.cumprod(free == np.arange(len(self.state) - 1, len(self.state) - 1 - len(free), -1)).sum()
-        arrays = {name: getattr(self, name)[: len(self.state) - never].copy() for name in _SAVED}
+        arrays = {name: getattr(self, name).copy() for name in _SAVED}
         left = np.flatnonzero(arrays["state"] > LIVE)
         arrays["state"][left] = FREE
         arrays["keys"][left] = 0
-        arrays["free"] = np.concatenate([free[never:], left])
+        arrays["free"] = np.concatenate([self._free[: self._num_free], left])
         for role, selector in (("sampler", self.sampler), ("remover", self.remover)):
             order = selector.order()
             if order is not None:

@@ -1,4 +1,4 @@
-"""Rate limiters: when a table may be sampled from and inserted into.
+"""Rate limiters: when a table may be sampled from and inserted into, and the calls that wait for it.
 
 With diff = inserts * samples_per_insert - samples and size = number of items in the table:
 
@@ -15,7 +15,17 @@ import copy
 import logging
 import math
 import sys
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
+
+from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
+
+# The two sides of a table: calls of one wait for calls of the other.
+SAMPLERS, INSERTERS = 0, 1
+# Seconds of a single wait, which keep Ctrl-C working.
+_LOOK = 5.0
 
 _MAX = sys.float_info.max
 _NUMBERS = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
@@ -162,3 +172,95 @@ class Queue(RateLimiter):
 
 class Stack(Queue):
     """The same rule as `Queue`. The selectors determine the order."""
+
+
+class Waiting:
+    """The calls of a table that its rate limiter holds back; a `side` is `SAMPLERS` or `INSERTERS`.
+
+    Args:
+      table: name of the table.
+      lock: guards the table. The caller holds it where the method says so.
+
+    Attributes:
+      limiter: the rate limiter.
+      concurrent: whether other threads use the table. If not, a call that would wait raises
+        `WouldBlockError`.
+      counts: number of calls that wait, by side, those of other processes included.
+      seconds: for which all calls of a side have waited.
+      listeners: called, with the lock held, when calls of other processes should look again.
+      closed: why the table is closed; None if it is not.
+    """
+
+    def __init__(self, table: str, limiter: RateLimiter, lock: threading.Lock) -> None:
+        self.limiter = limiter
+        self.concurrent = True
+        self.counts = [0, 0]
+        self.seconds = [0.0, 0.0]
+        self.listeners: list[Callable[[], None]] = []
+        self.closed: str | None = None
+        self._table = table
+        self._lock = lock
+        self._conditions = [threading.Condition(lock) for _ in range(2)]
+
+    def check_open(self) -> None:
+        """Raises `ServerClosed` if the table is closed."""
+        if self.closed is not None:
+            raise ServerClosed(self.closed)
+
+    def close(self) -> None:
+        """Ends every call that waits, and every later one, with `ServerClosed`."""
+        self.closed = f"table {self._table!r}: the server was stopped"
+        self.wake()
+
+    def wake(self) -> None:
+        """Makes calls that wait look at their `cancelled` again."""
+        with self._lock:
+            self.notify(SAMPLERS)
+            self.notify(INSERTERS)
+
+    def count(self, side: int, change: int) -> None:
+        """Counts a call of another process that begins (1) or ceases (-1) to wait."""
+        with self._lock:
+            self.counts[side] += change
+
+    def notify(self, side: int) -> None:
+        """Wakes the calls of `side`, which may go through now. Called with the lock held."""
+        if self.counts[side]:
+            self._conditions[side].notify_all()
+            for listener in self.listeners:
+                listener()
+
+    def wait(
+        self, side: int, n: int, done: int, deadline: float | None, cancelled: Callable[[], bool] | None
+    ) -> None:
+        """Waits until the other side has done something, or for some seconds. Called with the lock held.
+
+        Args:
+          side: the side of the call.
+          n: number of items of the call.
+          done: number of them that went through.
+          deadline: time at which the call fails; None for no limit.
+          cancelled: the call fails once it returns True.
+        """
+        self.check_open()
+        if cancelled is not None and cancelled():
+            raise ServerClosed(f"table {self._table!r}: the client was interrupted")
+        begin = time.monotonic()
+        expired = deadline is not None and begin >= deadline
+        if expired or not self.concurrent:
+            text = self.refusal(side, n, done)
+            if expired:
+                raise DeadlineExceededError(f"{text}; the timeout is over")
+            raise WouldBlockError(f"{text}; nothing else runs in this thread, so the wait would never end")
+        self.counts[side] += 1
+        try:
+            self._conditions[side].wait(_LOOK if deadline is None else min(_LOOK, deadline - begin))
+        finally:
+            self.counts[side] -= 1
+            self.seconds[side] += time.monotonic() - begin
+
+    def refusal(self, side: int, n: int, done: int) -> str:
+        """Returns why a call for `n` items, of which `done` went through, cannot go on."""
+        why = self.limiter.refusals()[side] or "no item is left to sample"
+        verb = ("sample", "insert")[side]
+        return f"table {self._table!r}: cannot {verb} {n} items ({done} went through): {why}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,17 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from framework.replay.errors import (
-    CheckpointError,
-    DeadlineExceededError,
-    ServerClosed,
-    WouldBlockError,
-)
+from framework.replay.errors import CheckpointError
 from framework.replay.rows.layout import Bindings, Layout
 from framework.replay.rows.store import RowStore
 from framework.replay.tables import selectors
 from framework.replay.tables.items import Delivery, Items, NewItems, SavedPart
-from framework.replay.tables.rate_limiters import Queue, RateLimiter, Stack
+from framework.replay.tables.rate_limiters import INSERTERS, SAMPLERS, Queue, RateLimiter, Stack, Waiting
 from framework.replay.tables.selectors import Fifo, Lifo, Selector
 from framework.replay.types import (
     CallStats,
@@ -32,14 +26,8 @@ from framework.replay.types import (
 )
 from framework.types import Nest
 
-_LOG = logging.getLogger(__name__)
-
-# The two sides of a table: calls of one wait for calls of the other.
-SAMPLERS, INSERTERS = 0, 1
 # Samples drawn in one hold of the lock: a larger request lets others in between.
 _MAX_DRAW = 1 << 16
-# Seconds of a single wait, which keep Ctrl-C working.
-_LOOK = 5.0
 
 
 class Table:
@@ -67,10 +55,8 @@ class Table:
       seed: seed of the sampler's random numbers; None takes one from the system.
 
     Attributes:
-      concurrent: whether other threads use the table. If not, a call that would wait raises
-        `WouldBlockError`.
       lock: guards the table. A caller that holds it must not call the table.
-      num_waiting: number of calls that wait to sample, and to insert, those of other processes included.
+      waiting: the calls that the rate limiter holds back.
     """
 
     def __init__(
@@ -110,11 +96,7 @@ class Table:
         self.name = name
         self.signature = signature
         self.lock = threading.Lock()
-        self.num_waiting = [0, 0]
-        self._waited = [0.0, 0.0]  # seconds, of all calls of a side
-        self._conditions = [threading.Condition(self.lock) for _ in range(2)]
-        self._listeners: list[Callable[[], None]] = []
-        self._closed: str | None = None
+        self.waiting = Waiting(name, rate_limiter, self.lock)
         self._rng = np.random.default_rng(seed)
         sampler.owner = remover.owner = rate_limiter.owner = name
         self.sampler = sampler
@@ -129,7 +111,7 @@ class Table:
         if self.size:
             raise ValueError(f"table {self.name!r}: got a new store while it holds items.")
         self.store = store
-        self.concurrent = concurrent
+        self.waiting.concurrent = concurrent
         self._bindings = Bindings(store, self.name, self.signature)
         self._empty()
 
@@ -188,67 +170,10 @@ class Table:
         """Has the writers of this process insert what they hold back."""
         self.store.show_writers()
 
-    def watch(self, listener: Callable[[], None]) -> None:
-        """Calls `listener`, with the lock held, when calls that wait should look again."""
-        self._listeners.append(listener)
-
-    def count_waiting(self, side: int, change: int) -> None:
-        """Counts a call of another process that begins (1) or ceases (-1) to wait; `side` is 0 or 1."""
-        with self.lock:
-            self.num_waiting[side] += change
-
     def set_seed(self, seed: int | None) -> None:
         """Restarts the sampler's random numbers."""
         with self.lock:
             self._rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
-
-    def close(self, reason: str = "the server was stopped") -> None:
-        """Ends every call that waits, and every later one, with `ServerClosed`."""
-        with self.lock:
-            self._closed = f"table {self.name!r}: {reason}"
-        self.wake()
-
-    def wake(self) -> None:
-        """Makes calls that wait look at their `cancelled` again."""
-        with self.lock:
-            self._notify(SAMPLERS)
-            self._notify(INSERTERS)
-
-    def _notify(self, side: int) -> None:
-        """Wakes the calls of `side`, which may go through now. Called with the lock held."""
-        if self.num_waiting[side]:
-            self._conditions[side].notify_all()
-            for listener in self._listeners:
-                listener()
-
-    def _wait(
-        self, side: int, n: int, done: int, deadline: float | None, cancelled: Callable[[], bool] | None
-    ) -> None:
-        """Waits until the other side has done something, or for some seconds. Called with the lock held."""
-        if self._closed is not None:
-            raise ServerClosed(self._closed)
-        if cancelled is not None and cancelled():
-            raise ServerClosed(f"table {self.name!r}: the client was interrupted")
-        begin = time.monotonic()
-        expired = deadline is not None and begin >= deadline
-        if expired or not self.concurrent:
-            text = self.refusal(side, n, done)
-            if expired:
-                raise DeadlineExceededError(f"{text}; the timeout is over")
-            raise WouldBlockError(f"{text}; nothing else runs in this thread, so the wait would never end")
-        self.num_waiting[side] += 1
-        try:
-            self._conditions[side].wait(_LOOK if deadline is None else min(_LOOK, deadline - begin))
-        finally:
-            self.num_waiting[side] -= 1
-            self._waited[side] += time.monotonic() - begin
-
-    def refusal(self, side: int, n: int, done: int) -> str:
-        """Returns why a call for `n` items, of which `done` went through, cannot go on."""
-        why = self.rate_limiter.refusals()[side] or "no item is left to sample"
-        return (
-            f"table {self.name!r}: cannot {('sample', 'insert')[side]} {n} items ({done} went through): {why}"
-        )
 
     # Insertion.
 
@@ -276,14 +201,13 @@ class Table:
         """
         n, done, limiter = len(new.keys), 0, self.rate_limiter
         with self.lock:
-            if self._closed is not None:
-                raise ServerClosed(self._closed)
+            self.waiting.check_open()
             while done < n and (allowed := limiter.allowed_inserts(min(n - done, self.max_size))):
                 self._items.insert(new if allowed == n else new.part(done, done + allowed))
                 done += allowed
                 limiter.inserts += allowed
-            if done and self.num_waiting[SAMPLERS]:
-                self._notify(SAMPLERS)
+            if done:
+                self.waiting.notify(SAMPLERS)
         return done
 
     def wait_to_insert(self, timeout: float | None, cancelled: Callable[[], bool] | None = None) -> None:
@@ -299,7 +223,7 @@ class Table:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.lock:
             while not self.rate_limiter.allowed_inserts(1):
-                self._wait(INSERTERS, 1, 0, deadline, cancelled)
+                self.waiting.wait(INSERTERS, 1, 0, deadline, cancelled)
 
     # Samples.
 
@@ -333,7 +257,7 @@ class Table:
                     late = timeout and deadline is not None and time.monotonic() >= deadline
                     got = len(delivery.slots)
                     if late or (got == before and not self.rate_limiter.allowed_samples(1)):
-                        self._wait(SAMPLERS, n, got, deadline, cancelled)
+                        self.waiting.wait(SAMPLERS, n, got, deadline, cancelled)
         except BaseException:
             self.give_back(delivery)
             raise
@@ -348,8 +272,7 @@ class Table:
         """
         self.drain()
         with self.lock:
-            if self._closed is not None:
-                raise ServerClosed(self._closed)
+            self.waiting.check_open()
             items, limiter = self._items, self.rate_limiter
             if delivery.items is not items:
                 if delivery.items is not None:
@@ -371,8 +294,7 @@ class Table:
                     slots = np.concatenate([slots for slots, _ in picks])
                     info = SampleInfo(*map(np.concatenate, zip(*[info for _, info in picks], strict=True)))
                 delivery.slots, delivery.info, delivery.parts = slots, info, items.parts(slots)
-                if self.num_waiting[INSERTERS]:
-                    self._notify(INSERTERS)
+                self.waiting.notify(INSERTERS)
             return len(delivery.slots) == n
 
     def release(self, delivery: Delivery) -> None:
@@ -392,7 +314,7 @@ class Table:
             if items is self._items:  # no reset since the draw
                 items.sampled_age -= delivery.age
                 self.rate_limiter.samples -= len(delivery.slots)
-                self._notify(SAMPLERS)
+                self.waiting.notify(SAMPLERS)
 
     # Changes of items.
 
@@ -413,15 +335,14 @@ class Table:
         priorities = self._check_priorities(priorities, len(keys))
         self.drain()
         with self.lock:
-            if self._closed is not None:
-                raise ServerClosed(self._closed)
+            self.waiting.check_open()
             items, changed = self._items, 0
             if len(deletes):
                 slots = np.unique(items.find(deletes))
                 slots = slots[slots >= 0]
                 items.remove(slots)
                 changed += len(slots)
-                self._notify(INSERTERS)
+                self.waiting.notify(INSERTERS)
             if len(keys):
                 slots = items.find(keys)
                 here = slots >= 0
@@ -439,8 +360,8 @@ class Table:
             self._items.remove(np.flatnonzero(self._items.keys))
             self._empty()
             self.rate_limiter.reset()
-            self._notify(INSERTERS)
-            self._notify(SAMPLERS)
+            self.waiting.notify(INSERTERS)
+            self.waiting.notify(SAMPLERS)
 
     # State.
 
@@ -448,9 +369,7 @@ class Table:
         """Returns whether `num_samples` can be sampled now without waiting."""
         self.drain()
         with self.lock:
-            return self.rate_limiter.allowed_samples(num_samples) == num_samples and (
-                not self.max_times_sampled or num_samples <= self._items.turns()
-            )
+            return self._allowed_samples(num_samples) == num_samples
 
     def can_insert(self, num_inserts: int = 1) -> bool:
         """Returns whether `num_inserts` can be inserted now without waiting."""
@@ -462,10 +381,11 @@ class Table:
         """The sum of the weights, the number of items, and that of samples that need not wait."""
         self.drain()
         with self.lock:
-            allowed = self.rate_limiter.allowed_samples(1 << 31)
-            if self.max_times_sampled:
-                allowed = min(allowed, self._items.turns())
-            return self.sampler.total_weight(), len(self.sampler), allowed
+            return self.sampler.total_weight(), len(self.sampler), self._allowed_samples(1 << 31)
+
+    def _allowed_samples(self, n: int) -> int:
+        allowed = self.rate_limiter.allowed_samples(n)
+        return min(allowed, self._items.turns()) if allowed and self.max_times_sampled else allowed
 
     @property
     def size(self) -> int:
@@ -483,9 +403,9 @@ class Table:
         """The description in `server_info`."""
         self.drain()
         with self.lock:
-            limiter, items, waiting = self.rate_limiter, self._items, self.num_waiting
+            limiter, items, waiting = self.rate_limiter, self._items, self.waiting.counts
             why_not_sample, why_not_insert = limiter.refusals()
-            sampled_ms, inserted_ms = (int(1000 * seconds) for seconds in self._waited)
+            sampled_ms, inserted_ms = (int(1000 * seconds) for seconds in self.waiting.seconds)
             return TableInfo(
                 name=self.name,
                 sampler_options=self.sampler.config(),
@@ -537,11 +457,7 @@ class Table:
         return {"name": self.name, "config": self.config(), "limiter": limits, **numbers}, arrays, parts
 
     def restore(
-        self,
-        meta: dict[str, Any],
-        arrays: dict[str, np.ndarray],
-        rows: dict[str, np.ndarray],
-        from_checkpoint: bool,
+        self, meta: dict[str, Any], arrays: dict[str, np.ndarray], rows: dict[str, np.ndarray], adopt: bool
     ) -> None:
         """Fills an empty table; see `Items.restore`.
 
@@ -549,28 +465,22 @@ class Table:
           meta: the first value that `save` returned.
           arrays: the arrays that `save` returned.
           rows: the new rows of each stream, by its name.
-          from_checkpoint: whether the configuration in `meta` replaces the table's own. Differences are
-            logged either way.
+          adopt: whether the configuration in `meta` replaces the table's own.
         """
         saved, own = meta["config"], self.config()
-        used = "the checkpoint's" if from_checkpoint else "the constructor's"
-        for name, value in saved.items():
-            if own[name] != value:
-                difference = f"the checkpoint has {value}, the constructor {own[name]}; {used} is used"
-                _LOG.warning("table %r, %s: %s", self.name, name, difference)
         if self.size:
             raise CheckpointError(
                 f"table {self.name!r}: got a table that holds items, expected an empty one. Restore into new "
                 "tables."
             )
         with self.lock:
-            if from_checkpoint and own != saved:
+            if adopt and own != saved:
                 made = {role: selectors.from_config(saved[role]) for role in ("sampler", "remover")}
                 limiter = RateLimiter(**saved["rate_limiter"])
                 twin = self.replace(**{**saved, **made, "rate_limiter": limiter})
                 for name in saved:
                     setattr(self, name, getattr(twin, name))
-                own = saved
+                own, self.waiting.limiter = saved, self.rate_limiter
             self._empty()
             roles = [role for role in ("sampler", "remover") if own[role] == saved[role]]
             self._items.restore(meta, arrays, rows, roles)

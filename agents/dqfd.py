@@ -1,0 +1,194 @@
+"""DQfD: deep Q-learning from demonstrations (Hester et al., 2018).
+
+DQN whose batches hold a fixed share of a demonstrator's transitions, as in R2D3 (Gulcehre et al., 2020). The
+learner first learns from these alone. A margin loss makes the demonstrated actions the best ones.
+
+Demonstrations have a table of their own, which the learner fills once and from which nothing is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import tree
+from torch import nn
+
+from agents.dqn import DQN, DQNConfig, DQNNetworks
+from framework import adders, demonstrations, environments, losses, replay
+from framework import config_checks as check
+from framework.adders.block import PriorityFn
+from framework.datasets import Dataset, table_numbers
+from framework.learners import LossContext, LossOutput
+from framework.programs.presets import Preset
+from framework.replay.contracts import Client
+from framework.replay.sharded import MAX_SHARDS
+from framework.specs import EnvironmentSpec, frame_stack
+from framework.types import Step, Transition
+
+DEMONSTRATIONS_TABLE = "demonstrations"
+
+
+@dataclass(frozen=True)
+class DQfDConfig(DQNConfig):
+    """Settings of DQfD, in addition to those of `DQNConfig`, with the paper's defaults."""
+
+    # A .npz file of episodes, or module:function that returns them; see framework.demonstrations.
+    demonstrations: str | None = None
+    demonstration_fraction: float = 0.25  # Share of demonstrations in a batch. More imitates longer.
+    demonstration_priority: float = 1.0  # Added to the priority of a demonstration. More draws all alike.
+    pretraining_steps: int = 1_000  # Learner steps on demonstrations alone, at the start.
+    margin: float = 0.8  # By which the value of a demonstrated action should exceed the others'.
+    margin_coefficient: float = 1.0  # Weight of the margin loss of demonstrations.
+    n_step_coefficient: float = 1.0  # Weight of the n-step loss; that of the 1-step loss is 1.
+    l2_coefficient: float = 1e-5  # Weight of the sum of the squares of all parameters.
+
+    n_step: int = 10  # Rewards summed before bootstrapping, in the n-step loss.
+    min_replay_size: int = 1  # Items of actors in replay before learning from them begins.
+    prioritized: bool = True  # Draws items with large errors more often.
+    priority_exponent: float = 0.4  # 0 draws uniformly, 1 proportionally to the error.
+    importance_sampling_exponent: float = 0.6  # Initial exponent of the importance weights.
+    epsilon_start: float | None = 0.01  # Chance of a random action before learning begins.
+    epsilon_end: float | None = 0.01  # Chance of a random action after the decay.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.between(self, 0, 1, "demonstration_fraction")
+        check.at_least(self, 0, "demonstration_priority", "pretraining_steps", "margin", "margin_coefficient")
+        check.at_least(self, 0, "n_step_coefficient", "l2_coefficient")
+
+
+class DQfD(DQN):
+    """Deep Q-learning from demonstrations and from what the actors do."""
+
+    config: DQfDConfig
+
+    def __init__(self, config: DQfDConfig | None = None):
+        super().__init__(config or DQfDConfig())
+
+    def episodes(self) -> list[Step]:
+        """The demonstrations."""
+        if self.config.demonstrations is None:
+            raise ValueError(
+                "demonstrations: got None, expected a .npz file or module:function. Record episodes with "
+                "framework.demonstrations."
+            )
+        return demonstrations.load(self.config.demonstrations)
+
+    def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
+        episodes = self.episodes()
+        demonstrations.check(episodes, spec)
+        table = replay.Table(
+            name=DEMONSTRATIONS_TABLE,
+            sampler=self.make_sampler(),
+            remover=replay.selectors.Fifo(),
+            # Never full. Each of several servers has a part of this size and any number of the episodes.
+            max_size=MAX_SHARDS * self._num_items(episodes),
+            rate_limiter=replay.rate_limiters.MinSize(1),
+        )
+        return [*super().make_tables(spec), table]
+
+    def make_adder(
+        self, client: Client, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
+    ) -> adders.Adder:
+        return self._adder(client, adders.REPLAY_TABLE, priority_fn, frame_stack(spec.observations))
+
+    def make_dataset(self, client: Client) -> Dataset:
+        config = self.config
+        table = client.server_info()[DEMONSTRATIONS_TABLE]
+        if self.rank == 0:  # The others make no step before this one does.
+            self._fill(client, table.current_size)
+        # Both tables are saved with the run, and the number of samples.
+        steps = table.rate_limiter_info.sample_stats.completed // config.batch_size
+        share = config.demonstration_fraction
+        return Dataset(
+            client,
+            {DEMONSTRATIONS_TABLE: share, adders.REPLAY_TABLE: 1.0 - share},
+            config.batch_size // self.num_learners,
+            device=self.device,
+            only_first=max(0, config.pretraining_steps - steps),
+        )
+
+    def item_losses(
+        self,
+        networks: DQNNetworks,
+        target: nn.Module,
+        data: Transition,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """The losses of `Transition`s whose extras are a `OneStep` and bool[N], which are demonstrations."""
+        config, (first, demonstrated) = self.config, data.extras
+        long = data._replace(extras=())
+        short = long._replace(
+            reward=first.reward, discount=first.discount, next_observation=first.next_observation
+        )
+        both = tree.map_structure(lambda *leaves: torch.cat(leaves), short, long)
+        each, errors, metrics = super().item_losses(networks, target, both, generator)
+        (one_step, n_step), (_, errors) = each.chunk(2), errors.chunk(2)
+        margins = losses.large_margin_loss(networks.values(data.observation), data.action, config.margin)
+        margins = demonstrated * margins
+        metrics["margin_loss"] = margins.sum() / demonstrated.sum().clamp(min=1)
+        metrics["demonstration_fraction"] = demonstrated.float().mean()
+        # Those of the other items are at least 0.001, as in the paper.
+        priorities = errors + torch.where(demonstrated, config.demonstration_priority, 0.001)
+        each = one_step + config.n_step_coefficient * n_step + config.margin_coefficient * margins
+        return each, priorities, metrics
+
+    def loss(self, networks: DQNNetworks, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
+        """The mean of `item_losses`, as DQN's, and the squares of the parameters."""
+        data = batch.data
+        demonstrated = torch.as_tensor(table_numbers(batch.info.key) == 0, device=data.reward.device)
+        data = data._replace(extras=(data.extras, demonstrated))
+        output = super().loss(networks, batch._replace(data=data), context)
+        squares = torch.stack([parameter.square().sum() for parameter in networks.parameters()]).sum()
+        return output._replace(loss=output.loss + self.config.l2_coefficient * squares)
+
+    def _fill(self, client: Client, size: int) -> None:
+        """Writes the demonstrations, unless the table has them: when the run is resumed."""
+        episodes = self.episodes()
+        if size == self._num_items(episodes):
+            return
+        client.reset(DEMONSTRATIONS_TABLE)
+        for episode in episodes:  # Each adder writes to the next of several servers.
+            demonstrations.write(episode, self._adder(client, DEMONSTRATIONS_TABLE))
+
+    def _adder(
+        self,
+        client: Client,
+        table: str,
+        priority_fn: PriorityFn | None = None,
+        stack: int | None = None,
+    ) -> adders.Adder:
+        return adders.NStepTransitionAdder(
+            client,
+            self.config.n_step,
+            self.config.discount,
+            priority_fns={table: priority_fn},
+            max_in_flight_items=self.config.insert_burst,
+            frame_stack=stack,
+            one_step=True,
+        )
+
+    def _num_items(self, episodes: list[Step]) -> int:
+        """What `NStepTransitionAdder` makes of them."""
+        lengths = [len(episode.reward) - 1 for episode in episodes]
+        return sum(length + min(length, self.config.n_step) - 1 for length in lengths)
+
+
+def mountain_car(count: int = 5, seed: int = 0) -> Iterator[Step]:
+    """Episodes of `gymnasium:MountainCar-v0` that push in the direction of the velocity."""
+    environment = environments.make("gymnasium:MountainCar-v0", num_envs=1, seed=seed)
+    yield from demonstrations.record(
+        environment, lambda observation: np.where(observation[:, 1] < 0, 0, 2).astype(np.int64), count
+    )
+    environment.close()
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:MountainCar-v0": Preset(
+        agent={"demonstrations": "agents.dqfd:mountain_car", "learning_rate_decay": 60_000},
+        run={"num_actors": 1, "envs_per_actor": 4, "max_env_steps": 60_000, "evaluate_period": 10_000},
+    ),
+}

@@ -1,0 +1,120 @@
+"""IQN: Q-learning of quantiles of the return at random fractions (Dabney et al., 2018b).
+
+The network gives the quantile of the return of each action at any fraction tau. Each item of a batch draws
+its own fractions, and the loss is quantile regression with Huber's loss, whose threshold kappa is
+`huber_delta`. All else is DQN's: double Q-learning, n-step targets, prioritized replay, dueling and noisy
+networks and Munchausen's rewards are fields of the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
+from framework import config_checks as check
+from framework import losses, networks
+from framework.core import NetworksFn
+from framework.programs.presets import Preset
+from framework.specs import EnvironmentSpec
+from framework.types import Transition
+
+
+@dataclass(frozen=True)
+class IQNConfig(DQNConfig):
+    """Settings of IQN, in addition to those of `DQNConfig`."""
+
+    huber_delta: float = 1.0  # The paper's kappa: errors of quantiles beyond this count linearly.
+    num_quantiles: int = 8  # Fractions drawn for each item, at which it is learned; the paper's N.
+    num_target_quantiles: int = 8  # Fractions drawn for each item's target; the paper's N'.
+    num_policy_quantiles: int = 32  # Evenly spaced fractions whose mean is an action's value; the paper's K.
+    num_cosines: int = 64  # Cosines of a fraction that the network gets. More: finer distributions.
+    risk: float = 1.0  # Values are means of the lowest returns, of this fraction of them (CVaR); 1: of all.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "num_quantiles", "num_target_quantiles", "num_cosines")
+        check.at_least(self, 2, "num_policy_quantiles")
+        check.above(self, 0, "risk")
+        check.fraction(self, "risk")
+
+
+class IQNNetworks(DQNNetworks):
+    """Those of DQN, with quantiles `[N, A, K]` of the return of each action, at any fractions `[N, K]`."""
+
+    def __init__(self, config: IQNConfig, spec: EnvironmentSpec):
+        super().__init__(config, spec, config.num_policy_quantiles)
+        count = config.num_policy_quantiles
+        self.q_network = networks.ImplicitQuantileNetwork(
+            spec.observations,
+            self.num_actions,
+            [config.risk * (k + 0.5) / count for k in range(count)],
+            config.hidden_sizes,
+            config.dueling,
+            config.layer_norm,
+            config.noisy,
+            config.num_cosines,
+        )
+
+    def expected(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.mean(-1)
+
+
+def stratified(items: torch.Tensor, count: int, generator: torch.Generator | None) -> torch.Tensor:
+    """Random fractions `[N, count]` for N items: one in each of `count` equal parts of the unit interval."""
+    drawn = torch.rand((len(items), count), generator=generator, device=items.device)
+    return (torch.arange(count, device=items.device) + drawn) / count
+
+
+class IQN(DQN):
+    """Distributional Q-learning with implicit quantiles, for one discrete action per env."""
+
+    config: IQNConfig
+
+    def __init__(self, config: IQNConfig | None = None, networks_fn: NetworksFn | None = None):
+        super().__init__(config or IQNConfig(), networks_fn)
+
+    def make_networks(self, spec: EnvironmentSpec) -> IQNNetworks:
+        members = ("actions", "num_actions", "q_network", "values", "outputs", "expected")
+        return self.custom_networks(spec, IQNNetworks, members)
+
+    def item_losses(
+        self,
+        networks: DQNNetworks,
+        target: nn.Module,
+        data: Transition,
+        generator: torch.Generator | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """As `DQN.item_losses`. Priorities are the losses."""
+        config, items = self.config, data.reward
+        fractions = stratified(items, config.num_quantiles, generator)
+        target_fractions = stratified(items, config.num_target_quantiles, generator)
+        outputs = networks.q_network(data.observation, fractions)
+        quantiles = losses.of_actions(outputs, data.action)
+        targets = self.target_samples(networks, target, data, target_fractions)
+        each = losses.quantile_huber(quantiles, fractions, targets, config.huber_delta)
+        known, outputs = quantiles.detach(), outputs.detach()
+        metrics = {
+            "q_mean": outputs.mean(),
+            "td_error": (targets.mean(1) - known.mean(1)).abs().mean(),
+            "spread": known.std(1, correction=0).mean(),
+        }
+        return each, each.detach(), metrics
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        agent={
+            "batch_size": 64,
+            "samples_per_insert": 12.0,
+            "learning_rate_decay": 50_000,
+            "epsilon_decay": 12_000,
+            "num_policy_quantiles": 8,
+        },
+        run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
+    ),
+    "minatar:Breakout": Preset({**MINATAR, "hidden_sizes": (128,), "num_policy_quantiles": 8}, MINATAR_RUN),
+}

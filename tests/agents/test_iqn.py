@@ -1,0 +1,161 @@
+"""IQN: its loss against a loop, its network, and every field of its config changes something."""
+
+import dataclasses
+
+import config_fields
+import numpy as np
+import pytest
+import torch
+from batches import learn
+from test_dqn import AGENT_OF, FIELDS, SPEC, learned, make_batch, make_learner, network
+
+from agents.iqn import IQN, IQNConfig
+from framework import networks
+from framework.types import Transition
+
+AGENT_OF[IQNConfig] = IQN
+SMALL = IQNConfig(hidden_sizes=(8, 8), batch_size=16, num_policy_quantiles=4)
+
+
+def values(config):
+    """Values by which the policy chooses."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return IQN(config).make_networks(SPEC).values(torch.ones(2, 4)).numpy()
+
+
+FIELDS = {
+    **FIELDS,
+    "num_quantiles": (4, learned, {}),
+    "num_target_quantiles": (4, learned, {}),
+    "num_policy_quantiles": (8, values, {}),
+    "num_cosines": (8, network, {}),
+    "risk": (0.25, values, {}),
+}
+
+
+def test_every_field_is_in_the_table():
+    config_fields.assert_complete(FIELDS, IQNConfig)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_changes_something(field):
+    config_fields.assert_changes_something(FIELDS, field, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_quantiles", 0),
+        ("num_target_quantiles", 0),
+        ("num_policy_quantiles", 1),
+        ("num_cosines", 0),
+        ("risk", 0.0),
+        ("risk", 1.5),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(field, value):
+    config_fields.assert_refuses(IQNConfig, field, value)
+
+
+def test_the_learner_goes_to_the_configured_device():
+    config_fields.assert_learns_on_the_device(make_learner, SMALL, make_batch())
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"double": False}, {"munchausen": 0.9, "munchausen_temperature": 0.5}]
+)
+def test_the_loss_against_a_loop(changes):
+    config = dataclasses.replace(SMALL, num_quantiles=3, num_target_quantiles=2, discount=0.9, **changes)
+    learner, batch = make_learner(config), make_batch()
+    online, target = learner.networks.q_network, learner.targets["q_network"]
+    with torch.no_grad():
+        for parameter in target.parameters():  # Not those of the online network.
+            parameter.mul_(1.2)
+    generator = torch.Generator()
+    generator.set_state(learner.save()["generator"])
+    # One fraction in each third, and one in each half for the targets.
+    drawn = torch.cat([(torch.rand((16, k), generator=generator) + torch.arange(k)) / k for k in (3, 2)], 1)
+    even = (torch.arange(4) + 0.5).unsqueeze(0) / 4
+    expected = 0.0
+    with torch.no_grad():
+        for n in range(16):
+            row = Transition(*(torch.as_tensor(np.asarray(leaf[n : n + 1])) for leaf in batch.data[:5]))
+            following = target(row.next_observation, drawn[n : n + 1, 3:])[0]
+            if config.munchausen:
+                first, second = (
+                    target(each, even).mean(-1)[0] / 0.5 for each in (row.observation, row.next_observation)
+                )
+                bonus = 0.9 * max(-1.0, 0.5 * float(first.log_softmax(-1)[row.action]))
+                policy = second.softmax(-1)
+                samples = [float((policy * (following[:, j] - 0.5 * policy.log())).sum()) for j in range(2)]
+            else:
+                chooser, bonus = (online if config.double else target), 0.0
+                samples = following[int(chooser(row.next_observation, even).mean(-1).argmax())].tolist()
+            quantiles = online(row.observation, drawn[n : n + 1, :3])[0, int(row.action)].tolist()
+            for fraction, quantile in zip(drawn[n, :3].tolist(), quantiles, strict=True):
+                for sample in samples:
+                    error = float(row.reward) + bonus + 0.9 * float(row.discount) * sample - quantile
+                    huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
+                    expected += abs(fraction - (error < 0)) * huber / 2 / 16
+    assert learn(learner, batch).metrics["loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dueling": True}, {"noisy": True, "layer_norm": True}])
+def test_the_network_gives_each_item_its_own_fractions(changes):
+    network = networks.ImplicitQuantileNetwork(SPEC.observations, 3, [0.25, 0.75], (8, 8), **changes)
+    generator = torch.Generator().manual_seed(0)
+    observation, fractions = torch.randn(5, 4, generator=generator), torch.rand(5, 6, generator=generator)
+    networks.redraw_noise(network, generator, rows=5)
+    made = network(observation, fractions)
+    assert made.shape == (5, 3, 6)
+    # One fraction after the other is the same.
+    for k in range(6):
+        torch.testing.assert_close(made[:, :, k], network(observation, fractions[:, k : k + 1]).squeeze(-1))
+    assert not torch.allclose(made[:, :, 0], made[:, :, 1])
+    # Without fractions it takes its own, in all rows.
+    torch.testing.assert_close(
+        network(observation), network(observation, torch.tensor([[0.25, 0.75]]).expand(5, 2))
+    )
+
+
+def test_the_embedding_of_a_fraction_is_equation_4():
+    network = networks.ImplicitQuantileNetwork(SPEC.observations, 1, [0.5], (8,), num_cosines=3)
+    weight, bias = network.embedding.weight, network.embedding.bias
+    observation, tau = torch.randn(1, 4), 0.3
+    cosines = torch.tensor([np.cos(np.pi * i * tau) for i in range(3)], dtype=torch.float32)
+    features = observation * (weight @ cosines + bias).relu()  # No hidden layer is before the product.
+    torch.testing.assert_close(
+        network(observation, torch.tensor([[tau]])).squeeze(-1), network.head(features)
+    )
+
+
+def test_fractions_are_drawn_by_the_learners_generator():
+    learner, batch = make_learner(SMALL), make_batch()
+    state = learner.save()
+    first = learn(learner, batch).metrics["loss"].item()
+    assert learn(learner, batch).metrics["loss"].item() != first
+    learner.restore(state)
+    assert learn(learner, batch).metrics["loss"].item() == first
+
+
+def test_quantiles_of_a_random_reward_are_found_and_a_fraction_of_them_is_its_risk():
+    """Rewards of 0 and 1 by a fair coin, then the end: quantiles are 0 below 1/2 and 1 above."""
+    config = dataclasses.replace(SMALL, learning_rate=1e-2, num_policy_quantiles=16, hidden_sizes=(32, 32))
+    config = dataclasses.replace(config, batch_size=128, huber_delta=0.1)
+    learner, batch = make_learner(config), make_batch(size=128)
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        coin = (random.random(128) < 0.5).astype(np.float32)
+        learn(learner, batch._replace(data=batch.data._replace(reward=coin, discount=np.zeros_like(coin))))
+    observation, action = torch.as_tensor(batch.data.observation), torch.as_tensor(batch.data.action)
+    with torch.no_grad():
+        quantiles = learner.networks.q_network(observation, torch.tensor([[0.2, 0.8]]))
+    low, high = quantiles[range(128), action].mean(0).tolist()
+    assert low == pytest.approx(0.0, abs=0.2) and high == pytest.approx(1.0, abs=0.2)
+    cautious = IQN(dataclasses.replace(config, risk=0.4)).make_networks(SPEC)
+    cautious.load_state_dict(learner.networks.state_dict())
+    with torch.no_grad():
+        means, risks = (each.values(observation)[range(128), action] for each in (learner.networks, cautious))
+    assert means.mean().item() == pytest.approx(0.5, abs=0.15)
+    assert risks.mean().item() == pytest.approx(0.0, abs=0.2)
