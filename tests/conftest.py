@@ -12,6 +12,16 @@ import psutil
 import pytest
 import quarantine
 
+try:
+    import hypothesis
+except ImportError:  # the environments of other back ends may do without
+    pass
+else:
+    # A loaded machine generates data slowly, which says nothing of the code under test.
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=slow)
+    hypothesis.settings.load_profile("tests")
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # For processes that tests start: SIGABRT has Python write the stacks of all threads.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
