@@ -56,6 +56,7 @@ class Row:
     flags: tuple[str, ...] = ()
 
 
+HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
 ROWS = {
     "cartpole-ppo": Row("ppo", "gymnasium:CartPole-v1", 60_000, 475, published="Zoo 500 at 100k"),
     "cartpole-impala": Row("impala", "gymnasium:CartPole-v1", 150_000, 475),
@@ -93,6 +94,15 @@ ROWS = {
         "ppo", "testing:Memory", 200_000, ceiling=0.6, flags=("--recurrent", "None")
     ),
     "memory-impala-lstm": Row("impala", "testing:Memory", 200_000, 0.95),
+    "memory-r2d2": Row("r2d2", "testing:Memory", 200_000, 0.95),
+    "memory-r2d2-feedforward": Row(
+        "r2d2", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
+    ),
+    "hidden-cartpole-r2d2": Row("r2d2", HIDDEN_CARTPOLE, 300_000, 400),
+    "hidden-cartpole-ppo-lstm": Row("ppo", HIDDEN_CARTPOLE, 300_000, 400),
+    "hidden-cartpole-impala-lstm": Row("impala", HIDDEN_CARTPOLE, 300_000, 400),
+    "hidden-cartpole-dqn": Row("dqn", HIDDEN_CARTPOLE, 300_000, ceiling=150),
+    "hidden-cartpole-ppo": Row("ppo", HIDDEN_CARTPOLE, 300_000, ceiling=150, flags=("--recurrent", "None")),
     "memory-impala-feedforward": Row(
         "impala", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
     ),
