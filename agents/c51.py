@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import DQN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
@@ -121,4 +121,6 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
     ),
+    # A good player hits a brick about every ten steps: a discounted return of 10.
+    "minatar:Breakout": Preset({**MINATAR, "v_min": 0.0, "v_max": 20.0}, MINATAR_RUN),
 }

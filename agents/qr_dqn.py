@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import DQN, DQNConfig, DQNNetworks
+from agents.dqn import DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks
 from framework import config_checks as check
 from framework import losses
 from framework.core import NetworksFn
@@ -77,7 +77,7 @@ class QRDQN(DQN):
         metrics = {
             "q_mean": values.mean(),
             "td_error": errors.mean(),
-            "spread": quantiles.detach().std(1).mean(),
+            "spread": quantiles.detach().std(1, correction=0).mean(),
         }
         return each, each.detach(), metrics
 
@@ -92,4 +92,5 @@ PRESETS: Mapping[str, Preset] = {
         },
         run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
     ),
+    "minatar:Breakout": Preset({**MINATAR, "num_quantiles": 20}, MINATAR_RUN),
 }

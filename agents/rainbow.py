@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.c51 import C51, C51Config
+from agents.dqn import MINATAR, MINATAR_RUN
+from agents.dqn import PRESETS as DQN_PRESETS
 from framework.core import NetworksFn
 from framework.programs.presets import Preset
 
@@ -34,9 +36,38 @@ class Rainbow(C51):
         super().__init__(config or RainbowConfig(), networks_fn)
 
 
+# Both streams of the network have a hidden layer, so that not only the last layer is noisy.
+_MINATAR = {
+    **MINATAR,
+    "hidden_sizes": (128,),
+    "importance_sampling_annealing": 1_000_000,
+    "v_min": 0.0,
+    "v_max": 20.0,
+}
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
-        agent={"v_min": 0.0, "v_max": 100.0, "samples_per_insert": 24.0, "learning_rate_decay": 50_000},
+        agent={
+            "n_step": 5,
+            "initial_noise": 0.1,  # With 0.5 the actions are still almost random at 20,000 steps.
+            "v_min": 0.0,
+            "v_max": 100.0,
+            "samples_per_insert": 24.0,
+            "learning_rate_decay": 50_000,
+        },
         run={"envs_per_actor": 4, "max_env_steps": 50_000, "evaluate_period": 2_000},
     ),
+    # Landing well is worth about 250, and flying away costs more than 300.
+    "gymnasium:LunarLander-v3": Preset(
+        agent={
+            **DQN_PRESETS["gymnasium:LunarLander-v3"].agent,
+            "initial_noise": 0.1,
+            "v_min": -300.0,
+            "v_max": 300.0,
+            "importance_sampling_annealing": 200_000,
+        },
+        run=DQN_PRESETS["gymnasium:LunarLander-v3"].run,
+    ),
+    "minatar:Breakout": Preset(_MINATAR, MINATAR_RUN),
+    "minatar:Seaquest": Preset(_MINATAR, MINATAR_RUN),
+    "minatar:Freeway": Preset(_MINATAR, DQN_PRESETS["minatar:Freeway"].run),
 }

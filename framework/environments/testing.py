@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import dm_env
@@ -172,6 +173,23 @@ class EchoEnvironment(_Episodes):
 
     def _reward_for(self, action: int) -> float:
         return 100.0 * self._count + int(action)
+
+
+class SleepEnvironment(FakeEnvironment):
+    """A `FakeEnvironment` whose step takes `step_time` seconds and hardly any CPU time.
+
+    It stands for a slow simulator: how a program scales shows without a core for each actor.
+    """
+
+    def __init__(self, step_time: float = 0.005, episode_length: int = 100, seed: int | None = 0):
+        if not step_time >= 0:
+            raise ValueError(f"step_time: got {step_time!r}, expected at least 0 seconds.")
+        super().__init__(episode_length=episode_length, seed=seed)
+        self._step_time = step_time
+
+    def step(self, action: Nest) -> dm_env.TimeStep:
+        time.sleep(self._step_time)
+        return super().step(action)
 
 
 class MemoryEnvironment(_Episodes):

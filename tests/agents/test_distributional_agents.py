@@ -9,11 +9,14 @@ import torch
 from batches import learn
 from test_dqn import AGENT_OF, FIELDS, SPEC, learned, make_batch, make_learner, network
 
+import launch
 from agents.c51 import C51, C51Config
 from agents.dqn import DQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.rainbow import Rainbow, RainbowConfig
+from framework.environments.testing import FakeEnvironment
 from framework.networks import NoisyLinear
+from framework.programs import RunConfig, make_program
 from framework.types import Transition
 
 AGENT_OF |= {C51Config: C51, QRDQNConfig: QRDQN, RainbowConfig: Rainbow}
@@ -198,3 +201,20 @@ def test_qr_dqn_with_munchausen_rewards_learns_soft_quantiles():
             value = data.reward[i] + bonus + 0.9 * data.discount[i] * soft
             assert made[i, k].item() == pytest.approx(value, rel=1e-4, abs=1e-5)
     assert np.isfinite(learn(learner, batch).metrics["loss"].item())
+
+
+@pytest.mark.parametrize("engine, inference", [("threads", "alternating"), ("processes", "server")])
+def test_rainbow_in_a_program(engine, inference):
+    settings = {"min_replay_size": 50, "batch_size": 16, "samples_per_insert": 2.0, "insert_burst": 64}
+    agent = Rainbow(RainbowConfig(hidden_sizes=(8,), **settings))
+    config = RunConfig(
+        num_actors=2,
+        envs_per_actor=2,
+        max_env_steps=400,
+        evaluate_period=400,
+        num_evaluation_episodes=2,
+        inference=inference,
+    )
+    result = launch.launch(make_program(agent, FakeEnvironment, config), engine=engine)
+    assert (result["reason"], result["env_steps"]) == ("max_env_steps", 400)
+    assert result["learner_steps"] > 10 and np.isfinite(result["episode_return"])

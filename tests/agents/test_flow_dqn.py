@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+import launch
 from agents.dqn import DQN, DQNConfig
 from agents.flow_dqn import ApeX, ApeXConfig, FlowDQN, FlowDQNConfig
-from framework import environments, specs
+from framework import environments, replay, specs
 from framework.actors import PolicyActor
-from framework.environments.testing import FakeEnvironment
+from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.flow import Node
+from framework.programs import RunConfig, make_program
+from framework.replay.writer import SHARD_SHIFT
 from framework.types import Transition
 
 SPEC = specs.make_environment_spec(environments.make(FakeEnvironment))
@@ -58,6 +61,46 @@ def test_the_ladder_goes_over_all_envs_of_a_program():
     together = rates(6)
     np.testing.assert_allclose(together, 1.0 + 7.0 * np.arange(6) / 5)
     np.testing.assert_array_equal(np.concatenate([rates(2, offset) for offset in (0, 2, 4)]), together)
+
+
+def test_the_oldest_items_leave_replay_first():
+    agent = ApeX(ApeXConfig(n_step=1, max_replay_size=20, min_replay_size=1, hidden_sizes=(8,)))
+    environment = environments.make(EchoEnvironment, num_envs=1)
+    client = replay.EmbeddedClient(agent.make_tables(SPEC))
+    adder = agent.make_adder(client, SPEC)
+    adder.add_first(environment.reset())
+    for _ in range(59):  # Ten episodes of five transitions; a reset counts as an observation too.
+        adder.add(np.zeros(1, np.int64), environment.step(np.zeros(1, np.int64)))
+    adder.close()
+    seen = {int(each) for each in client.sample_batch("replay", 500).data.observation[:, 0]}
+    newest = [count for count in range(60) if count % 6 != 5][-20:]
+    assert client.server_info()["replay"].current_size == 20
+    assert seen <= {*newest} and len(seen) > 15
+
+
+def test_workers_are_spread_over_the_shards_of_replay(tmp_path):
+    """Each worker writes to one of two servers, and batches are drawn from both."""
+    config = RunConfig(
+        num_actors=2, replay_shards=2, max_env_steps=300, evaluate_period=300, num_evaluation_episodes=1,
+        learner_log_period=1, directory=tmp_path,
+    )  # fmt: skip
+    settings = {"min_replay_size": 40, "batch_size": 16, "samples_per_insert": 4.0, "insert_burst": 32}
+    agent = ApeX(ApeXConfig(**settings, hidden_sizes=(8,), rollout_length=2))
+    inserted = []
+    agent.loss = _noting(agent.loss, inserted)  # type: ignore[method-assign]
+    result = launch.launch(make_program(agent, FakeEnvironment, config), engine="serial")
+    assert result["env_steps"] == 300 and result["learner_steps"] > 40
+    shards = np.concatenate(inserted)
+    assert set(shards) == {0, 1}
+    assert 0.3 < (shards == 0).mean() < 0.7  # Items are as likely as if all were in one table.
+
+
+def _noting(loss, seen):
+    def noting(networks, batch, context):
+        seen.append((batch.info.key >> np.uint64(SHARD_SHIFT)) & np.uint64(31))
+        return loss(networks, batch, context)
+
+    return noting
 
 
 def test_the_steps_of_a_call_fit_into_the_burst():

@@ -293,3 +293,14 @@ def test_a_missing_package_names_the_extra(monkeypatch, module, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == module else real(n, *a))
     with pytest.raises(ImportError, match=r"pip install ('repertory\[|minatar)"):
         environments.make(name)
+
+
+def test_the_step_of_a_sleeping_environment_takes_its_time(monkeypatch):
+    slept = []
+    monkeypatch.setattr("framework.environments.testing.time.sleep", slept.append)
+    environment = environments.make("testing:Sleep", num_envs=2, options={"step_time": 0.25})
+    environment.reset()
+    environment.step(np.zeros(2, np.int64))
+    assert slept == [0.25, 0.25]
+    with pytest.raises(ValueError, match="step_time: got -1, expected at least 0 seconds"):
+        environments.make("testing:Sleep", options={"step_time": -1})

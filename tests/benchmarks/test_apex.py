@@ -1,0 +1,17 @@
+"""The benchmark of Ape-X runs: figures of one of its workers, without a look at them."""
+
+import pathlib
+import subprocess
+import sys
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "apex.py"
+
+
+def test_the_grid_of_a_worker():
+    command = [sys.executable, str(SCRIPT), "grid", "--environment", "gymnasium:CartPole-v1"]
+    options = ["--fragments", "2", "3", "--envs", "1", "2", "--seconds", "0.01"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=True)
+    head, _, *rows = done.stdout.strip().splitlines()
+    assert head == "| fragment | 1 envs | 2 envs |"
+    assert [row.split("|")[1].strip() for row in rows] == ["2", "3"]
+    assert all(int(cell.replace(",", "")) > 0 for row in rows for cell in row.split("|")[2:-1])
