@@ -14,8 +14,8 @@ and by that of an actor in the first row; it means something while *cores used* 
 
 ``grid`` is figure 7a of RLgraph's paper (Schaarschmidt et al., 2019): one worker, which acts, steps its envs
 and prepares its samples, by length of fragment and number of envs. Ours also computes priorities and writes
-to an embedded replay. A figure is env steps per second, and in parentheses per CPU-second, which a busy machine
-changes less. ``rllib-grid`` calls ``SingleAgentEnvRunner.sample``, in this process too.
+to an embedded replay. A figure is env steps per second, and in parentheses per CPU-second, which a busy
+machine changes less. ``rllib-grid`` calls ``SingleAgentEnvRunner.sample``, in this process too.
 """
 
 from __future__ import annotations
