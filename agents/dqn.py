@@ -238,7 +238,8 @@ class DQN(OffPolicyAgent):
             if config.munchausen:
                 first_values = target(data.observation)
             else:
-                selector = networks.values(data.next_observation) if config.double else next_values
+                twice = config.double and target is not networks.q_network
+                selector = networks.values(data.next_observation) if twice else next_values
         inputs = (values, data.action, *self.rewards(data), next_values)
         if config.munchausen:
             errors = losses.munchausen_errors(*inputs, first_values, *config.munchausen_settings)
