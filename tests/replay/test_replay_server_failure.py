@@ -140,7 +140,7 @@ sys.stdin.read()
         kill(child)
         eventually(lambda: queue.info.current_size == 40)
         assert queue.info.rate_limiter_info.sample_stats.completed == 10
-        np.testing.assert_array_equal(client.sample_batch("t", 40, timeout=5).data["x"], np.arange(10, 50))
+        np.testing.assert_array_equal(client.sample_batch("t", 40, timeout=60).data["x"], np.arange(10, 50))
         eventually(lambda: stream.num_rows <= 512)
         assert queue.info.current_size == 0
 
@@ -234,7 +234,7 @@ def test_a_client_finds_a_server_that_was_restarted_and_makes_a_new_writer(local
     first.stop()
     second = replay.Server([table()], port=first.port)
     try:
-        eventually(lambda: _tried(lambda: client.server_info(timeout=5)))
+        eventually(lambda: _tried(lambda: client.server_info(timeout=60)))
         with pytest.raises(replay.ServerClosed):
             write(writer, 1)
             writer.flush(timeout=10)
