@@ -60,9 +60,11 @@ test-reverb: .venv-reverb/installed
 	$(call tests,.venv-reverb,-n 2 tests/conformance/replay tests/replay/test_reverb_backend.py)
 
 # The second in a process of its own: after other clusters in one process Ray asks its job server for a token.
+# The third makes hosts of namespaces, which needs root; without, its tests are skipped and say so.
 test-ray: .venv-ray/installed
 	$(call tests,.venv-ray,tests/conformance/launch tests/conformance/flow tests/conformance/programs -k "ray" --ignore tests/conformance/launch/test_ray_jobs.py)
 	$(call tests,.venv-ray,tests/conformance/launch/test_ray_jobs.py)
+	$(call tests,.venv-ray,tests/cluster)
 
 # LAUNCHPAD=launchpad runs the conformance tests with a process for each node too, which takes minutes more.
 LAUNCHPAD ?= launchpad_mt

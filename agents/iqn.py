@@ -55,7 +55,7 @@ class IQNNetworks(DQNNetworks):
             config.hidden_sizes,
             config.dueling,
             config.layer_norm,
-            config.noisy,
+            config.initial_noise if config.noisy else 0.0,
             config.num_cosines,
         )
 

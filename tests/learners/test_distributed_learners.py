@@ -19,6 +19,7 @@ from dm_env import specs as dm_specs
 from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
+from agents.rainbow import Rainbow, RainbowConfig
 from agents.sac import SAC, SACConfig
 from framework import specs
 from framework.learners import LearnerGroup, LossContext, distributed
@@ -55,6 +56,8 @@ AGENTS = {
         ),
         DISCRETE,
     ),
+    # All learners draw the same noise.
+    "rainbow": (Rainbow(RainbowConfig(hidden_sizes=(8, 8), batch_size=BATCH)), DISCRETE),
     # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(hidden_sizes=(8, 8), batch_size=BATCH, actor_delay=2)), DISCRETE),
     "ppo": (PPO(PPO_CONFIG), DISCRETE),

@@ -16,7 +16,7 @@ import pytest
 
 import launch as lp
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Consumer:
